@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from magrpo.config import RunConfig, load_config
+    from magrpo.config.run import RunConfig, load_config
     from magrpo.library import (
         Run,
         Sampler,

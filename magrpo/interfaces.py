@@ -15,6 +15,7 @@ from magrpo.types import (
     Action,
     Execution,
     ExecutionReport,
+    IsolationLevel,
     JointReward,
     Observation,
     PastTurn,
@@ -26,8 +27,7 @@ from magrpo.types import (
 )
 
 if TYPE_CHECKING:
-    from magrpo.engines.host import EngineHost
-    from magrpo.sandboxes.ladder import Rung
+    from magrpo.model.host import EngineHost
 
 Progress = Callable[[int], None]
 """Called with the number of items finished since the last call."""
@@ -259,7 +259,7 @@ class StreamsTokens(Protocol):
 class ProbesIsolation(Protocol):
     """A sandbox plug-in that can find its isolation level without opening a sandbox."""
 
-    def probe(self) -> Rung:
+    def probe(self) -> IsolationLevel:
         """The strongest isolation level that works here. Raises SandboxError if no accepted level does."""
 
 

@@ -1,7 +1,6 @@
 """The library for notebooks and scripts: train and read runs, price joint actions, sample from an engine.
 
-``import magrpo`` offers everything here. Heavy libraries load with the first call that needs them, as do modules of
-``pipelines``, which lie above this package and are therefore imported by name.
+``import magrpo`` offers everything here. Heavy libraries load with the first call that needs them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,12 @@ from magrpo.asking.answers import Answer, open_asked_agents
 from magrpo.asking.problems import write_problem
 from magrpo.asking.teams import find_asked_team
 from magrpo.checks import runners
-from magrpo.config import RunConfig, load_config, start_weights  # noqa: F401  # load_config: a name of the package
-from magrpo.engines.host import EngineHost
-from magrpo.layout import (
+from magrpo.config.agents import start_weights  # load_config: a name of the package
+from magrpo.config.run import RunConfig, load_config  # noqa: F401  # load_config: a name of the package
+from magrpo.model.host import EngineHost
+from magrpo.plugins import ConfigError, validate_config
+from magrpo.process.environment import prepare_environment
+from magrpo.run.layout import (
     Step,
     committed_iterations,
     find_evaluations,
@@ -30,20 +31,19 @@ from magrpo.layout import (
     read_evaluation,
     read_scored,
 )
-from magrpo.plugins import ConfigError, validate_config
+from magrpo.run.store import RunStore, check_run_name, merge_metrics
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import rollout, root_nodes
 from magrpo.stages.score import Scored, score_texts
-from magrpo.store import RunStore, check_run_name, merge_metrics
 from magrpo.types import Problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from magrpo.interfaces import Served
-    from magrpo.lineup import Lineup
-    from pipelines.examples.one_iteration import Iteration
+    from magrpo.model.lineup import Lineup
+    from magrpo.training.one_iteration import Iteration
 
 
 def build_config(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
@@ -66,7 +66,9 @@ def run_iteration(config: RunConfig) -> Iteration:
     >>> iteration = run_iteration(load_config("pipelines/configs/embedded.toml", ["rollout.problems_per_iteration=2"]))
     >>> iteration.metrics["reward/joint"]
     """
-    return import_module("pipelines.examples.one_iteration").run_once(config)  # type: ignore[no-any-return]
+    from magrpo.training.one_iteration import run_once  # torch and transformers
+
+    return run_once(config)
 
 
 def train_run(config: RunConfig, name: str | None = None) -> Run:
@@ -80,8 +82,10 @@ def train_run(config: RunConfig, name: str | None = None) -> Run:
         store = RunStore.create(config, name)
     elif store.config() != config:
         raise ConfigError(f"run {store.run_id} has another configuration: choose another name")
-    import_module("pipelines.environment").prepare_environment()
-    import_module("pipelines.training.execute").execute(config.root, store.run_id, lambda run_step: run_step, {})
+    prepare_environment()
+    from magrpo.training.execute import execute  # torch: the environment must be prepared before
+
+    execute(config.root, store.run_id, lambda run_step: run_step, {})
     return Run(store)
 
 
@@ -236,7 +240,7 @@ def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) ->
     >>> with open_engine(run.config, run.find_weights()) as sampler:
     ...     sampler.sample_joint_actions(problem, number=4)
     """
-    from magrpo.policy import Policy  # torch and transformers
+    from magrpo.model.policy import Policy  # torch and transformers
 
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
     with closing(runners.open_engine(config.engine, EngineHost.of(policy))) as engine:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
 from pydantic.fields import FieldInfo
 
-from magrpo.surrogates import replace_surrogates
+from magrpo.text import replace_surrogates
 
 TABLES: Mapping[str, Mapping[str, str]] = {
     "problems": {

@@ -1,6 +1,6 @@
 """Every value that flows between stages, on one page.
 
-Standard library only. :mod:`magrpo.store` writes these types to disk: the names and order of fields are a file format.
+Standard library only. :mod:`magrpo.run.store` writes these types to disk: names and order of fields are a file format.
 
 Axes: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` tokens, ``V`` vocabulary, ``D`` model width.
 """
@@ -135,6 +135,14 @@ class Case:
 
     status: CaseStatus
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationLevel:
+    """The strongest isolation level that works here. ``refused``: the stronger levels, each with the reason."""
+
+    level: str
+    refused: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter, Token, validators
 from cyclopts.completion import CompletionContext
 
-from magrpo.place import Place, load_place
+from magrpo.config.place import Place, load_place
 from magrpo.plugins import ConfigError
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -27,7 +27,7 @@ def list_shipped() -> list[str]:
 def locate_config(name: Path | str) -> Path:
     """The file ``name``, or the shipped configuration of that name; ConfigError, with the closest name, if neither is.
 
-    The file in a folder that exists may be missing: :func:`magrpo.config.load_config` names the files beside it.
+    The file in a folder that exists may be missing: :func:`magrpo.config.run.load_config` names the files beside it.
     """
     path = Path(name)
     if path.is_file():
@@ -40,6 +40,15 @@ def locate_config(name: Path | str) -> Path:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"{path}: no such file; {hint}shipped configurations: {', '.join(shipped)}")
     return path
+
+
+def locate_source(run: str, root: Path) -> str:
+    """The file of a shipped configuration if ``run`` is its name and no run in ``root`` has that name; else ``run``."""
+    from magrpo.run.store import RunStore  # the configuration: --help need not load it
+
+    is_file = Path(run).suffix == ".toml"
+    is_shipped = run in list_shipped() and not RunStore(root, run).exists()
+    return str(locate_config(run)) if is_file or is_shipped else run
 
 
 def parse_place(text: str) -> Place:
@@ -148,7 +157,7 @@ def _convert_place(_: type, tokens: Sequence[Token]) -> Place:
 
 
 def _convert_name(_: type, tokens: Sequence[Token]) -> str:
-    from magrpo.store import check_run_name  # the configuration: --help need not load it
+    from magrpo.run.store import check_run_name  # the configuration: --help need not load it
 
     return check_run_name(tokens[0].value, longest=100)
 

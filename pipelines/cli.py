@@ -12,6 +12,9 @@ from typing import Annotated, TypedDict
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
 from magrpo.plugins import ConfigError, cut_lines, find_keys
+from magrpo.process.environment import prepare_environment, set_verbosity
+from magrpo.process.faults import describe_fault
+from magrpo.process.signals import find_exit_code, keep_printing, raise_on_signals
 from pipelines.arguments import (
     ConfigFile,
     GivenPlace,
@@ -25,10 +28,8 @@ from pipelines.arguments import (
     RunName,
     RunOrConfig,
     Verbose,
+    locate_source,
 )
-from pipelines.environment import prepare_environment, set_verbosity
-from pipelines.faults import describe_fault
-from pipelines.signals import find_exit_code, keep_printing, raise_on_signals
 
 log = logging.getLogger(__name__)
 app = App(
@@ -242,7 +243,7 @@ def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
         return
     import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
 
-    from pipelines.progress.activity import begin_startup, end_startup  # rich
+    from magrpo.progress.activity import begin_startup, end_startup  # rich
 
     quiet = bool({"-q", "--quiet"} & set(tokens))
     begin_startup(psutil.Process().create_time() if from_shell else None, quiet=quiet)
@@ -257,7 +258,7 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
     if isinstance(error.__cause__, ConfigError):
         return str(error.__cause__)
     if isinstance(error, UnknownOptionError) and tokens[0] in ("train", "sweep", "evaluate", "schedule"):
-        from magrpo.config import RunConfig  # a twentieth of a second, which --help need not spend
+        from magrpo.config.run import RunConfig  # a twentieth of a second, which --help need not spend
 
         flag, _, value = (error.token.keyword or error.token.value).partition("=")
         name = flag.lstrip("-").replace("-", "_")
@@ -303,8 +304,8 @@ def train(
         local: Run the same loop without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
-    from magrpo.config import load_config
-    from magrpo.store import RunStore
+    from magrpo.config.run import load_config
+    from magrpo.run.store import RunStore
     from pipelines.commands.inputs import check_inputs
     from pipelines.commands.train import check_given_place, rewind_run, start_run, train_run
 
@@ -367,9 +368,9 @@ def sweep(
         local: Run without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
+    from magrpo.experiments.sweep_grid import check_sweep_place, load_sweep, plan_sweep, save_sweep, show_sweep
     from pipelines.commands.inputs import check_sweep_inputs
     from pipelines.commands.train import launch_sweep
-    from pipelines.experiments.sweep_grid import check_sweep_place, load_sweep, plan_sweep, save_sweep, show_sweep
 
     if resume is not None:
         if config or overrides or settings or seeds or name:
@@ -420,10 +421,10 @@ def evaluate(
         local: Run the same stages without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
+    from magrpo.experiments.derive import Source, create_baselines, create_evaluation
     from pipelines.commands.train import train_run
-    from pipelines.experiments.derive import Source, create_baselines, create_evaluation
 
-    source = Source(run, checkpoint, root, overrides, place)
+    source = Source(locate_source(run, root), checkpoint, root, overrides, place)
     if baselines is not None:
         made = create_baselines(source, baselines, name, single_run, partner)
         return train_run(made, place, local=local, is_new=True)
@@ -504,7 +505,7 @@ def schedule(
     from pipelines.flows.timetable import Timetable
 
     timetable = Timetable(cron, interval, rrule, timezone)
-    from magrpo.store import check_run_name  # the configuration: --help need not load it
+    from magrpo.run.store import check_run_name  # the configuration: --help need not load it
     from pipelines.commands.train import serve_schedule  # torch: a mistake is reported at once
 
     return serve_schedule(config, overrides, timetable, name or check_run_name(config.stem), limit, place)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import psutil
 
-from pipelines.processes import wait_for_end
+from magrpo.process.children import wait_for_end
 
 
 def assert_all_end(processes: Collection[psutil.Process]) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.assets import FOLDER, locate_model
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
-from magrpo.policy import Policy
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.model.policy import Policy
 
 BASES = ("coopcode-base", "writing-base")
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
+from magrpo.process.environment import QUIET
 from magrpo.sandboxes.ladder import ALLOW_NONE
 from pipelines import cli
 from pipelines.arguments import SCHEMA_FILE
 from pipelines.commands.config_help import format_config_help
 from pipelines.commands.config_schema import format_schema
-from pipelines.environment import QUIET
 from tests.pipelines.micro import run_locally, write_config
 from tests.tracking.test_system import GPU, MACHINE
 

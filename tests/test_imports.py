@@ -36,7 +36,7 @@ def test_reading_a_configuration_loads_no_heavy_library(path: Path) -> None:
 def test_the_command_line_loads_the_configuration_when_a_command_needs_it() -> None:
     code = "import sys, pipelines.cli; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not {"magrpo.config", "magrpo.store"} & set(result.stdout.split())
+    assert not {"magrpo.config", "magrpo.run.store"} & set(result.stdout.split())
 
 
 @pytest.mark.parametrize(

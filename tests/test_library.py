@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import magrpo
-from magrpo.layout import Step
-from magrpo.store import RunStore
+from magrpo.run.layout import Step
+from magrpo.run.store import RunStore
 from magrpo.types import Problem
 from tests.asking.runs import make_run
 from tests.pipelines.micro import write_config

@@ -36,17 +36,9 @@ def module_name(path: str) -> str:
 
 
 def imported_modules(tree: ast.Module, known: set[str]) -> set[str]:
-    """The modules of the project that ``tree`` imports anywhere, but for types only."""
-    for_types = {
-        id(child)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for child in ast.walk(node)
-    }
+    """The modules of the project that ``tree`` imports anywhere, also for types only."""
     found = set()
     for node in ast.walk(tree):
-        if id(node) in for_types:
-            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import magrpo
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from tests.test_docs import code
 
 ROOT = Path(__file__).parents[1]

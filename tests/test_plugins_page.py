@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes

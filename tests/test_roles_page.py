@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes

@@ -17,7 +17,7 @@ def test_every_module_of_the_plan_exists() -> None:
 
 
 def test_a_unit_is_a_module_unless_the_plan_says_otherwise() -> None:
-    assert unit_of("tests/test_store.py::test_it[a::b]") == "tests/test_store.py"
+    assert unit_of("tests/run/test_store.py::test_it[a::b]") == "tests/run/test_store.py"
     together, split = next(iter(TOGETHER)), SPLIT[0]
     assert unit_of(f"{together}::test_it") == TOGETHER[together]
     assert unit_of(f"{split}::test_it") == f"{split}::test_it"

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from magrpo.policy import Policy
+from magrpo.model.policy import Policy
 from magrpo.seeds import derive_seed
 
 PAD, BOS, EOS = 0, 1, 2

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from magrpo.asking.teams import UNTRAINED, AskedTeam
 from magrpo.checks.rewards import request_executions
 from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
-from magrpo.config import RolloutConfig, start_weights
-from magrpo.engines.host import EngineHost
+from magrpo.config.agents import start_weights
+from magrpo.config.run import RolloutConfig
 from magrpo.interfaces import Listener, Sandbox, Served, StreamsTokens
+from magrpo.model.host import EngineHost
 from magrpo.plugins import ConfigError
 from magrpo.rewards.program import extract_module, parse_source
 from magrpo.stages.backend import Backend, Team
@@ -33,7 +34,7 @@ from magrpo.types import (
 )
 
 if TYPE_CHECKING:
-    from magrpo.lineup import Lineup
+    from magrpo.model.lineup import Lineup
 
 NO_TESTS = "no tests: reward not measured"
 INCOMPLETE = "other agents write next: reward not measured yet"
@@ -166,7 +167,7 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
         ConfigError: the base model, the weights or the device cannot be used here.
         SandboxError: no accepted isolation level works here.
     """
-    from magrpo.policy import Policy  # torch and transformers
+    from magrpo.model.policy import Policy  # torch and transformers
 
     config, untrained = asked.trained_agents(), None
     agents = config.agents

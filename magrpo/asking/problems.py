@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from magrpo.asking.teams import AskedTeam
 from magrpo.checks.problems import load_problems
 from magrpo.interfaces import Problems, ReadsSentences, Reward
-from magrpo.layout import Step, read_problems
 from magrpo.plugins import ConfigError
+from magrpo.python_source import parse_python
 from magrpo.rewards.common import ProgramReward
-from magrpo.surrogates import replace_surrogates
-from magrpo.syntax import parse_python
+from magrpo.run.layout import Step, read_problems
+from magrpo.text import replace_surrogates
 from magrpo.types import Problem, Split
 
 TASK_ID = "yours"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import RunConfig
-from magrpo.config_file import CONFIG
-from magrpo.layout import checkpoint_weights, kept_iterations, list_iterations, makes_tables
+from magrpo.config.run import RunConfig
+from magrpo.config.services import TrackingConfig
 from magrpo.plugins import ConfigError, validate_config
-from magrpo.services import TrackingConfig
-from magrpo.store import RunStore, read_json
+from magrpo.run.config_file import CONFIG
+from magrpo.run.layout import checkpoint_weights, kept_iterations, list_iterations, makes_tables
+from magrpo.run.store import RunStore, read_json
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import CHAMPION, ModelRegistry
 from magrpo.tracking.spool import Unavailable

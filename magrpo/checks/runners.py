@@ -12,7 +12,7 @@ from magrpo.plugins import quote_value
 from magrpo.types import Action, Execution, ExecutionReport, Request
 
 if TYPE_CHECKING:
-    from magrpo.engines.host import EngineHost
+    from magrpo.model.host import EngineHost
 
 
 def open_sandbox(plugin: SandboxPlugin) -> Sandbox:

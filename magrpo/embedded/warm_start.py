@@ -24,8 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase,
 from magrpo.embedded.demonstrations import RECIPES, Example, Recipe, collect_texts, make_first_turns, make_revisions
 from magrpo.interfaces import Problems, Progress
 from magrpo.plugins import Section, build_plugin
+from magrpo.run.store import read_records, write_records
 from magrpo.seeds import derive_seed
-from magrpo.store import read_records, write_records
 from magrpo.types import Problem
 
 PAD, EOS = 0, 1

@@ -10,7 +10,7 @@ from magrpo.plugins import ConfigError
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
-    from magrpo.lineup import Lineup
+    from magrpo.model.lineup import Lineup
 
 
 class EngineError(RuntimeError):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from magrpo.config.place import EnginePlace
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_obstacle
-from magrpo.place import EnginePlace
 from magrpo.plugins import Plugin
 
 if TYPE_CHECKING:
     import torch
 
-    from magrpo.engines.host import EngineHost
     from magrpo.interfaces import Engine
+    from magrpo.model.host import EngineHost
 
 
 class AutoEngine(Plugin):

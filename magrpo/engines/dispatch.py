@@ -27,7 +27,7 @@ from magrpo.fleets import Job
 from magrpo.types import Request
 
 if TYPE_CHECKING:
-    from magrpo.engines.host import EngineHost
+    from magrpo.model.host import EngineHost
 
 log = logging.getLogger(__name__)
 CLOSED = "the engine was closed"

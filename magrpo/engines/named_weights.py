@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from magrpo.engines.probes import Probe, read_probe
 
 if TYPE_CHECKING:
-    from magrpo.lineup import Lineup
+    from magrpo.model.lineup import Lineup
 
 
 class ServerGroup(NamedTuple):

@@ -23,7 +23,7 @@ from magrpo.plugins import ConfigError
 from magrpo.types import Action, Request, SamplingParams
 
 if TYPE_CHECKING:
-    from magrpo.engines.host import EngineHost
+    from magrpo.model.host import EngineHost
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")

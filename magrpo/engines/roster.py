@@ -17,7 +17,7 @@ from magrpo.fleets import Job, ProcessDied
 from magrpo.plugins import ConfigError
 
 if TYPE_CHECKING:
-    from magrpo.engines.host import EngineHost
+    from magrpo.model.host import EngineHost
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
-    from magrpo.engines.host import EngineHost
-    from magrpo.policy import Policy
+    from magrpo.model.host import EngineHost
+    from magrpo.model.policy import Policy
 
 
 class TransformersEngine(Plugin):

@@ -39,9 +39,9 @@ from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
-    from magrpo.engines.host import EngineHost
     from magrpo.engines.pool import PoolEngine
-    from magrpo.lineup import Lineup
+    from magrpo.model.host import EngineHost
+    from magrpo.model.lineup import Lineup
 
 log = logging.getLogger(__name__)
 _START_DEADLINE_S = 900.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from magrpo.lineup import Lineup
+    from magrpo.model.lineup import Lineup
 
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as the maximum rank of an adapter."""

@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from magrpo.engines.host import EngineHost
 from magrpo.engines.named_weights import ServerGroup
 from magrpo.engines.pool import PoolEngine
 from magrpo.engines.roster import Patience
 from magrpo.engines.vllm_arguments import MIDDLEWARE, WORKER_EXTENSION, ServerOptions, find_obstacle, make_arguments
 from magrpo.fleets import Job
+from magrpo.model.host import EngineHost
 from magrpo.plugins import ConfigError
 
 KEY = "VLLM_API_KEY"

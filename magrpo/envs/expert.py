@@ -10,7 +10,7 @@ from pydantic import Field
 
 from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import ConfigError, Section
-from magrpo.surrogates import replace_surrogates
+from magrpo.text import replace_surrogates
 from magrpo.types import Problem
 
 MAX_CHARS = 4000

@@ -16,18 +16,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from magrpo.assets import locate_model
-from magrpo.config import AgentConfig
-from magrpo.config_file import CONFIG
+from magrpo.config.agents import AgentConfig
 from magrpo.export.merging import merge_adapter
 from magrpo.export.model_card import CARD, render_agent_card, render_model_card
 from magrpo.export.team import TrainedTeam, name_base
 from magrpo.files.locks import make_draft
 from magrpo.files.writing import share_files
-from magrpo.layout import AGENTS
-from magrpo.lineup import open_prompt_tokenizer
-from magrpo.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from magrpo.model.lineup import open_prompt_tokenizer
+from magrpo.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from magrpo.plugins import ConfigError
-from magrpo.store import Pointer, RunStore
+from magrpo.run.config_file import CONFIG
+from magrpo.run.layout import AGENTS
+from magrpo.run.store import Pointer, RunStore
 
 ORIGIN = "origin.json"
 

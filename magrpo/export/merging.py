@@ -7,8 +7,8 @@ from peft import PeftModel
 from torch import nn
 
 from magrpo.assets import locate_model
-from magrpo.config import AgentConfig
-from magrpo.policy import load_base_model
+from magrpo.config.agents import AgentConfig
+from magrpo.model.policy import load_base_model
 
 
 def merge_adapter(agent: AgentConfig, adapter: Path, folder: Path) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 from huggingface_hub import ModelCard, try_to_load_from_cache
 
 from magrpo.assets import locate_model
-from magrpo.config import AgentConfig
-from magrpo.config_diff import list_changed_values
+from magrpo.config.agents import AgentConfig
 from magrpo.engines.vllm_arguments import MAX_RANKS
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam, name_base
-from magrpo.layout import Step, describe_start, split_files
 from magrpo.plugins import ConfigError
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
+from magrpo.run.config_diff import list_changed_values
+from magrpo.run.layout import Step, describe_start, split_files
 from magrpo.tracking.wall_time import read_run_records
 
 CARD = "README.md"

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from magrpo.export.team import TrainedTeam
-from magrpo.layout import TRAJECTORIES
 from magrpo.reports.health import describe_answer
+from magrpo.run.layout import TRAJECTORIES
+from magrpo.run.store import read_records
 from magrpo.stages.answers import measure_answer
-from magrpo.store import read_records
 from magrpo.types import JointReward, Problem, Trajectory
 
 

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from magrpo.assets import locate_model
-from magrpo.config import AgentConfig, RunConfig
-from magrpo.layout import (
+from magrpo.config.agents import AgentConfig
+from magrpo.config.run import RunConfig
+from magrpo.plugins import ConfigError
+from magrpo.reports.run import RunReport
+from magrpo.run.layout import (
     Step,
     checkpoint_iteration,
     checkpoint_weights,
@@ -16,9 +19,7 @@ from magrpo.layout import (
     makes_tables,
     read_evaluation,
 )
-from magrpo.plugins import ConfigError
-from magrpo.reports.run import RunReport
-from magrpo.store import Pointer, RunStore
+from magrpo.run.store import Pointer, RunStore
 
 
 @dataclass(frozen=True)

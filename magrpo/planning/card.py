@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, floor
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.interfaces import EnginePlugin, HasMaxBatch

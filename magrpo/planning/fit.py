@@ -3,8 +3,9 @@
 import importlib.util
 from collections.abc import Iterator
 
-from magrpo.config import RunConfig, trained_holders
-from magrpo.place import Place
+from magrpo.config.agents import trained_holders
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig
 from magrpo.plugins import ConfigError
 
 

@@ -10,14 +10,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from magrpo.assets import locate_model
-from magrpo.collate import collate
-from magrpo.config import AgentConfig, LoraConfig, RunConfig, count_levels, weight_holders
-from magrpo.forward import hidden_states
+from magrpo.config.agents import AgentConfig, LoraConfig, weight_holders
+from magrpo.config.run import RunConfig, count_levels
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
-from magrpo.layout import evaluates_after
-from magrpo.lineup import UNLOADABLE, device_of, load_pretrained
+from magrpo.model.collate import collate
+from magrpo.model.forward import hidden_states
+from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained
+from magrpo.model.policy import add_adapter
 from magrpo.plugins import ConfigError, quote_error
-from magrpo.policy import add_adapter
+from magrpo.run.layout import evaluates_after
 from magrpo.types import Sample
 from magrpo_kernels.hidden import slice_chunks
 

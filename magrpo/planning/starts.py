@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from magrpo.config import RunConfig
-from magrpo.place import Place
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig
 
 CHOSEN = "chosen when it starts"
 

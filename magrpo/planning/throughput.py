@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from magrpo.config import RunConfig
-from magrpo.place import Place
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig
 from magrpo.planning.sizes import estimate_memory, estimate_work, read_base_model
 from magrpo.planning.starts import count_bases
 from magrpo.plugins import Section, read_toml, validate_config

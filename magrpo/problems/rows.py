@@ -12,9 +12,9 @@ from typing import Any
 
 from magrpo.files.hub import check_cached
 from magrpo.plugins import MAX_QUOTED, ConfigError, quote_error, quote_value
+from magrpo.python_source import MAX_DEPTH, check_depth, parse_python
 from magrpo.seeds import derive_seed
-from magrpo.surrogates import replace_surrogates
-from magrpo.syntax import MAX_DEPTH, check_depth, parse_python
+from magrpo.text import replace_surrogates
 from magrpo.types import Problem, Split
 
 MAX_CHARS = 4_000_000

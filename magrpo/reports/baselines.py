@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.config import REFERENCE, BaselineRow, RunConfig
-from magrpo.layout import TIMED_ANSWERS, Step, read_evaluation, run_of_weights
+from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.reports import figures
 from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
@@ -24,7 +23,8 @@ from magrpo.reports.evaluations import (
 from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, has_interval
 from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
-from magrpo.store import RunStore, read_records
+from magrpo.run.layout import TIMED_ANSWERS, Step, read_evaluation, run_of_weights
+from magrpo.run.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 
 COST = ("seconds", "tokens_per_s", "generated_tokens")

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from magrpo.layout import TRAINING_STAGES
+from magrpo.run.layout import TRAINING_STAGES
 
 UNITS = {
     "tokens": "tokens generated",
@@ -48,7 +48,7 @@ class Budget:
 def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[Budget]:
     """The budget after every iteration with an update, preceded by the empty budget of iteration 0.
 
-    ``stage_metrics`` is of the form of :meth:`magrpo.store.RunStore.stage_metrics`, in any order.
+    ``stage_metrics`` is of the form of :meth:`magrpo.run.store.RunStore.stage_metrics`, in any order.
     """
     costs: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for iteration, stage, metrics in stage_metrics:

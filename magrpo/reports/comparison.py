@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magrpo.algo.stats import bootstrap_difference
-from magrpo.config_diff import list_differing_keys, read_flat_config
-from magrpo.layout import TRAINING_STAGES
 from magrpo.reports import figures
 from magrpo.reports.budget import UNITS, format_count
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
@@ -20,6 +18,8 @@ from magrpo.reports.over_seeds import (
 )
 from magrpo.reports.page import Banner, ReportTable, Section
 from magrpo.reports.verdict import Word, judge_gain, judge_run
+from magrpo.run.config_diff import list_differing_keys, read_flat_config
+from magrpo.run.layout import TRAINING_STAGES
 from magrpo.types import HEADLINE, Interval
 
 NUM_KEYS = 12

@@ -6,13 +6,13 @@ from functools import cached_property
 from statistics import fmean
 
 from magrpo.algo.stats import bootstrap_interval, crossed_interval
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.interfaces import Reward
-from magrpo.layout import TRAJECTORIES, find_evaluations, read_evaluations, read_held_out
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import Budget, build_ledger
+from magrpo.run.layout import TRAJECTORIES, find_evaluations, read_evaluations, read_held_out
+from magrpo.run.store import RunStore, read_records
 from magrpo.stages.evaluate import values_by_problem
-from magrpo.store import RunStore, read_records
 from magrpo.types import EvalReport, Interval, Problem, Trajectory
 
 Means = Mapping[str, Mapping[str, float]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.reports.budget import UNITS, Budget, format_count
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import EvalReport, Interval

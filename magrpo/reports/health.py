@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from magrpo.config import RunConfig
-from magrpo.layout import read_evaluations
+from magrpo.config.run import RunConfig
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
-from magrpo.store import RunStore
+from magrpo.run.layout import read_evaluations
+from magrpo.run.store import RunStore
 from magrpo.types import HEADLINE, AnswerStats, EvalReport
 
 MAX_CUT_OFF = 0.1
@@ -35,7 +35,7 @@ _HELPED = "cooperation"
 """The part of the coding rewards that depends on calls of the helper's function."""
 
 StageMetrics = Sequence[tuple[int, str, Mapping[str, float]]]
-"""Iteration, stage and metrics of every committed stage (:meth:`magrpo.store.RunStore.stage_metrics`), in any order."""
+"""Iteration, stage and metrics of every committed stage, in any order."""
 
 
 @dataclass(frozen=True, slots=True)

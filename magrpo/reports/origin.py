@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from magrpo.config import RunConfig
-from magrpo.config_file import CONFIG
+from magrpo.config.run import RunConfig
 from magrpo.plugins import ConfigError
+from magrpo.run.config_file import CONFIG
+from magrpo.run.store import RunStore
 from magrpo.sandboxes import LEVEL_TITLES
-from magrpo.store import RunStore
 from magrpo.tracking.connection import mlflow_page, tracking_uri
 from magrpo.tracking.wall_time import read_run_records
 
@@ -20,7 +20,7 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     """The start, machine, commit, libraries and folder of a run, as far as it recorded them, and its MLflow."""
     started, tags = _read_tags(store)
     facts = {"started": started, "machine": tags.get("machine", "")}
-    facts["place"] = tags.get("magrpo.place", "")
+    facts["place"] = tags.get("magrpo.config.place", "")
     commit = tags.get("mlflow.source.git.commit", "")
     facts["commit"] = commit + (" with changes" if commit and tags.get("git.dirty") == "true" else "")
     versions = [f"{name} {tags[f'version.{name}']}" for name in LIBRARIES if f"version.{name}" in tags]

@@ -6,7 +6,7 @@ in tokens per second, everything else in percent of the maximum; figures not rep
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.reports.figures import UNDEFINED, quantity_title
 from magrpo.reports.page import ReportTable
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from magrpo.files.writing import atomic_write
-from magrpo.layout import is_finished, makes_tables, read_evaluations, steps
 from magrpo.plugins import ConfigError
 from magrpo.reports.figures import format_wall_time
-from magrpo.store import RunStore
+from magrpo.run.layout import is_finished, makes_tables, read_evaluations, steps
+from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
 
 REPORT = "report.html"

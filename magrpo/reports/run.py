@@ -9,8 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from magrpo.algo.repetition import RUN
-from magrpo.config import RunConfig
-from magrpo.config_diff import list_changed_values
+from magrpo.config.run import RunConfig
 from magrpo.reports import charts, figures
 from magrpo.reports.budget import UNITS, format_count
 from magrpo.reports.charts import Panel
@@ -38,6 +37,7 @@ from magrpo.reports.page import (
 )
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.reports.verdict import Verdict, judge_run
+from magrpo.run.config_diff import list_changed_values
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 _ONE_PROBLEM = "one problem: no interval"

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from magrpo.config import RunConfig
-from magrpo.layout import Step, committed_iterations, read_evaluation
+from magrpo.config.run import RunConfig
 from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import (
     EvaluatedRun,
@@ -16,7 +15,8 @@ from magrpo.reports.evaluations import (
 )
 from magrpo.reports.figures import format_difference, quantity_title
 from magrpo.reports.health import NEAR_FULL, find_answer_faults
-from magrpo.store import RunStore
+from magrpo.run.layout import Step, committed_iterations, read_evaluation
+from magrpo.run.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 Word = Literal["better", "better with reservations", "no reliable change", "worse", "measured once"]

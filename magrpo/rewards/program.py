@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import dedent
 
-from magrpo.syntax import check_depth, list_nodes, parse_python
+from magrpo.python_source import check_depth, list_nodes, parse_python
 
 MAX_CHARS = 32_768  # of a completion; the rest is cut off first
 MAX_DEPTH = 300  # of a syntax tree, so that the result does not depend on the depth of the caller's stack

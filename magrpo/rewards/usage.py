@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from magrpo.python_source import list_nodes
 from magrpo.rewards.program import find_functions, parse_source, walk_own_scope
-from magrpo.syntax import list_nodes
 
 Use = Literal["none", "discarded", "in place", "used"]
 

@@ -25,8 +25,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from magrpo.python_source import MAX_DEPTH, check_depth, list_nodes, parse_python
 from magrpo.sandboxes.jail.recorder import HOOK
-from magrpo.syntax import MAX_DEPTH, check_depth, list_nodes, parse_python
 
 Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast.Match
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from magrpo.files.locks import make_draft
@@ -16,7 +16,7 @@ from magrpo.sandboxes import STRENGTH, SandboxError
 from magrpo.sandboxes.jail_command import INSTALL, JailSpec, LevelUnavailable
 from magrpo.sandboxes.packages import Packages
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable
-from magrpo.types import Execution
+from magrpo.types import Execution, IsolationLevel
 
 LADDER = tuple(STRENGTH)
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
@@ -66,15 +66,7 @@ if os.getppid() == {parent}:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """The level that was found. ``refused``: the stronger levels, each with the reason."""
-
-    level: str
-    refused: dict[str, str]
-
-
-def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
+def choose_level(spec: JailSpec, wanted: str, min_level: str) -> IsolationLevel:
     """Find the strongest level that works here. ``wanted`` is a level or ``auto``, which never chooses ``none``.
 
     Packages are visible but not imported: one that cannot be imported would look like a level that does not work.
@@ -89,7 +81,7 @@ def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
     if wanted == "none":
         if os.environ.get(ALLOW_NONE) != "1":
             raise SandboxError(f"sandbox.level = 'none' runs programs unprotected; set {ALLOW_NONE}=1 to accept that")
-        return Rung("none", {})
+        return IsolationLevel("none", {})
     spec = replace(spec, packages=Packages(spec.packages.folders))
     refused: dict[str, str] = {}
     for level in candidates:
@@ -100,7 +92,7 @@ def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
             log.warning("sandbox level %s is not available: %s", level, error)
         else:
             log.info("sandbox level: %s", level)
-            return Rung(level, refused)
+            return IsolationLevel(level, refused)
     reasons = "; ".join(f"{level}: {reason}" for level, reason in refused.items())
     weaker = "" if min_level == "landlock" else ", or accept sandbox.min_level = 'landlock'"
     raise SandboxError(

@@ -23,11 +23,11 @@ from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jail.tester import LEFT_S, TEST_CPU_S
 from magrpo.sandboxes.jail_command import JailSpec
-from magrpo.sandboxes.ladder import Rung, choose_level
+from magrpo.sandboxes.ladder import choose_level
 from magrpo.sandboxes.packages import Packages, explain_failure, find_packages
 from magrpo.sandboxes.traces import leaves_no_trace
 from magrpo.sandboxes.worker import START_S, ImportFailed, Worker, WorkerDied, make_job
-from magrpo.types import Case, CaseStatus, Execution, ExecutionReport, Unjudged
+from magrpo.types import Case, CaseStatus, Execution, ExecutionReport, IsolationLevel, Unjudged
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
@@ -99,7 +99,7 @@ class PoolSandbox(Plugin):
             output_bytes=int(self.output_mib * MIB),
         )
 
-    def probe(self) -> Rung:
+    def probe(self) -> IsolationLevel:
         """See :class:`magrpo.interfaces.ProbesIsolation`."""
         return self._probe(find_packages(self.packages))[1]
 
@@ -107,7 +107,7 @@ class PoolSandbox(Plugin):
         spec, _ = self._probe(find_packages(self.packages))
         return Pool(spec, self.workers or len(os.sched_getaffinity(0)), self.recycle_after)
 
-    def _probe(self, packages: Packages) -> tuple[JailSpec, Rung]:
+    def _probe(self, packages: Packages) -> tuple[JailSpec, IsolationLevel]:
         spec = JailSpec(self.make_limits(), "", tuple(PRELOAD.split()), packages)
         rung = choose_level(spec, self.level, self.min_level)
         spec = replace(spec, level=rung.level)

@@ -6,7 +6,7 @@ import math
 import sys
 from functools import lru_cache
 
-from magrpo.syntax import MAX_DEPTH, check_depth, list_nodes, parse_python
+from magrpo.python_source import MAX_DEPTH, check_depth, list_nodes, parse_python
 
 _STATELESS = (
     "__future__ abc bisect cmath collections copy dataclasses datetime enum fractions functools hashlib heapq "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
-from magrpo.config import AgentConfig, BaselineRow, RunConfig
+from magrpo.config.agents import AgentConfig
+from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.interfaces import Env, Progress, Reward, Sandbox, Served
 from magrpo.sandboxes import STRENGTH
 from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from magrpo.config import BaselineRow, EvalConfig, RolloutConfig
+from magrpo.config.run import BaselineRow, EvalConfig, RolloutConfig
 from magrpo.stages.backend import Backend, SamplingStats, Splits, Team
 from magrpo.stages.evaluate import Start, eval_rows, held_out_starts, play_trajectories, row_key, summarise_rows
 from magrpo.stages.rollout import Node, sampling_params

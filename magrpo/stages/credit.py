@@ -15,7 +15,7 @@ from magrpo.algo.returns import (
     tree_returns,
     tree_weights,
 )
-from magrpo.config import AlgoConfig, RolloutConfig
+from magrpo.config.run import AlgoConfig, RolloutConfig
 from magrpo.stages.rollout import has_ended
 from magrpo.types import PENDING, Action, Estimator, JointReward, RolloutGroup, Sample, ScoredTurn
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.checks.rewards import judge_passed
-from magrpo.config import EvalConfig, RolloutConfig
+from magrpo.config.run import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
 from magrpo.stages.answers import list_quantities, measure_answer
 from magrpo.stages.backend import Backend, Splits, Team

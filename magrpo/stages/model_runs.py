@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from magrpo.algo.loss import LossOf
-from magrpo.collate import Batch
-from magrpo.forward import (
+from magrpo.model.collate import Batch
+from magrpo.model.forward import (
     LogitMap,
     can_share_prompts,
     checkpoint_layers,
@@ -23,7 +23,7 @@ from magrpo.forward import (
     hidden_states,
     token_logits,
 )
-from magrpo.policy import Policy
+from magrpo.model.policy import Policy
 from magrpo_kernels import LossOptions, PolicyLoss, TokenInputs, group_policy_loss, policy_loss_from_logits
 
 ModelContext = AbstractContextManager[PreTrainedModel]

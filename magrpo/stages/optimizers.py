@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
-from magrpo.config import OptimConfig
-from magrpo.layout import OPTIMIZER, OPTIMIZER_SHARDS
+from magrpo.config.run import OptimConfig
+from magrpo.model.policy import Policy
+from magrpo.model.sharding import spread_like
 from magrpo.plugins import ConfigError, quote_error
-from magrpo.policy import Policy
-from magrpo.sharding import spread_like
+from magrpo.run.layout import OPTIMIZER, OPTIMIZER_SHARDS
 
 
 def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.problems import load_problems
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.interfaces import Problems
 from magrpo.plugins import ConfigError, quote_value
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Splits, Team
-from magrpo.surrogates import replace_surrogates
+from magrpo.text import replace_surrogates
 from magrpo.types import Problem
 
 if TYPE_CHECKING:
-    from magrpo.lineup import Lineup
+    from magrpo.model.lineup import Lineup
 
 log = logging.getLogger(__name__)
 _MAX_BYTES = 1000

@@ -10,7 +10,7 @@ import torch
 
 from magrpo.engines.probes import NUM_TOKENS, PROBES, Probe
 from magrpo.files.writing import atomic_write
-from magrpo.policy import Policy
+from magrpo.model.policy import Policy
 from magrpo.types import Message, Observation
 
 _QUESTION = "Write a function that adds two numbers, and call it."

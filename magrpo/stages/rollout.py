@@ -16,12 +16,12 @@ from time import perf_counter
 
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.runners import generate_completions
-from magrpo.config import RolloutConfig
+from magrpo.config.run import RolloutConfig
 from magrpo.engines import PromptTooLong
 from magrpo.plugins import quote_value
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
-from magrpo.surrogates import replace_surrogates
+from magrpo.text import replace_surrogates
 from magrpo.types import PENDING, PastTurn, Problem, Prompt, Request, RolloutGroup, SamplingParams, ScoredTurn, Turn
 
 _OBSERVER_THREADS = 16

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from magrpo.algo.advantages import tabulate_returns
 from magrpo.algo.loss import LossOf, loss_divisor, policy_loss
-from magrpo.collate import Batch, Row, collate, count_padded, plan_batches
-from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
+from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.interfaces import Progress
-from magrpo.layout import WEIGHTS, locate_weights
-from magrpo.policy import Policy
-from magrpo.sharding import gather_tensor
+from magrpo.model.collate import Batch, Row, collate, count_padded, plan_batches
+from magrpo.model.policy import Policy
+from magrpo.model.sharding import gather_tensor
+from magrpo.run.layout import WEIGHTS, locate_weights
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo.stages.model_runs import ModelRuns
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers

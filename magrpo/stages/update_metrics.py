@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from magrpo.config import AlgoConfig
+from magrpo.config.run import AlgoConfig
 from magrpo.types import Sample
 
 _IMPORTANCE_SUMS = {

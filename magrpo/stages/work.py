@@ -10,8 +10,8 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from magrpo.collate import Row
 from magrpo.interfaces import Progress
+from magrpo.model.collate import Row
 from magrpo.types import Sample
 from magrpo_kernels import Groups
 

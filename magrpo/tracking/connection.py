@@ -11,9 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
+from magrpo.config.services import TrackingConfig
 from magrpo.files.locks import lock_folder
 from magrpo.plugins import ConfigError, list_choices, quote_value
-from magrpo.services import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
 
 _DATABASE_ERROR = re.compile(r"^\(\S*Error\) .*", re.MULTILINE)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from magrpo.services import TrackingConfig
+from magrpo.config.services import TrackingConfig
 from magrpo.tracking.connection import (
     check_tracking,
     hide_password,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.fleets.side_by_side import hold_cores
 from magrpo.interfaces import Progress
-from magrpo.layout import locate_weights, samples_file
-from magrpo.policy import Policy
+from magrpo.model.policy import Policy
+from magrpo.run.layout import locate_weights, samples_file
+from magrpo.run.store import read_records
 from magrpo.stages.update import Updater
-from magrpo.store import read_records
 from magrpo.types import Sample
 
 

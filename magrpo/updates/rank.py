@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.device_mesh import init_device_mesh
 
-from magrpo.config import load_resolved
-from magrpo.layout import samples_file
-from magrpo.lineup import Lineup
-from magrpo.policy import Policy
-from magrpo.sharding import Shards
+from magrpo.config.run import load_resolved
+from magrpo.model.lineup import Lineup
+from magrpo.model.policy import Policy
+from magrpo.model.sharding import Shards
+from magrpo.run.layout import samples_file
+from magrpo.run.store import read_records
 from magrpo.stages.lanes import add_in_pairs
 from magrpo.stages.update import Updater
-from magrpo.store import read_records
 from magrpo.types import Sample
 from magrpo.updates.ranks import ERRORS, WAITS
 

@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from magrpo.config import RunConfig
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig
 from magrpo.fleets import Fleet, Job, ProcessDied, Running
 from magrpo.fleets.process import read_last_words
 from magrpo.interfaces import Progress
-from magrpo.place import Place
 from magrpo.plugins import ConfigError
 from magrpo.stages.work import CompletionCounter, MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
 from magrpo.updates import UpdatesDied

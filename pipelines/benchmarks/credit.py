@@ -19,18 +19,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from magrpo.config import RunConfig, load_config
-from magrpo.layout import Step, read_scored
+from magrpo.config.run import RunConfig, load_config
+from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from magrpo.policy import Policy
+from magrpo.progress.console import RunConsole
+from magrpo.progress.state import RunState
+from magrpo.run.layout import Step, read_scored
+from magrpo.run.store import RunStore
 from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
-from magrpo.store import RunStore
+from magrpo.training.stages import StageRunner
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
 from pipelines.arguments import ConfigFile, Overrides
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunState
-from pipelines.training.stages import StageRunner
 
 Group = RolloutGroup[ScoredTurn]
 _NUM_RESAMPLES = 1000

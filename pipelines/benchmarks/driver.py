@@ -21,24 +21,24 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
-from magrpo import layout, store
-from magrpo.config import RunConfig, load_config
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
 from magrpo.engines import Completion, pool
 from magrpo.engines.compact_answers import CompactAnswer
-from magrpo.engines.host import EngineHost
 from magrpo.interfaces import Progress, Served
-from magrpo.layout import Step
-from magrpo.lineup import Lineup
-from magrpo.place import Place
+from magrpo.model.host import EngineHost
+from magrpo.model.lineup import Lineup
 from magrpo.plugins import Plugin
+from magrpo.progress.console import RunConsole
+from magrpo.progress.state import RunState
+from magrpo.run import layout, store
+from magrpo.run.layout import Step
+from magrpo.run.store import Pointer, RunStore, read_records
 from magrpo.stages import pricing
-from magrpo.store import Pointer, RunStore, read_records
+from magrpo.training.stages import StageRunner
 from magrpo.types import Action, Case, CaseStatus, Execution, ExecutionReport, Request, Sample
 from pipelines.arguments import Positive, locate_config
 from pipelines.benchmarks.stand_ins import StandIns
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunState
-from pipelines.training.stages import StageRunner
 
 AIM_MS = 0.5
 """CPU time of a completion of 512 tokens that the process of a run may spend, in milliseconds."""

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from magrpo.algo.stats import seed_interval
-from magrpo.config import RunConfig, load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.engines.local.decoding import decode_batch, decoding_model
 from magrpo.engines.local.steps import ModuleStep
 from magrpo.engines.transformers import LocalEngine
-from magrpo.lora import FusedLoraLinear
+from magrpo.model.lora import FusedLoraLinear
+from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from magrpo.policy import Policy
 from magrpo.seeds import derive_seed
 from magrpo.stages.credit import credit
 from magrpo.stages.rollout import sampling_params

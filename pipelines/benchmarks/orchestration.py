@@ -5,8 +5,8 @@ import tempfile
 from rich.console import Console
 from rich.table import Table
 
-from magrpo.config import load_config
-from magrpo.store import RunStore
+from magrpo.config.run import load_config
+from magrpo.run.store import RunStore
 from pipelines.arguments import ConfigFile, Overrides
 from pipelines.flows.launch import run_stages
 

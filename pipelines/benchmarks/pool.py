@@ -15,9 +15,9 @@ import msgspec
 from rich.console import Console
 
 from magrpo.algo.stats import seed_interval
-from magrpo.config import load_config
+from magrpo.config.place import EnginePlace
+from magrpo.config.run import load_config
 from magrpo.engines.compact_answers import COMPACT
-from magrpo.engines.host import EngineHost
 from magrpo.engines.http import make_body, open_session
 from magrpo.engines.pool import PooledWeights, PoolEngine
 from magrpo.engines.vllm import VllmEngine
@@ -25,10 +25,10 @@ from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.engines.vllm_place import make_jobs
 from magrpo.fleets import Job
 from magrpo.fleets.local import LocalFleet, LocalProcess
-from magrpo.lineup import Lineup
-from magrpo.place import EnginePlace
+from magrpo.model.host import EngineHost
+from magrpo.model.lineup import Lineup
+from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from magrpo.policy import Policy
 from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.types import Request, SamplingParams
 from pipelines.arguments import Positive, locate_config

@@ -15,12 +15,12 @@ import psutil
 from rich.console import Console
 from rich.table import Column, Table
 
+from magrpo.process.children import list_family, wait_for_end
 from magrpo.sandboxes.jail_command import SYSTEM, JailSpec, find_interpreter, list_interpreter_paths
 from magrpo.sandboxes.pool import PRELOAD, PoolSandbox
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution
 from pipelines.arguments import Positive
-from pipelines.processes import list_family, wait_for_end
 
 SOURCE = "import os\ndef f(n):\n    return n + 1\n# {}\n"
 """Has a process of its own; without its import it is self-contained and shares one."""

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from magrpo.algo.stats import seed_interval
-from magrpo.config import RunConfig, load_config
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
 from magrpo.files.writing import atomic_write
-from magrpo.layout import TRAINING_STAGES, keep_place, steps
-from magrpo.place import Place
 from magrpo.planning.fit import check_place
 from magrpo.planning.throughput import (
     RATES_FILE,
@@ -28,7 +27,8 @@ from magrpo.planning.throughput import (
     rollout_s,
     update_s,
 )
-from magrpo.store import RunStore
+from magrpo.run.layout import TRAINING_STAGES, keep_place, steps
+from magrpo.run.store import RunStore
 from magrpo.tracking.provenance import collect_provenance
 from pipelines.arguments import ConfigFile, GivenPlace, Overrides, Positive
 from pipelines.flows.launch import run_stages

@@ -21,14 +21,14 @@ from magrpo.asking.problems import (
 )
 from magrpo.asking.teams import AskedTeam, find_asked_team
 from magrpo.assets import locate_model
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.interfaces import ReadsSentences
 from magrpo.plugins import ConfigError, list_choices
+from magrpo.process.signals import EndedBySignal, find_exit_code
+from magrpo.progress.activity import LOADING, show_activity
 from magrpo.stages.backend import Team
 from magrpo.types import Problem
 from pipelines.commands.answer_view import AnswerView, answer_as_json
-from pipelines.progress.activity import LOADING, show_activity
-from pipelines.signals import EndedBySignal, find_exit_code
 
 _PROGRAMS = """A problem is a sentence, or a function's signature and docstring, ended by an empty line.
 Lines that begin with "assert" are its tests."""
@@ -106,7 +106,7 @@ def _open_agents(asked: AskedTeam, with_untrained: bool) -> Iterator[AskedAgents
     if not console.is_terminal:
         console.print("loading libraries, agents and sandbox", soft_wrap=True)
     with show_activity(LOADING["libraries"], console):
-        import magrpo.policy  # torch and transformers, under the spinner  # noqa: F401
+        import magrpo.model.policy  # torch and transformers, under the spinner  # noqa: F401
     bases = ", ".join(dict.fromkeys(agent.model for agent in asked.config.agents))
     with ExitStack() as opened:
         with show_activity(f"loading agents on {bases}, starting the sandbox", console):

@@ -8,8 +8,17 @@ from typing import Any
 
 from rich.console import Console
 
-from magrpo.layout import makes_tables, steps
+from magrpo.experiments.baselines import BASELINES
+from magrpo.experiments.sweep_grid import load_sweep
+from magrpo.experiments.sweep_run import (
+    finished_runs,
+    last_evaluations,
+    setting_table,
+    short_titles,
+    tables_over_seeds,
+)
 from magrpo.plugins import ConfigError
+from magrpo.process.environment import shorten_path
 from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, compose_figure, save_figure
 from magrpo.reports.comparison import (
@@ -31,22 +40,13 @@ from magrpo.reports.over_seeds import (
 )
 from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables, write_page
 from magrpo.reports.verdict import judge_run
-from magrpo.store import RunStore
+from magrpo.run.layout import makes_tables, steps
+from magrpo.run.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.spool import Unavailable
 from magrpo.types import HEADLINE
 from pipelines.arguments import Json, Root, RunId
-from pipelines.environment import shorten_path
-from pipelines.experiments.baselines import BASELINES
-from pipelines.experiments.sweep_grid import load_sweep
-from pipelines.experiments.sweep_run import (
-    finished_runs,
-    last_evaluations,
-    setting_table,
-    short_titles,
-    tables_over_seeds,
-)
 
 NUM_PRINTED = 6
 """Differing keys of the configuration that are printed; the page has all."""

@@ -14,10 +14,11 @@ from cyclopts.completion import CompletionContext
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from magrpo.config import AgentConfig, RunConfig, load_config
-from magrpo.config_diff import list_changed_values
-from magrpo.place import Place
+from magrpo.config.agents import AgentConfig
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
 from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices
+from magrpo.run.config_diff import list_changed_values
 from pipelines.arguments import Overrides, complete_configs, list_shipped, locate_config
 
 TOP = "(top level)"

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.prompt import IntPrompt, Prompt
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.plugins import TABLES, ConfigError, list_choices
+from magrpo.process.environment import find_command, shorten_path
 from pipelines.arguments import (
     CONFIGS,
     SCHEMA_FILE,
@@ -21,7 +22,6 @@ from pipelines.arguments import (
     read_schema,
 )
 from pipelines.commands.config_help import format_value
-from pipelines.environment import find_command, shorten_path
 
 Weights = Literal["lora", "shared", "full"]
 Device = Literal["auto", "cpu", "cuda"]

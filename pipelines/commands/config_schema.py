@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.plugins import TABLES, import_plugin
 
 

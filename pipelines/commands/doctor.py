@@ -16,16 +16,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from magrpo.config.services import TrackingConfig
 from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.planning.card import GIB
 from magrpo.plugins import ConfigError
+from magrpo.process.environment import find_command, prefect_target
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.arguments import ConfigFile, Overrides, Root, locate_config
-from pipelines.environment import find_command, prefect_target
 from pipelines.flows.local_server import find_fault
 
 ENOUGH_DISK_GIB = 5.0

@@ -10,20 +10,20 @@ from statistics import fmean
 import torch
 from rich.filesize import pick_unit_and_suffix
 
-from magrpo.config import RunConfig
-from magrpo.config_diff import list_changed_values
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
-from magrpo.layout import Step, read_place, read_problems, steps, steps_to_repeat
-from magrpo.lineup import Lineup, device_of, dtype_of
-from magrpo.place import Place
+from magrpo.model.lineup import Lineup, device_of, dtype_of
 from magrpo.planning.card import check_card, estimate_card
 from magrpo.planning.fit import check_place
 from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
+from magrpo.run.config_diff import list_changed_values
+from magrpo.run.layout import Step, read_place, read_problems, steps, steps_to_repeat
+from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
-from magrpo.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from pipelines.commands.first_prompts import describe_problems
 from pipelines.commands.place_view import forecast_lines

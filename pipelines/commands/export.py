@@ -7,11 +7,11 @@ from cyclopts import Parameter
 
 from magrpo.export.agents_folder import write_agents
 from magrpo.export.team import TrainedTeam
-from magrpo.layout import AGENTS
 from magrpo.plugins import ConfigError
-from magrpo.store import RunStore
+from magrpo.process.environment import shorten_path
+from magrpo.run.layout import AGENTS
+from magrpo.run.store import RunStore
 from pipelines.arguments import Root
-from pipelines.environment import shorten_path
 
 
 def export_agents(

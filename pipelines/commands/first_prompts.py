@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.files import hub
-from magrpo.lineup import Lineup
+from magrpo.model.lineup import Lineup
+from magrpo.progress.activity import show_activity
 from magrpo.stages.backend import Splits, Team
 from magrpo.stages.prepare import Room, prepare
 from magrpo.types import Problem
-from pipelines.progress.activity import show_activity
 
 _MAX_CHARS = 1200
 """Longest prompt shown whole, in characters."""

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from magrpo.assets import FOLDER, locate_model, looks_like_folder
-from magrpo.config import AgentConfig, LoraConfig, RunConfig, load_resolved
+from magrpo.config.agents import AgentConfig, LoraConfig
+from magrpo.config.run import RunConfig, load_resolved
+from magrpo.experiments.sweep_grid import Sweep
 from magrpo.files import hub
 from magrpo.interfaces import ChecksSource
 from magrpo.plugins import ConfigError
+from magrpo.progress.activity import show_activity
 from magrpo.stages.prepare import prepare
-from pipelines.experiments.sweep_grid import Sweep
-from pipelines.progress.activity import show_activity
 
 
 def check_inputs(config: RunConfig, *, for_plan: bool = False) -> None:
@@ -73,7 +74,7 @@ def _check_start(agent: AgentConfig, folder: Path, lora: LoraConfig) -> None:
     if not folder.is_dir():
         raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no such folder")
     if agent.weights != "full":
-        from magrpo.lora import check_adapter  # peft
+        from magrpo.model.lora import check_adapter  # peft
 
         check_adapter(folder, agent, lora)
 

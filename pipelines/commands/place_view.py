@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from magrpo.config import RunConfig, load_config
-from magrpo.place import Place
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
 from magrpo.planning.card import GIB
 from magrpo.planning.fit import check_place
 from magrpo.planning.starts import Start, count_bases, count_gpus, list_starts

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from magrpo.progress.activity import open_console, show_activity
 from magrpo.reports.publish import find_report, rebuild_report
+from magrpo.training.closing import print_path
 from pipelines.arguments import Json, Root, RunId
 from pipelines.commands.show import locate_run, print_as_json
-from pipelines.progress.activity import open_console, show_activity
-from pipelines.training.closing import print_path
 
 
 def open_report(

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from magrpo.config_diff import list_differing_keys, read_flat_config
-from magrpo.config_file import CONFIG
-from magrpo.layout import hold_run, is_held
+from magrpo.config.services import TrackingConfig
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
-from magrpo.services import TrackingConfig
-from magrpo.store import RunStore
+from magrpo.run.config_diff import list_differing_keys, read_flat_config
+from magrpo.run.config_file import CONFIG
+from magrpo.run.layout import hold_run, is_held
+from magrpo.run.store import RunStore
 from magrpo.tracking.connection import hide_password, tracking_uri
 from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
 from magrpo.tracking.spool import Unavailable

@@ -20,7 +20,7 @@ from magrpo.rewards.common import merge_hidden_report
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import Scored, score_texts
-from magrpo.surrogates import decode_json, replace_surrogates
+from magrpo.text import decode_json, replace_surrogates
 from magrpo.types import UNJUDGED, ExecutionReport, Problem
 from pipelines.arguments import Overrides
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from magrpo.config import RunConfig
-from magrpo.config_file import CONFIG
-from magrpo.layout import read_evaluations, read_place
+from magrpo.config.run import RunConfig
+from magrpo.process.environment import find_command, shorten_path
+from magrpo.progress.activity import open_console, show_activity
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import (
     SPLIT_TITLES,
@@ -24,14 +24,11 @@ from magrpo.reports.figures import (
 from magrpo.reports.health import read_findings
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import Verdict, judge_evaluations
-from magrpo.store import RunStore
+from magrpo.run.config_file import CONFIG
+from magrpo.run.layout import read_evaluations, read_place
+from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
-from magrpo.types import HEADLINE, EvalReport
-from pipelines.arguments import Json, Root, RunId
-from pipelines.commands.runs import Summary, summarize_folder
-from pipelines.environment import find_command, shorten_path
-from pipelines.progress.activity import open_console, show_activity
-from pipelines.training.closing import (
+from magrpo.training.closing import (
     find_agents,
     print_answers,
     print_commands,
@@ -42,6 +39,9 @@ from pipelines.training.closing import (
     print_verdict,
     suggest_commands,
 )
+from magrpo.types import HEADLINE, EvalReport
+from pipelines.arguments import Json, Root, RunId
+from pipelines.commands.runs import Summary, summarize_folder
 
 MAX_ROWS = 9
 """Evaluations shown; of more, evenly spaced ones with the first and the last."""

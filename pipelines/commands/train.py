@@ -9,27 +9,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from magrpo.config import RunConfig, load_config
-from magrpo.layout import Step, hold_run, keep_place, steps_to_repeat
-from magrpo.place import Place, load_place
+from magrpo.config.place import Place, load_place
+from magrpo.config.run import RunConfig, load_config
+from magrpo.experiments.sweep_grid import Sweep, keep_sweep_place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
+from magrpo.process.environment import find_command, is_quiet, shorten_path
+from magrpo.process.faults import DISK_ERRORS
+from magrpo.process.signals import describe_interrupt, find_exit_code
+from magrpo.progress.activity import LOADING, open_console, show_activity
+from magrpo.progress.state import was_refused
 from magrpo.reports.budget import format_count
-from magrpo.store import RunStore
+from magrpo.run.layout import Step, hold_run, keep_place, steps_to_repeat
+from magrpo.run.store import RunStore
 from magrpo.tracking.connection import check_tracking, tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run
 from magrpo.tracking.spool import Unavailable, find_folder_id
+from magrpo.training.closing import print_closing
 from pipelines.commands.inputs import check_inputs
-from pipelines.environment import find_command, is_quiet, shorten_path
-from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
-from pipelines.faults import DISK_ERRORS
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
-from pipelines.progress.activity import LOADING, open_console, show_activity
-from pipelines.progress.state import was_refused
-from pipelines.signals import describe_interrupt, find_exit_code
-from pipelines.training.closing import print_closing
 
 
 def check_given_place(config: RunConfig, place: Place | None) -> None:
@@ -46,7 +46,7 @@ def start_run(config: RunConfig, name: str | None, place: Place | None = None, *
     """Start a run of ``config``; returns the exit code. Raises ConfigError before a folder is made if it cannot run."""
     check_given_place(config, place)
     if config.model.device == "cuda" and not (place is not None and place.is_elsewhere):
-        from magrpo.lineup import device_of  # torch, transformers
+        from magrpo.model.lineup import device_of  # torch, transformers
 
         device_of(config.model)
     check_inputs(config)
@@ -106,7 +106,7 @@ def rewind_run(store: RunStore, name: str) -> None:
 
 def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> int:
     """Execute the unfinished runs of ``sweep`` at ``place``; the exit code is 1 if a run failed."""
-    from pipelines.experiments.sweep_run import run_sweep  # matplotlib: a run's first line need not wait for it
+    from magrpo.experiments.sweep_run import run_sweep  # matplotlib: a run's first line need not wait for it
 
     keep_sweep_place(sweep, place)
     console = open_console()

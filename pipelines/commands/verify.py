@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from magrpo.layout import is_held, steps
 from magrpo.plugins import ConfigError
+from magrpo.progress.activity import show_activity
 from magrpo.reports.budget import format_count
-from magrpo.store import RunStore
+from magrpo.run.layout import is_held, steps
+from magrpo.run.store import RunStore
 from magrpo.tracking.spool import DAMAGED, RECORDS, count_damaged
+from magrpo.training.repair import find_damage, find_lost
 from pipelines.arguments import Root, RunId
 from pipelines.commands.train import resume_command
-from pipelines.progress.activity import show_activity
-from pipelines.training.repair import find_damage, find_lost
 
 
 def verify_run(run: RunId, /, *, root: Root = Path("runs")) -> int:

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from magrpo.embedded.warm_start import WarmStartConfig, demonstrate_second_turns, train_on_demonstrations
 from magrpo.plugins import ConfigError, validate_config
+from magrpo.progress.activity import LOADING, show_activity
 from pipelines.flows.local_server import LocalServer
-from pipelines.progress.activity import LOADING, show_activity
 
 
 def make_base_model(

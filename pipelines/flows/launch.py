@@ -1,12 +1,12 @@
 """Executing a run here, as a Prefect flow or without Prefect, which is imported only for a flow."""
 
-from magrpo.layout import first_missing, hold_run, steps
-from magrpo.store import RunStore
-from pipelines.faults import name_full_disk
+from magrpo.process.faults import name_full_disk
+from magrpo.progress.activity import LOADING, begin_startup, end_startup, show_activity
+from magrpo.progress.notify import Notices
+from magrpo.run.layout import first_missing, hold_run, steps
+from magrpo.run.store import RunStore
+from magrpo.training.execute import Result, execute
 from pipelines.flows.local_server import LocalServer
-from pipelines.progress.activity import LOADING, begin_startup, end_startup, show_activity
-from pipelines.progress.notify import Notices
-from pipelines.training.execute import Result, execute
 
 
 def run_stages(store: RunStore, *, local: bool) -> Result:
@@ -20,7 +20,7 @@ def run_stages(store: RunStore, *, local: bool) -> Result:
 
 def _run_locally(store: RunStore) -> Result:
     if _has_work(store):
-        import magrpo.policy  # noqa: F401  torch and transformers, loaded before the first stage asks for them
+        import magrpo.model.policy  # noqa: F401  torch and transformers, loaded before the first stage asks for them
     return execute(store.path.parent, store.run_id, lambda run_step: run_step, {}, observers=[Notices()])
 
 
@@ -29,7 +29,7 @@ def _run_flow(store: RunStore) -> Result:
     with LocalServer(root / "prefect") as server:
         with hold_run(store):  # so that the flow run of a living process is not marked as crashed
             if _has_work(store):
-                import magrpo.policy  # noqa: F401  torch and transformers, loaded while the server starts
+                import magrpo.model.policy  # noqa: F401  torch and transformers, loaded while the server starts
             from pipelines.flows.train import mark_killed, name_server, train  # prefect, loaded meanwhile
 
             with show_activity(LOADING["Prefect"]), name_server():

@@ -27,9 +27,9 @@ from magrpo.files.locks import lock_folder
 from magrpo.fleets.local import find_free_ports
 from magrpo.fleets.process import read_last_words
 from magrpo.plugins import ConfigError
+from magrpo.process.environment import LOOPBACK, prefect_target, reach_loopback_directly
+from magrpo.progress.activity import show_activity
 from magrpo.tracking.connection import hide_password
-from pipelines.environment import LOOPBACK, prefect_target, reach_loopback_directly
-from pipelines.progress.activity import show_activity
 
 _PR_SET_PDEATHSIG = 1
 _START_S = 120.0

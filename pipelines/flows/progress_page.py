@@ -16,11 +16,11 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 from prefect.exceptions import PrefectException
 
-from magrpo.layout import Step, read_place
+from magrpo.progress.state import Attempt, Observer, describe_error, was_refused
 from magrpo.reports.health import read_findings
 from magrpo.reports.publish import render_main_table
 from magrpo.reports.verdict import read_verdict
-from pipelines.progress.state import Attempt, Observer, describe_error, was_refused
+from magrpo.run.layout import Step, read_place
 
 log = logging.getLogger(__name__)
 

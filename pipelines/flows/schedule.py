@@ -29,16 +29,16 @@ from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 from rich.console import Console
 
-from magrpo.config import load_config
-from magrpo.layout import keep_place
-from magrpo.place import Place
+from magrpo.config.place import Place
+from magrpo.config.run import load_config
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
-from magrpo.store import RunStore
+from magrpo.run.layout import keep_place
+from magrpo.run.store import RunStore
+from magrpo.training.closing import print_closing
 from pipelines.arguments import list_shipped, locate_config, parse_place
 from pipelines.flows.timetable import Timetable, parse_interval
 from pipelines.flows.train import execute_in_flow
-from pipelines.training.closing import print_closing
 
 ServerSchedule = CronSchedule | IntervalSchedule | RRuleSchedule
 FLOW = "magrpo-scheduled"

@@ -9,9 +9,9 @@ from prefect.runtime import flow_run
 from pydantic import Field
 from rich.console import Console
 
+from magrpo.experiments.sweep_grid import check_sweep_place, keep_sweep_place, load_sweep, plan_sweep, save_sweep
+from magrpo.experiments.sweep_run import run_sweep
 from pipelines.arguments import locate_config, parse_place
-from pipelines.experiments.sweep_grid import check_sweep_place, keep_sweep_place, load_sweep, plan_sweep, save_sweep
-from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.train import train
 
 

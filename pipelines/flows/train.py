@@ -1,4 +1,4 @@
-"""A training run as a Prefect flow: the loop of :mod:`pipelines.training.loop` with each step a task.
+"""A training run as a Prefect flow: the loop of :mod:`magrpo.training.loop` with each step a task.
 
 Prefect's result cache is off on purpose. The run directory is the one memory of a run: a step that runs again finds its
 output committed, checks it for damage and returns within milliseconds. A second memory could only disagree with it.
@@ -26,18 +26,18 @@ from prefect.utilities.urls import url_for
 
 from magrpo.engines import EngineError
 from magrpo.fleets import ProcessDied
-from magrpo.layout import Step
+from magrpo.progress.notify import Notices
+from magrpo.progress.state import Observer, describe_error, was_refused
+from magrpo.run.layout import Step
+from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
-from magrpo.store import Pointer, RunStore
 from magrpo.tracking.connection import hide_password
+from magrpo.training.execute import Result, execute
+from magrpo.training.loop import RunStep
+from magrpo.training.recorder import FLOW_RUN_URL
 from magrpo.updates import UpdatesDied
 from pipelines.flows.local_server import ServerError
 from pipelines.flows.progress_page import ProgressPage
-from pipelines.progress.notify import Notices
-from pipelines.progress.state import Observer, describe_error, was_refused
-from pipelines.training.execute import Result, execute
-from pipelines.training.loop import RunStep
-from pipelines.training.recorder import FLOW_RUN_URL
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def run_as_tasks(run_step: RunStep) -> RunStep:
 
 @contextmanager
 def undo_in_transaction(undo: Callable[[], None]) -> Iterator[None]:
-    """A Prefect transaction with ``undo`` as its rollback hook; an ``Undo`` of :mod:`pipelines.training.promotion`."""
+    """A Prefect transaction with ``undo`` as its rollback hook; an ``Undo`` of :mod:`magrpo.training.promotion`."""
     with transaction() as open_transaction:
         open_transaction.stage(None, on_rollback_hooks=[lambda _: undo()])
         yield

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.tracking.provenance import collect_provenance
 from pipelines.gpu_check.machine import find_driver

@@ -11,13 +11,14 @@ from typing import TypeVar
 import psutil
 import torch
 
-from magrpo.collate import collate, plan_batches
-from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
 from magrpo.interfaces import Engine
+from magrpo.model.collate import collate, plan_batches
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
 from magrpo.planning.card import GIB
 from magrpo.planning.sizes import POLICY, estimate_memory
-from magrpo.policy import Policy
+from magrpo.process.children import find_running, list_family, send_signal, wait_for_end
 from magrpo.seeds import derive_seed
 from magrpo.stages.model_runs import ModelRuns
 from magrpo.types import Action, Message, Observation, Request, Sample, SamplingParams
@@ -25,7 +26,6 @@ from magrpo_kernels import LossOptions
 from pipelines.gpu_check.ceilings import find_ceilings
 from pipelines.gpu_check.results import Result, Verdict, judge
 from pipelines.gpu_check.setting import Setting
-from pipelines.processes import find_running, list_family, send_signal, wait_for_end
 
 QUESTIONS = ("Return the sum of a list.", "Count the vowels of a text.", "Reverse a text.", "Find the largest number.")
 SHIFTS = {"lora": 0.05, "full": 0.003}

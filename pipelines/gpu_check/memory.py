@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import torch
 
-from magrpo.collate import count_padded, plan_batches
-from magrpo.config import RunConfig
-from magrpo.forward import can_share_prompts, find_logit_map
+from magrpo.config.run import RunConfig
+from magrpo.model.collate import count_padded, plan_batches
+from magrpo.model.forward import can_share_prompts, find_logit_map
+from magrpo.model.policy import Policy
 from magrpo.planning.card import GIB
 from magrpo.planning.sizes import count_token_activations
-from magrpo.policy import Policy
 from magrpo.stages.update import Updater
 from magrpo.stages.work import is_out_of_memory
 from magrpo.types import Sample

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from magrpo.config import RunConfig
+from magrpo.config.place import EnginePlace
+from magrpo.config.run import RunConfig
 from magrpo.engines.auto import AutoEngine
 from magrpo.interfaces import EnginePlugin
-from magrpo.lineup import dtype_of
-from magrpo.place import EnginePlace
+from magrpo.model.lineup import dtype_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.fleets import ProcessDied
 from magrpo.fleets.process import Child, share_paths
 from pipelines.gpu_check.results import Result, StepReport
@@ -85,7 +85,7 @@ def list_results(name: str, folder: Path, words: Sequence[str]) -> Iterator[Resu
 
 def main(arguments: Sequence[str]) -> None:
     """Run one step and send its results."""
-    from pipelines.environment import prepare_environment  # before any library
+    from magrpo.process.environment import prepare_environment  # before any library
 
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # where plug-ins of a configuration are

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from magrpo.fleets.process import read_last_words, share_paths
-from magrpo.layout import Step
-from magrpo.store import MANIFEST, RunStore
+from magrpo.process.children import list_family, wait_for_end
+from magrpo.run.layout import Step
+from magrpo.run.store import MANIFEST, RunStore
 from pipelines.arguments import locate_config
 from pipelines.gpu_check.results import Result, judge
 from pipelines.gpu_check.setting import Setting
-from pipelines.processes import list_family, wait_for_end
 
 NAME = "gpu-check"
 OVERRIDES = (

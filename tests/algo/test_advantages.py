@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.algo.advantages import group_advantages, tabulate_returns
-from magrpo.config import AlgoConfig
+from magrpo.config.run import AlgoConfig
 from magrpo.types import Estimator, Sample
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from magrpo.algo import loss as algo_loss
 from magrpo.algo.loss import SampledTokens, k3, loss_divisor
-from magrpo.config import AlgoConfig
+from magrpo.config.run import AlgoConfig
 from magrpo_kernels import LossOptions, group_policy_loss, policy_loss_from_logits
 
 N, D, V = 7, 5, 11

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.interfaces import ProblemsPlugin
-from magrpo.layout import Step, split_file
-from magrpo.policy import Policy
-from magrpo.store import RunStore, write_records
+from magrpo.model.policy import Policy
+from magrpo.run.layout import Step, split_file
+from magrpo.run.store import RunStore, write_records
 from magrpo.types import Problem, Split
 from tests.tiny import perturb
 

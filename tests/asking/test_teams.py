@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from magrpo.asking.teams import UNTRAINED, find_asked_team
 from magrpo.plugins import ConfigError
-from magrpo.store import RunStore
+from magrpo.run.store import RunStore
 from magrpo.tracking.model_registry import ModelRegistry
 from tests.asking.runs import make_run
 from tests.pipelines.micro import write_config

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from magrpo.algo.advantages import group_advantages
-from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig, RolloutConfig
-from magrpo.engines.host import EngineHost
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.engines.transformers import TransformersEngine
-from magrpo.policy import Policy
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
 from magrpo.rewards.coding import SoloReward
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magrpo.checks.envs import count_turns, list_acting, list_roles, observe_problem
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.envs.expert import Expert
 from magrpo.plugins import ConfigError
 from magrpo.types import Message, Observation, Problem

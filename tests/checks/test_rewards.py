@@ -13,7 +13,7 @@ import torch
 
 from magrpo.checks.part_names import RESERVED_PARTS
 from magrpo.checks.rewards import check_maxima, compute_price, judge_passed, request_executions
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.fleets.workers import Workers
 from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.rewards.coding import CodingReward

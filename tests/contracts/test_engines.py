@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from magrpo.collate import collate
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.place import EnginePlace
 from magrpo.engines import PromptTooLong
-from magrpo.engines.host import EngineHost
 from magrpo.fleets.local import LocalFleet
-from magrpo.forward import head_weights, hidden_states
 from magrpo.interfaces import Engine, Served
-from magrpo.place import EnginePlace
+from magrpo.model.collate import collate
+from magrpo.model.forward import head_weights, hidden_states
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError, build_plugin
-from magrpo.policy import Policy
 from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.types import Action, Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import MistralConfig, PreTrainedConfig, PreTrainedModel
 
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.local.decoding import decode_batch, decoding_model
 from magrpo.engines.local.llama_steps import LlamaStep, make_step
 from magrpo.engines.local.steps import ModuleStep, Prompts, Step
-from magrpo.policy import Policy
+from magrpo.model.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
 

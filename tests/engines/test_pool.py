@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+from magrpo.config.place import EnginePlace
 from magrpo.engines import EngineError
 from magrpo.engines.named_weights import ServerGroup
 from magrpo.engines.pool import PoolEngine
 from magrpo.engines.roster import Patience
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.fleets import Job, ProcessDied
-from magrpo.place import EnginePlace
 from magrpo.plugins import ConfigError
 from magrpo.types import Action, Request, SamplingParams
 from tests.engines.fake_vllm import BASE, KEY, FakeServer, complete, write_weights
@@ -34,7 +34,7 @@ WEIGHTS = {"helper": "weights of helper", "main": "weights of main"}
 
 @dataclass
 class Lineup:
-    """As much of :class:`magrpo.lineup.Lineup` as an engine asks for."""
+    """As much of :class:`magrpo.model.lineup.Lineup` as an engine asks for."""
 
     bases: dict[str, str] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, BASE))
     dtype: torch.dtype = torch.float32

@@ -18,19 +18,19 @@ from typing import Any
 import psutil
 import pytest
 
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
-from magrpo.engines.host import EngineHost
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.place import EnginePlace
 from magrpo.engines.pool import PoolEngine
 from magrpo.engines.roster import Patience
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_place import make_jobs
 from magrpo.fleets import Running
 from magrpo.fleets.local import LocalFleet
-from magrpo.place import EnginePlace
-from magrpo.policy import Policy
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
+from magrpo.process.children import find_running, list_family, send_signal
 from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.types import Action, Request, SamplingParams
-from pipelines.processes import find_running, list_family, send_signal
 from tests.tiny import perturb, tiny_base
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
-from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
 from magrpo.fleets.process import Child
-from magrpo.policy import Policy
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.tiny import EOS, tiny_base
 

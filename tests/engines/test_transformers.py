@@ -13,15 +13,15 @@ import pytest
 import torch
 from transformers import MistralConfig, PreTrainedConfig
 
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.place import EnginePlace
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
-from magrpo.engines.host import EngineHost
 from magrpo.engines.local.decoding import can_decode_apart
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
 from magrpo.fleets.side_by_side import Stop, run_side_by_side
-from magrpo.place import EnginePlace
-from magrpo.policy import Policy
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
 from magrpo.types import Action, Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.place import EnginePlace
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
-from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
-from magrpo.place import EnginePlace
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from magrpo.policy import Policy
+from magrpo.process.children import find_running, list_family
 from magrpo.types import Request, SamplingParams
-from pipelines.processes import find_running, list_family
 from tests.processes import assert_all_end
 from tests.tiny import perturb, tiny_base
 
@@ -32,7 +32,7 @@ TRAINER = """
 import sys
 from pathlib import Path
 from tests.engines.test_vllm import ASKED, open_policy
-from magrpo.engines.host import EngineHost
+from magrpo.model.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
 engine = VllmEngine().open(EngineHost.of(open_policy(Path(sys.argv[1])))).serve(0, {})
 engine.generate(ASKED[:1])

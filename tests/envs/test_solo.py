@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.envs.coding import SoloEnv
 from magrpo.envs.diagnosis import BARE_LINES
 from magrpo.types import Case, ExecutionReport, JointReward, Message, PastTurn, Problem

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
-import magrpo.store
+import magrpo.run.store
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
 from magrpo.fleets.local import find_free_ports
-from magrpo.layout import TRAJECTORIES
-from magrpo.lineup import open_prompt_tokenizer
-from magrpo.store import RunStore, read_records
+from magrpo.model.lineup import open_prompt_tokenizer
+from magrpo.run.layout import TRAJECTORIES
+from magrpo.run.store import RunStore, read_records
 from magrpo.types import Trajectory
 from pipelines.cli import main
 from tests.export.fake_hub import FakeHub, serve_hub
@@ -193,8 +193,8 @@ def test_weights_are_read_once_to_write_the_folder_and_not_if_they_are_known(
     coders: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = list[Path]()
-    digest = magrpo.store.hash_file
-    monkeypatch.setattr(magrpo.store, "hash_file", lambda path: hashed.append(path) or digest(path))
+    digest = magrpo.run.store.hash_file
+    monkeypatch.setattr(magrpo.run.store, "hash_file", lambda path: hashed.append(path) or digest(path))
     (coders.path / "agents" / ORIGIN).write_text("{}")
     write_run_agents(coders)
     weights = [path for path in hashed if path.suffix == ".safetensors"]

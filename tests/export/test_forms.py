@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.export.agents_folder import write_agents, write_run_agents
 from magrpo.export.team import TrainedTeam, name_base
-from magrpo.layout import checkpoint_weights
-from magrpo.store import RunStore
+from magrpo.run.layout import checkpoint_weights
+from magrpo.run.store import RunStore
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
 from tests.tiny import tiny_base, tiny_config
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from magrpo.layout import Step
-from pipelines.processes import list_family, send_signal
+from magrpo.process.children import list_family, send_signal
+from magrpo.run.layout import Step
 from tests.fleets.clusters import add_node
 from tests.pipelines.micro import start
 from tests.processes import assert_all_end
@@ -30,7 +30,7 @@ def hold_stages(folder: Path, stages: Sequence[str]) -> None:
     """Begin each of ``stages`` when the file ``go`` of its folder is there, and tell there that it is at work."""
     import magrpo.sandboxes.ray  # in the driver only
     import magrpo.updates.ranks
-    from pipelines.progress.console import RunConsole
+    from magrpo.progress.console import RunConsole
 
     magrpo.sandboxes.ray._CHUNK = (1, 1)  # else one node may get all programs
     start_step = RunConsole.start_step

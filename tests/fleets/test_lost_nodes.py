@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from prefect.states import Cancelling
 
-from magrpo.store import RunStore
-from pipelines.processes import list_family
+from magrpo.process.children import list_family
+from magrpo.run.store import RunStore
 from tests.fleets.drivers import Driver, lose_node, nothing_left, wait_until
 from tests.pipelines.flows.served import serve_schedule
 from tests.pipelines.flows.test_kills import EMBEDDED
 from tests.pipelines.micro import command
-from tests.pipelines.training.test_places import rows_of, weights_of
 from tests.processes import assert_all_end
+from tests.training.test_places import rows_of, weights_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from magrpo.config import RunConfig, load_config, load_resolved
-from magrpo.config_diff import flatten_config
-from magrpo.layout import steps
+from magrpo.config.run import RunConfig, load_config, load_resolved
 from magrpo.planning.sizes import estimate_work
 from magrpo.plugins import find_keys, validate_config
+from magrpo.run.config_diff import flatten_config
+from magrpo.run.layout import steps
 from tests.fuzz.mutations import COUNT, ODD_VALUES, count_outcomes, mutate_bytes, mutate_tree
 
 CONFIGS = sorted((Path(__file__).parents[2] / "pipelines" / "configs").glob("*.toml"))

@@ -14,8 +14,8 @@ import pytest
 from pyarrow import ArrowException, parquet
 
 from magrpo.plugins import Plugin, build_plugin
+from magrpo.run.store import write_records
 from magrpo.stages.prepare import prepare
-from magrpo.store import write_records
 from pipelines.commands.score import score_files
 from tests.fuzz.mutations import COUNT, count_outcomes, dump_lines, mutate_bytes, mutate_tree
 from tests.problems.test_contests import apps, code_contests, lcb, lcb_method

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from magrpo import layout
-from magrpo.config import load_config
-from magrpo.config_file import CONFIG
-from magrpo.place import Place
-from magrpo.store import MANIFEST, RunStore
+from magrpo.config.place import Place
+from magrpo.config.run import load_config
+from magrpo.run import layout
+from magrpo.run.config_file import CONFIG
+from magrpo.run.store import MANIFEST, RunStore
 from magrpo.tracking.spool import RECORDS, count_damaged, encode_record
 from magrpo.tracking.wall_time import read_wall_time
+from magrpo.training.repair import find_damage, find_lost, set_aside_damage
 from pipelines.commands.runs import summarize_folder
-from pipelines.training.repair import find_damage, find_lost, set_aside_damage
 from tests.fuzz.mutations import COUNT, count_outcomes, mutate_bytes, mutate_tree
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
 

@@ -12,8 +12,8 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
-from magrpo.config import load_config
-from pipelines.experiments.sweep_grid import plan_sweep
+from magrpo.config.run import load_config
+from magrpo.experiments.sweep_grid import plan_sweep
 
 ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text())

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pipelines.micro import blank_pictures
 
-DRAWN = {"tests.pipelines.commands.test_compare", "tests.pipelines.training.test_writing"}
+DRAWN = {"tests.pipelines.commands.test_compare", "tests.training.test_writing"}
 """Modules whose runs draw their pictures."""
 
 

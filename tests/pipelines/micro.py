@@ -24,15 +24,15 @@ from unittest.mock import patch
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.plugins import Plugin
-from magrpo.store import RunStore
-from pipelines.environment import prepare_environment
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunState
-from pipelines.training.loop import Outcome, run_steps
-from pipelines.training.recorder import RunRecorder
-from pipelines.training.stages import StageRunner
+from magrpo.process.environment import prepare_environment
+from magrpo.progress.console import RunConsole
+from magrpo.progress.state import RunState
+from magrpo.run.store import RunStore
+from magrpo.training.loop import Outcome, run_steps
+from magrpo.training.recorder import RunRecorder
+from magrpo.training.stages import StageRunner
 from tests.fakes import ScriptedSandbox
 from tests.memory_tracker import MemoryTracker
 from tests.tiny import tiny_base, tiny_config
@@ -136,7 +136,7 @@ def blank_pictures() -> Iterator[None]:
     """Save empty pictures: drawing them would be four fifths of a micro run's time.
 
     The tests under ``tests/reports`` draw real ones, and so do whole runs in ``tests/test_notebook.py``,
-    ``tests/pipelines/training/test_writing.py`` and ``tests/pipelines/commands/test_compare.py``.
+    ``tests/training/test_writing.py`` and ``tests/pipelines/commands/test_compare.py``.
     """
     with patch.object(Figure, "savefig", save_blank):
         yield

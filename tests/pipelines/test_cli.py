@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import load_config
-from magrpo.layout import has_samples
-from magrpo.services import TrackingConfig
+from magrpo.config.run import load_config
+from magrpo.config.services import TrackingConfig
+from magrpo.run.layout import has_samples
 from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run, recorded_runs
 from magrpo.tracking.spool import find_folder_id
 from pipelines import cli

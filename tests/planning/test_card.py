@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config, Qwen3Config
 
-from magrpo.collate import collate
-from magrpo.config import RunConfig, load_config
-from magrpo.forward import hidden_states
+from magrpo.config.run import RunConfig, load_config
+from magrpo.model.collate import collate
+from magrpo.model.forward import hidden_states
 from magrpo.planning.card import GIB, check_card, estimate_card
 from magrpo.planning.sizes import ACTIVATIONS_OF, count_token_activations, estimate_memory
 from magrpo.plugins import ConfigError

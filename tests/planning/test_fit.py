@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from magrpo.config import RunConfig, load_config
-from magrpo.place import Place
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
 from magrpo.planning import fit
 from magrpo.plugins import ConfigError
 from pipelines.arguments import locate_config

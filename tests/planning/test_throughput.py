@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.config import load_config
-from magrpo.place import Place
+from magrpo.config.place import Place
+from magrpo.config.run import load_config
 from magrpo.planning.starts import count_bases
 from magrpo.planning.throughput import (
     Forecast,

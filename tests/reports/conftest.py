@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.types import EvalReport
 from tests.reports.pages import CONFIG, make_reports
 

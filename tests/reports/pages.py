@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.run import RunReport
+from magrpo.run.store import RunStore
 from magrpo.stages.evaluate import summarise_rows
-from magrpo.store import RunStore
 from magrpo.types import AnswerStats, EvalReport, EvalRow, Mode, Problem, Split
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.reports.budget import Budget
 from magrpo.types import EvalReport
 from tests.browser import SCHEMES, WIDTHS, Scheme, check_page, needs_chromium, open_browser

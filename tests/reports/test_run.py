@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import RunConfig
+from magrpo.config.run import RunConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
 from magrpo.reports.figures import BEFORE
 from magrpo.reports.origin import describe_origin, list_next_commands
 from magrpo.reports.page import write_page
-from magrpo.store import RunStore
+from magrpo.run.store import RunStore
 from magrpo.tracking.spool import RECORDS, encode_record
 from magrpo.types import EvalReport
 from tests.reports.pages import ATTACK, BUDGETS, Page, make_report

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.reports.verdict import MIN_PROBLEMS, judge_evaluations, judge_gain
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Interval

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward, SoloReward, TeamReward
 from magrpo.rewards.common import ScaledReward

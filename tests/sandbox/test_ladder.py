@@ -15,13 +15,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from magrpo.process.children import send_signal
 from magrpo.sandboxes import SandboxError, ladder
 from magrpo.sandboxes.jail import seccomp
 from magrpo.sandboxes.jail.confine import Level
 from magrpo.sandboxes.jail_command import JailSpec, LevelUnavailable
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
-from pipelines.processes import send_signal
 from tests.processes import assert_all_end
 
 from .conftest import open_pool

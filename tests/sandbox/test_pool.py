@@ -21,13 +21,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from magrpo.process.children import list_family, wait_for_end
 from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.sandboxes import pool as pool_module
 from magrpo.sandboxes.jail.zygote import fork_process
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution
-from pipelines.processes import list_family, wait_for_end
 from tests.processes import assert_all_end
 
 from .conftest import open_pool, wait_until_gone

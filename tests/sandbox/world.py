@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from magrpo.process.children import list_family, wait_for_end
 from magrpo.sandboxes.jail_command import SANDBOX_UID, list_interpreter_paths
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import ExecutionReport
-from pipelines.processes import list_family, wait_for_end
 
 SECRET = "secret-of-this-machine"
 UID = SANDBOX_UID if os.geteuid() == 0 else None

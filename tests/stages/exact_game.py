@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magrpo.config import AgentConfig, AlgoConfig, RolloutConfig
+from magrpo.config.agents import AgentConfig
+from magrpo.config.run import AlgoConfig, RolloutConfig
 from magrpo.interfaces import Progress
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team

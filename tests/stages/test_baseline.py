@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from magrpo.config import AgentConfig, BaselineRow, EvalConfig, RolloutConfig
+from magrpo.config.agents import AgentConfig
+from magrpo.config.run import BaselineRow, EvalConfig, RolloutConfig
 from magrpo.plugins import Plugin
 from magrpo.stages.backend import Backend
 from magrpo.stages.baseline import baseline, count_votes, elect_rows, time_answers

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
+from magrpo.config.agents import AgentConfig
+from magrpo.config.run import EvalConfig, RolloutConfig
 from magrpo.envs.writing import WritingEnv
 from magrpo.plugins import ConfigError
 from magrpo.problems.coopcode import CoopCode

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from magrpo.config import OptimConfig
+from magrpo.config.run import OptimConfig
 from magrpo.stages.lanes import LanePlan, add_in_pairs, deal_batches, put_gradient, take_gradient
 from tests.stages.updating import assert_close, assert_equal, gradients_used, make, make_samples, weights_of
 

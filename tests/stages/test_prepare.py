@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.config import AgentConfig
+from magrpo.config.agents import AgentConfig
 from magrpo.plugins import ConfigError
 from magrpo.stages.backend import Team
 from magrpo.stages.prepare import Room, draw_problems, prepare

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.probes import NUM_TOKENS, TOLERANCES, read_probe
-from magrpo.policy import Policy
+from magrpo.model.policy import Policy
 from magrpo.stages.probe import compute_probes, write_probes
 from tests.tiny import perturb, tiny_base
 

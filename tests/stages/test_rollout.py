@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.config import AgentConfig, RolloutConfig
+from magrpo.config.agents import AgentConfig
+from magrpo.config.run import RolloutConfig
 from magrpo.engines import PromptTooLong
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team

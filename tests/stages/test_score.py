@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import AgentConfig
+from magrpo.config.agents import AgentConfig
 from magrpo.fleets.workers import Workers
 from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward

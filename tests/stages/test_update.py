@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from magrpo.collate import plan_batches
-from magrpo.config import LoraConfig, OptimConfig
+from magrpo.config.agents import LoraConfig
+from magrpo.config.run import OptimConfig
 from magrpo.engines.local.decoding import decoding_model
+from magrpo.model.collate import plan_batches
 from magrpo.stages.work import OrderedGradient
 from magrpo.types import Sample
 from tests.stages.updating import (

@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import CohereConfig, Gemma2Config, GraniteConfig
 
 from magrpo.algo.advantages import group_advantages
-from magrpo.collate import collate, plan_batches
-from magrpo.config import AlgoConfig, OptimConfig
+from magrpo.config.run import AlgoConfig, OptimConfig
 from magrpo.engines.transformers import LocalEngine
-from magrpo.forward import LogitMap, token_logits
-from magrpo.lineup import Lineup
+from magrpo.model.collate import collate, plan_batches
+from magrpo.model.forward import LogitMap, token_logits
+from magrpo.model.lineup import Lineup
 from magrpo.plugins import ConfigError
 from magrpo.stages import model_runs
 from magrpo.stages.optimizers import learning_rate
@@ -229,7 +229,7 @@ def test_layers_computed_again_give_the_same_gradient_for_less_memory(
 def test_a_model_whose_layers_cannot_be_computed_again_is_refused(
     base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magrpo.forward.GradientCheckpointingLayer", torch.nn.Conv1d)
+    monkeypatch.setattr("magrpo.model.forward.GradientCheckpointingLayer", torch.nn.Conv1d)
     with pytest.raises(ConfigError, match=r"optim.gradient_checkpointing: LlamaForCausalLM of .*set it to false"):
         make(base, dump, gradient_checkpointing=True)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from magrpo.algo.loss import SampledTokens, policy_loss
-from magrpo.config import LoraConfig
+from magrpo.config.agents import LoraConfig
 from magrpo.engines.local.sampling import kept_tokens
 from magrpo.engines.transformers import LocalEngine
 from magrpo.stages.update import Updater

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig, RolloutConfig
-from magrpo.policy import Policy
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.model.policy import Policy
 from magrpo.stages.update import Updater
 from magrpo.types import Sample
 from tests.tiny import EOS

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from magrpo.services import TrackingConfig
+from magrpo.config.services import TrackingConfig
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.system import run_memory, sample_system
 

@@ -15,8 +15,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Trace
 
+from magrpo.config.services import TrackingConfig
 from magrpo.fleets.local import find_free_ports
-from magrpo.services import TrackingConfig
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.spool import Refused
 from magrpo.tracking.traces import deliver_traces, trace_record

@@ -19,15 +19,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
 from magrpo.fleets.local import LocalFleet
 from magrpo.interfaces import Progress
-from magrpo.layout import samples_file
-from magrpo.place import Place
-from magrpo.policy import Policy
+from magrpo.model.policy import Policy
+from magrpo.run.layout import samples_file
+from magrpo.run.store import write_records
 from magrpo.stages.update import Updater
 from magrpo.stages.work import MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
-from magrpo.store import write_records
 from magrpo.types import Sample
 from magrpo.updates import UpdatesDied, ranks
 from magrpo.updates.inline import InlineUpdates

@@ -23,7 +23,7 @@ from magrpo.plugins import ConfigError
 from magrpo.types import Request
 
 if TYPE_CHECKING:
-    from magrpo.policy import Policy
+    from magrpo.model.policy import Policy
 
 _PREFILL_TOKENS = 16384
 

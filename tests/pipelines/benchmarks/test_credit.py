@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from magrpo.config import AlgoConfig
+from magrpo.config.run import AlgoConfig
 from magrpo.stages.credit import credit
 from magrpo.types import Action, Estimator, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
 from pipelines.benchmarks.credit import NodeGradients, list_pairings, multiply_gradients

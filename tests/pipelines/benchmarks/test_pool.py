@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from magrpo.config.place import EnginePlace
 from magrpo.engines.pool import PoolEngine
-from magrpo.place import EnginePlace
 from pipelines.benchmarks import pool
 from tests.engines.fake_vllm import KEY, FakeServer, write_weights
 from tests.engines.test_pool import WEIGHTS, Lineup

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import load_config
-from magrpo.place import Place
+from magrpo.config.place import Place
+from magrpo.config.run import load_config
 from magrpo.planning.throughput import Machines, Workload, load_rates, rollout_s, update_s
 from pipelines.benchmarks.scale import Measured, describe_ratio, fit_rates, format_rates, measure_run
 from tests.pipelines.micro import run_locally, write_config

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from magrpo.asking.answers import NO_TESTS, Answer
 from magrpo.rewards.coding import CodingReward
-from magrpo.store import RunStore
+from magrpo.run.store import RunStore
 from magrpo.types import (
     PENDING,
     Action,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.layout import is_held
 from magrpo.problems.notes import Notes
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import (
@@ -29,11 +28,12 @@ from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.reports.origin import find_comparable_run, list_next_commands
 from magrpo.rewards.coding import CodingReward
-from magrpo.store import RunStore
+from magrpo.run.layout import is_held
+from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.wall_time import sum_attempts
+from magrpo.training.closing import suggest_commands
 from pipelines.cli import main
-from pipelines.training.closing import suggest_commands
 from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
 from tests.pipelines.micro import write_config
 from tests.reports.pages import Page

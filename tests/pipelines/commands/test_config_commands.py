@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.plugins import TABLES, import_plugin
 from pipelines import cli
 from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_shipped

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from magrpo.config import RunConfig, load_config
-from magrpo.layout import checkpoint_weights
-from magrpo.lineup import Lineup
-from magrpo.place import Place
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
+from magrpo.model.lineup import Lineup
+from magrpo.model.policy import Policy
 from magrpo.planning.sizes import ACTIVATIONS_OF, SECOND_POLICY, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
-from magrpo.policy import Policy
 from magrpo.problems.rows import check_source
-from magrpo.store import RunStore, read_records
+from magrpo.run.layout import checkpoint_weights
+from magrpo.run.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
 from pipelines.arguments import locate_config
 from pipelines.cli import main
@@ -24,8 +24,8 @@ from pipelines.commands.dry_run import mean_stage_seconds, show_plan
 from pipelines.commands.first_prompts import shorten_middle
 from pipelines.commands.inputs import check_inputs
 from tests.pipelines.micro import command, run_locally
-from tests.pipelines.training.test_resume import Runs
 from tests.tiny import tiny_base, tiny_config
+from tests.training.test_resume import Runs
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.files import hub
 from magrpo.plugins import ConfigError
 from pipelines import cli

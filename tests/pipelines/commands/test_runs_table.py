@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from magrpo.config import load_config
-from magrpo.store import RunStore
+from magrpo.config.run import load_config
+from magrpo.run.store import RunStore
+from magrpo.training.closing import print_address
 from pipelines.cli import main
 from pipelines.commands.runs import Summary, format_runs
-from pipelines.training.closing import print_address
 from tests.pipelines.micro import write_config
 
 PAGE = "http://127.0.0.1:5000/#/experiments/1/runs/2494ba68a25b415885b3fa381de4144c"

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from magrpo.layout import keep_place
-from magrpo.place import Place
+from magrpo.config.place import Place
 from magrpo.reports.evaluations import load_evaluated_run
 from magrpo.reports.origin import describe_origin
 from magrpo.reports.verdict import judge_run
-from magrpo.store import RunStore
+from magrpo.run.layout import keep_place
+from magrpo.run.store import RunStore
+from magrpo.training.closing import print_commands, print_entry
+from magrpo.training.recorder import NOTE, describe_run
 from pipelines.cli import main
-from pipelines.training.closing import print_commands, print_entry
-from pipelines.training.recorder import NOTE, describe_run
 from tests.pipelines.micro import write_config
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from magrpo.config import load_config
-from magrpo.store import RunStore
+from magrpo.config.run import load_config
+from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from pipelines.cli import main
 from tests.pipelines.micro import command, empty_database, write_config

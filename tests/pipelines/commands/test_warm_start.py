@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
-from magrpo.policy import Policy
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.model.policy import Policy
 from pipelines.cli import main
 
 TINY = ["num_problems=64", "num_revisions=2", "num_steps=3", "hidden_size=32", "intermediate_size=32", "num_layers=1"]

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.pipelines.micro import command, start
-from tests.pipelines.training.test_resume import TIMED, Runs, assert_same
+from tests.training.test_resume import TIMED, Runs, assert_same
 
 _PR_SET_CHILD_SUBREAPER = 36
 _EMBEDDED = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"

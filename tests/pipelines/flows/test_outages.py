@@ -17,12 +17,12 @@ import pytest
 from mlflow import MlflowClient
 
 from magrpo.fleets.local import find_free_ports
-from magrpo.layout import Step
-from magrpo.store import Pointer
+from magrpo.run.layout import Step
+from magrpo.run.store import Pointer
 from magrpo.tracking.system import PREFIX
 from tests.pipelines.micro import command, start, write_config
-from tests.pipelines.training.test_resume import TIMED
 from tests.servers import answers
+from tests.training.test_resume import TIMED
 
 OUTAGE_S = 60.0
 
@@ -73,7 +73,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:
 
 def use(servers: tuple[str, str], gates: Mapping[int, Path]) -> None:
     """Report to these servers; iteration i does not end before the file ``gates[i]`` is there."""
-    from pipelines.training.stages import StageRunner
+    from magrpo.training.stages import StageRunner
 
     os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"] = f"{servers[0]}/api", servers[1]
     run_step = StageRunner.run_step

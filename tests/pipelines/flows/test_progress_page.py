@@ -10,11 +10,11 @@ from uuid import uuid4
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
+from magrpo.progress.state import Attempt, RunState, observe_attempt
 from magrpo.rewards.coding import CodingReward
-from magrpo.store import RunStore
+from magrpo.run.store import RunStore
 from pipelines.flows.progress_page import ProgressPage, artifact_key
-from pipelines.progress.state import Attempt, RunState, observe_attempt
 from tests.pipelines.micro import write_config
 
 

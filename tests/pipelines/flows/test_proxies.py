@@ -12,7 +12,7 @@ import httpx
 import pytest
 import requests
 
-from pipelines.environment import LOOPBACK, reach_loopback_directly
+from magrpo.process.environment import LOOPBACK, reach_loopback_directly
 from pipelines.flows.local_server import find_fault
 from tests.pipelines.micro import command, write_config
 

@@ -17,12 +17,12 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.utilities.callables import parameter_schema
 
 from magrpo.plugins import ConfigError
+from magrpo.process.children import list_family
 from pipelines.arguments import list_shipped
 from pipelines.flows.schedule import TITLES, build_deployed_schedule, build_schedule, describe_form, scheduled
 from pipelines.flows.sweep import swept
 from pipelines.flows.timetable import Timetable
 from pipelines.flows.train import train
-from pipelines.processes import list_family
 from tests.pipelines.micro import start, write_config
 from tests.processes import assert_all_end
 

@@ -24,21 +24,21 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.engines import EngineError
-from magrpo.layout import Step
 from magrpo.plugins import ConfigError
-from magrpo.store import Pointer
+from magrpo.process.children import find_running, list_family, send_signal
+from magrpo.run.layout import Step
+from magrpo.run.store import Pointer
 from pipelines.flows.local_server import LocalServer, ServerError
-from pipelines.processes import find_running, list_family, send_signal
 from tests.pipelines.micro import STAGES, command, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
-from tests.pipelines.training.test_resume import Runs, die_at_work, wait_at_work
 from tests.processes import assert_all_end
+from tests.training.test_resume import Runs, die_at_work, wait_at_work
 
 
 def fail(stage: str, times: int, error: type[Exception]) -> None:
     """Let the first calls of a stage fail in this process; retries come at once."""
     import pipelines.flows.train
-    from pipelines.training.stages import StageRunner
+    from magrpo.training.stages import StageRunner
 
     run_step = StageRunner.run_step
     left = times
@@ -380,7 +380,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def meet_in_the_middle() -> None:
     """Let an update and a rollout of the next iteration wait for each other; the rollout then fails once."""
-    from pipelines.progress.console import RunConsole
+    from magrpo.progress.console import RunConsole
 
     start_step, both, met = RunConsole.start_step, threading.Barrier(2, timeout=300), threading.Event()
 

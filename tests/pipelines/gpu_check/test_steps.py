@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from magrpo.config import load_config
+from magrpo.config.run import load_config
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.interfaces import Engine, Served
 from magrpo.planning.card import GIB

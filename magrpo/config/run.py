@@ -1,0 +1,436 @@
+"""The configuration of a run: one frozen tree, TOML in, resolved JSON out.
+
+Imports no heavy library: a plug-in's class is imported only when a configuration names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from magrpo.checks.envs import count_turns, list_acting, list_roles
+from magrpo.checks.rewards import check_maxima
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
+from magrpo.config.services import NotifyConfig, RegistryConfig, TrackingConfig
+from magrpo.plugins import (
+    ConfigError,
+    Section,
+    check_name,
+    plugin_field,
+    quote_error,
+    quote_value,
+    read_toml,
+    validate_config,
+)
+from magrpo.seeds import derive_seed
+from magrpo.types import Estimator, LossNorm, Normalize
+
+if TYPE_CHECKING:
+    from magrpo.interfaces import EnginePlugin, EnvPlugin, ProblemsPlugin, RewardPlugin, SandboxPlugin
+else:
+    ProblemsPlugin, EnvPlugin = plugin_field("problems"), plugin_field("env")
+    RewardPlugin = Annotated[plugin_field("reward"), AfterValidator(check_maxima)]
+    SandboxPlugin, EnginePlugin = plugin_field("sandbox"), plugin_field("engine")
+
+
+MAX_TURNS = 1000
+"""Maximum number of turns of an episode; more do not fit into any context window."""
+MAX_STEPS = 1_000_000
+"""Maximum number of steps of a run; every command lists them in memory."""
+MAX_NODES = 10_000_000
+"""Maximum number of completions, and of joint actions, of an iteration; they are held in memory."""
+
+
+class RolloutConfig(Section):
+    """The joint rollout."""
+
+    problems_per_iteration: int = Field(16, ge=1)
+    """Number of problems drawn in each iteration."""
+    group_size: int = Field(8, ge=1)
+    """G, the number of completions that each agent samples at a node."""
+    joint_mode: Literal["aligned", "crossed"] = "aligned"
+    """``aligned``: G joint actions, with completions paired by index; ``crossed``: every combination of completions."""
+    crossed_pairs: int | None = Field(None, ge=1)
+    """In crossed mode, number of joint actions scored at a node, chosen as a balanced random subset. None: all."""
+    tree: Literal["chains", "full", "best", "random"] = "chains"
+    """How joint actions continue in later turns. ``chains``: each by one, at K G completions per problem and agent;
+    ``full``: each by G, at G^K completions; ``best`` and ``random``: only one joint action of a node continues, by G.
+    These two are biased, because advantages then ignore the future."""
+    branching: int | None = Field(None, ge=1)
+    """In a full tree, number of joint actions of a node that continue, chosen as a random subset; at least 2. None:
+    all."""
+    termination_threshold: float | None = None
+    """End an episode at a joint action whose reward exceeds this value; the reward also counts for the remaining turns.
+    None: never."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the update computes log-probabilities at the same temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling threshold; 1 turns it off. Below 1 it biases the gradient unless ``keep_support`` is on."""
+    top_k: int = Field(0, ge=0)
+    """Number of most likely tokens to sample from; 0 turns top-k sampling off. Above 0 it biases the gradient unless
+    ``keep_support`` is on."""
+    keep_support: bool = False
+    """Record the tokens that remain after ``top_p`` and ``top_k``, and train the policy over these tokens only."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Maximum length of a completion, in tokens."""
+    leave_out_long: bool = False
+    """Leave out problems whose first prompt leaves no room in the context window for a completion of
+    ``max_new_tokens``. If false, a run with such a problem is refused before training."""
+
+    @model_validator(mode="after")
+    def _check_tree(self) -> RolloutConfig:
+        if self.crossed_pairs is not None and self.crossed_pairs % self.group_size:
+            raise ValueError(f"crossed_pairs must be a multiple of group_size ({self.group_size})")
+        if self.branching is not None and self.tree != "full":
+            raise ValueError(f'branching needs tree = "full", not {self.tree!r}: remove it, or set rollout.tree')
+        return self
+
+
+class AlgoConfig(Section):
+    """The algorithm: returns, advantages and loss."""
+
+    estimator: Estimator = "magrpo"
+    """Estimator of the group-relative advantage. ``maremax`` is biased, because its baseline depends on the sample."""
+    normalize: Normalize = "none"
+    """``std``: divide advantages by the standard deviation of their group; ``none``: do not."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount factor between turns, for rewards and for the loss of later turns. With 0 only the first turn trains."""
+    keep_best: bool = False
+    """Score an episode by its best turn instead of the sum of its turns: a later turn earns only its improvement over
+    the best earlier turn. Biased if you use the last answer, because it assumes that the best turn is known."""
+    loss_norm: LossNorm = "sequence_sum"
+    """How token losses are averaged (see docs/algorithm.md)."""
+    update_epochs: int = Field(1, ge=1)
+    """Number of passes over the samples of an iteration. Above 1 the loss uses the clipped probability ratio."""
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """The probability ratio is clipped at 1 - clip_low; used if ``update_epochs`` > 1."""
+    clip_high: float = Field(0.2, ge=0)
+    """The probability ratio is clipped at 1 + clip_high; used if ``update_epochs`` > 1."""
+    beta: float = Field(0.0, ge=0)
+    """Weight of the KL penalty (k3 estimate) to the frozen reference policy in the loss. 0: no penalty."""
+    importance_cap: float | None = Field(None, gt=0)
+    """Maximum importance weight of a token (trainer probability over engine probability). It corrects for an engine
+    with another precision and for samples of earlier weights (``train.lag``), but not for ``top_p`` and ``top_k``.
+    None: no correction."""
+    max_sampling_gap: float | None = Field(None, gt=0)
+    """Stop the run if an agent's ``sampling_gap`` on samples of the newest weights exceeds this value, which means that
+    the engine holds other weights. None: never."""
+    kernel: Literal["auto", "triton", "torch"] = "auto"
+    """Implementation of the loss. ``auto``: Triton on CUDA, torch elsewhere."""
+
+
+class OptimConfig(Section):
+    """AdamW, one optimizer for each agent."""
+
+    lr: float = Field(2e-5, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning-rate schedule after warm-up; ``linear`` and ``cosine`` reach 0 after the last iteration."""
+    warmup_iterations: int = Field(0, ge=0)
+    """Number of iterations over which the learning rate rises linearly from 0. A run with fewer iterations never
+    reaches the peak and prints a warning."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay of AdamW (decoupled)."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Maximum gradient norm of each agent; larger gradients are scaled down."""
+    micro_batch_tokens: int | Literal["auto"] = "auto"
+    """Number of tokens, with padding, in a forward and backward pass; affects only speed, memory and rounding.
+    ``auto``: 16384 on a GPU and 1024 on a CPU, whose caches hold their activations (with prompts of 1000 tokens or
+    more, set 4096)."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of layers for the backward pass and compute the layers again there. Gradients are the same;
+    it takes about a third more time and a fraction of the memory."""
+    keep: int = Field(1, ge=1)
+    """Number of newest checkpoints that keep their optimizer state; evaluated checkpoints always keep theirs. If the
+    newest is damaged, training continues from the one before it."""
+    lanes: int = Field(1, ge=1, le=4096)
+    """Number of partial sums of each agent's gradient, a power of two; update ranks divide them among themselves (see
+    docs/scale.md). It changes rounding, while the number of ranks does not."""
+
+    @field_validator("micro_batch_tokens", mode="before")
+    @classmethod
+    def _is_auto_or_positive(cls, value: object) -> object:
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise ValueError('must be a number of tokens, at least 1, or "auto"')
+        return value
+
+    def describe_long_warmup(self, num_iterations: int) -> str:
+        """A warning if a run of ``num_iterations`` ends during warm-up; otherwise an empty text."""
+        if not 0 < num_iterations < self.warmup_iterations:
+            return ""
+        return (
+            f"optim.warmup_iterations = {self.warmup_iterations} exceeds train.num_iterations = {num_iterations}: the "
+            f"learning rate ends at {self.lr * num_iterations / self.warmup_iterations:.3g}, below its peak of "
+            f"optim.lr = {self.lr:g}; for a short trial set optim.warmup_iterations=0"
+        )
+
+    def count_micro_batch_tokens(self, device: str) -> int:
+        """The number of tokens of a micro-batch on a type of device, "cpu" or "cuda"."""
+        if self.micro_batch_tokens == "auto":
+            return 1024 if device == "cpu" else 16384
+        return self.micro_batch_tokens
+
+    @field_validator("lanes")
+    @classmethod
+    def _is_power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError(f"must be a power of two, such as {1 << (value.bit_length() - 1)}, not {value}")
+        return value
+
+
+class TrainConfig(Section):
+    """The length of the run."""
+
+    num_iterations: int = Field(100, ge=0)
+    """Number of training iterations; each consists of rollout, score, credit and update."""
+    seed: int = Field(0, ge=0)
+    """Seed for everything random in the run."""
+    lag: Literal[0, 1, 2] = 0
+    """Number of updates by which the sampling weights lag behind; that many iterations are sampled and scored while an
+    update runs. 0: strictly on-policy. Above 0, set ``algo.importance_cap`` too."""
+    keep_weights: Literal["all", "evaluated"] = "all"
+    """Checkpoints that keep their weights. ``all``: every checkpoint; ``evaluated``: evaluated checkpoints and those
+    that the run still needs. The others can be computed again with ``--from-stage``, but you cannot ask, evaluate or
+    export them."""
+
+
+class EvalConfig(Section):
+    """Evaluation on held-out problems."""
+
+    every: int = Field(20, ge=1)
+    """Number of iterations between evaluations; the run also evaluates before and after training."""
+    num_samples: int = Field(4, ge=1)
+    """Number of joint trajectories sampled for each problem."""
+    max_problems: int | None = Field(None, ge=1)
+    """Maximum number of problems evaluated in each split, spread evenly over its levels or topics. None: all."""
+    stop_above: float | None = None
+    """End a trajectory as soon as its reward exceeds this value, in reward units. This is an oracle: the reward counts
+    hidden tests, which are unknown in real use. None: take every turn."""
+    seed: int = Field(1234, ge=0)
+    """Seed for the samples of all evaluations of a run, together with ``train.seed``."""
+
+
+REFERENCE = "naive"
+"""Name of the baseline row that all other rows are compared with."""
+
+
+class BaselineRow(Section):
+    """One row of a table of baselines: one way to answer, compared with the others."""
+
+    name: str
+    """Name of the row in files and metrics."""
+    title: str
+    """Title of the row in tables."""
+    env: EnvPlugin
+    """The environment: roles, prompts, turns and feedback."""
+    reward: RewardPlugin
+    """The reward of the answers."""
+    agents: tuple[AgentConfig, ...] = Field(min_length=1)
+    """Agents of the run, by name, with their role and weights in this row. Without ``start_from``, they are
+    untrained."""
+    max_new_tokens: int = Field(ge=1)
+    """Maximum length of a completion, in tokens."""
+    votes: Literal["none", "majority", "best"] = "none"
+    """Choose one of several answers: the ``majority`` by behaviour on the tests' inputs, or the ``best`` by reward."""
+    stop_above: float | None = None
+    """End a trajectory as soon as its reward exceeds this value, in reward units (an oracle). None: take every turn."""
+    max_tries: int = Field(1, ge=1)
+    """Maximum number of tries without feedback until a reward exceeds ``stop_above``. The last try counts, with the
+    tokens of all tries."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_name(value)
+
+    @model_validator(mode="after")
+    def _tries_end(self) -> BaselineRow:
+        if self.max_tries > 1 and (self.stop_above is None or self.votes != "none"):
+            raise ValueError("max_tries needs stop_above, the reward of a try that is good enough, and votes = 'none'")
+        return self
+
+
+class BaselinesConfig(Section):
+    """The table of ``magrpo evaluate --baselines``, which writes this section. A run with rows does not train."""
+
+    rows: tuple[BaselineRow, ...] = ()
+    """Rows of the table, in order."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Rows that cannot be computed, by name, with the reason."""
+    timed_problems: int = Field(16, ge=1)
+    """Number of held-out problems that each row answers one at a time to measure its response time."""
+
+
+def count_levels(rollout: RolloutConfig, num_acting: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Completions and joint actions of one problem's tree at each turn, if no episode ends early.
+
+    ``num_acting``: number of agents that act at each turn.
+    """
+    nodes = 1
+    for turn, agents in enumerate(num_acting):
+        group_size = 1 if turn and rollout.tree == "chains" else rollout.group_size
+        joint = group_size
+        if rollout.joint_mode == "crossed":
+            joint = min(group_size**agents, rollout.crossed_pairs or group_size**agents)
+        yield nodes * group_size * agents, nodes * joint
+        nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
+
+
+class RunConfig(Section):
+    """A whole training run."""
+
+    agents: tuple[AgentConfig, ...] = Field(min_length=1)
+    problems: ProblemsPlugin
+    """The problem set."""
+    env: EnvPlugin
+    """The environment: roles, prompts, turns and feedback."""
+    reward: RewardPlugin
+    """The reward of joint actions."""
+    sandbox: SandboxPlugin
+    """The sandbox that runs the agents' programs."""
+    engine: EnginePlugin
+    """The engine that generates completions."""
+    model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algo: AlgoConfig = AlgoConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    baselines: BaselinesConfig = BaselinesConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    registry: RegistryConfig = RegistryConfig()
+    notify: NotifyConfig = NotifyConfig()
+    root: Path = Path("runs")
+    """Folder that holds the run directories."""
+
+    @model_validator(mode="after")
+    def _can_be_computed(self) -> RunConfig:
+        turns = count_turns(self.env)
+        if turns > MAX_TURNS:
+            raise ValueError(f"env.num_turns = {turns:,}: an episode has at most {MAX_TURNS:,} turns")
+        num_steps = self.train.num_iterations * (2 * turns + 2)
+        if num_steps > MAX_STEPS:
+            raise ValueError(
+                f"train.num_iterations = {self.train.num_iterations:,} with env.num_turns = {turns:,} makes "
+                f"{num_steps:,} steps; a run has at most {MAX_STEPS:,}"
+            )
+        completions = joint_actions = 0
+        for turn, level in enumerate(count_levels(self.rollout, (len(list_acting(self.env, i)) for i in range(turns)))):
+            completions += level[0] * self.rollout.problems_per_iteration
+            joint_actions += level[1] * self.rollout.problems_per_iteration
+            if max(completions, joint_actions) > MAX_NODES:
+                raise ValueError(
+                    f"rollout: up to turn {turn + 1} an iteration has {completions:,} completions and "
+                    f"{joint_actions:,} joint actions; at most {MAX_NODES:,} of each are supported: lower "
+                    "rollout.group_size, problems_per_iteration or env.num_turns, or limit branching or crossed_pairs"
+                )
+        if self.eval.num_samples * turns > MAX_NODES:
+            raise ValueError(
+                f"eval.num_samples = {self.eval.num_samples:,}: at most {MAX_NODES // turns:,} are supported"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _agents_fill_roles(self) -> RunConfig:
+        names = [agent.name for agent in self.agents]
+        if len(set(names)) != len(names):
+            raise ValueError(f"agents: names must differ, got {', '.join(names)}")
+        if not any(agent.trained for agent in self.agents):
+            raise ValueError("agents: none is trained; set trained = true for at least one")
+        by_name = {agent.name: agent for agent in self.agents}
+        for name, holder in weight_holders(self.agents).items():
+            one, other = by_name[name], by_name[holder]
+            if (one.lr, one.trained) != (other.lr, other.trained):
+                raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both the same lr and trained")
+        wanted, given = sorted(list_roles(self.env)), sorted(agent.role for agent in self.agents)
+        if wanted != given:
+            message = f"agents: env {self.env.kind!r} needs one agent for each role {wanted}"
+            raise ValueError(f"{message}, got {quote_value(given)}")
+        acting = {role for turn in range(self.env.num_turns) for role in list_acting(self.env, turn)}
+        if sorted(acting) != wanted:
+            raise ValueError(
+                f"env: {self.env.kind!r} has the roles {wanted}, but the roles that act in its {self.env.num_turns} "
+                f"turns are {sorted(acting)}; see acting() and num_turns"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_train(self) -> RunConfig:
+        for agent in self.agents:
+            estimator = agent.estimator or self.algo.estimator
+            if self.rollout.group_size == 1 and agent.trained and estimator != "mareinforce":
+                raise ValueError(
+                    f"rollout: a group of 1 has no siblings, so agent {agent.name!r} with estimator {estimator!r} "
+                    'would never train; set group_size to 2 or more, or algo.estimator to "mareinforce"'
+                )
+        if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
+            raise ValueError(
+                "rollout: with branching = 1 no joint action is credited for later turns; set it to 2 or more, or "
+                'set tree = "chains", which continues every joint action at less cost'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _corrects_for_lag(self) -> RunConfig:
+        if self.train.lag and self.algo.importance_cap is None:
+            raise ValueError(
+                f"train.lag = {self.train.lag} trains on samples drawn from older weights; correct for that with "
+                "algo.importance_cap = 2, or set train.lag to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_have_agents(self) -> RunConfig:
+        known = {(agent.name, agent.model, agent.weights) for agent in self.agents}
+        for row in self.baselines.rows:
+            wanted, given = sorted(list_roles(row.env)), sorted(agent.role for agent in row.agents)
+            if wanted != given:
+                message = f"baselines: row {row.name!r} needs one agent for each role {wanted}"
+                raise ValueError(f"{message}, got {quote_value(given)}")
+            for agent in row.agents:
+                if (agent.name, agent.model, agent.weights) not in known:
+                    raise ValueError(
+                        f"baselines: row {row.name!r} uses agent {agent.name!r}, which is not one of the run's agents "
+                        "(its name, model and weights must match)"
+                    )
+        return self
+
+    @property
+    def own_estimators(self) -> dict[str, Estimator]:
+        """The estimator of each agent that has one of its own."""
+        return {agent.name: agent.estimator for agent in self.agents if agent.estimator is not None}
+
+    def seeded_eval(self) -> EvalConfig:
+        """``eval`` with a seed that also follows from ``train.seed``, so that runs do not share the luck of samples."""
+        return self.eval.model_copy(update={"seed": derive_seed("evaluate", self.eval.seed, self.train.seed)})
+
+    def resolved(self, *, secrets: bool = False) -> str:
+        """The whole tree as JSON, defaults included; :func:`load_resolved` reads it back if it has its ``secrets``."""
+        return self.model_dump_json(indent=2, context={"secrets": secrets})
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a TOML file and apply ``section.key=value`` overrides, such as ``agents.0.model=...``.
+
+    ``value`` is TOML (``3``, ``true``, ``[1, 2]``, ``"text"``); anything else is taken as text.
+
+    Raises:
+        ConfigError: the file, a key or a value is unusable; the message names it and the remedy.
+    """
+    return validate_config(RunConfig, read_toml(Path(path)), overrides, str(path))
+
+
+def load_resolved(text: str, source: str = "configuration") -> RunConfig:
+    """Read back what :meth:`RunConfig.resolved` wrote; ConfigError, naming ``source``, if the text is anything else."""
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: is not JSON: {quote_error(error)}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: is not a JSON object")
+    return validate_config(RunConfig, tree, (), source)

@@ -1,0 +1,4 @@
+"""Runs derived from other runs: evaluations, tables of baselines, and sweeps over settings and seeds.
+
+Begin with :mod:`magrpo.experiments.derive`.
+"""

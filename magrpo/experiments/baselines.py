@@ -1,0 +1,233 @@
+"""The baselines of section 5 of arXiv 2508.04652 and cross-play, each one entry of a table.
+
+An entry lists its differences from the run it is compared with: fields of the environment and the reward, and which
+agent takes each role with which weights. Rows that cannot be made for a run are left out, with the reason.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from magrpo.config.agents import AgentConfig
+from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
+from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, validate_config
+
+
+class LeftOut(Exception):
+    """A row cannot be made; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The agents of a run, before or after training."""
+
+    name: str
+    agents: tuple[AgentConfig, ...]
+
+    def agents_for(self, roles: Sequence[str]) -> list[AgentConfig]:
+        """The agents for ``roles``, in their order; a single role is taken by the last agent, ``main`` in coding."""
+        by_role = {agent.role: agent for agent in self.agents}
+        if len(roles) == 1:
+            return [by_role.get(roles[0], self.agents[-1])]
+        missing = [role for role in roles if role not in by_role]
+        if missing:
+            raise LeftOut(f"{self.name} has no agent in the role {missing[0]!r}")
+        return [by_role[role] for role in roles]
+
+    def partners_for(self, roles: Sequence[str]) -> list[AgentConfig]:
+        """As :meth:`agents_for`, several agents. Raises LeftOut for a single one."""
+        agents = self.agents_for(roles)
+        if len(agents) == 1:
+            raise LeftOut("a single agent has no partner")
+        return agents
+
+
+@dataclass(frozen=True, slots=True)
+class Teams:
+    """The teams that rows can take agents from. ``run``: the run after training, None for a configuration file."""
+
+    source: str
+    untrained: Team
+    run: Team | None
+    single: Team | None
+    partners: tuple[Team, ...]
+
+    @property
+    def trained(self) -> Team:
+        """The run after training. Raises LeftOut if there is none."""
+        if self.run is None:
+            raise LeftOut(f"{self.source} is a configuration, not a run: its agents are not trained")
+        return self.run
+
+
+Seating = Literal["untrained", "run", "single", "swap", "solo", "untrained_partner", "partners"]
+
+
+def seat_agents(
+    seating: Seating, teams: Teams, roles: Sequence[str]
+) -> Iterator[tuple[str, str, Sequence[AgentConfig]]]:
+    """Additions to the name and the title of an entry, and the agents in the order of the roles, for each row."""
+    match seating:
+        case "untrained":
+            yield "", "", teams.untrained.agents_for(roles)
+        case "run":
+            yield "", "", teams.trained.agents_for(roles)
+        case "single":
+            if teams.single is None:
+                raise LeftOut("needs a run that trained a single agent: --single-run RUN")
+            yield "", f" ({teams.single.name})", teams.single.agents_for(roles)
+        case "swap":
+            first, *others = teams.trained.partners_for(roles)
+            yield "", "", [*others, first]
+        case "solo":
+            for agent in teams.trained.partners_for(roles):
+                yield f"_{agent.name}", f": {agent.name} in every role", [agent] * len(roles)
+        case "untrained_partner":
+            for index, agent in enumerate(teams.trained.partners_for(roles)):
+                seats = teams.untrained.agents_for(roles)
+                seats[index] = agent
+                yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
+        case "partners":  # the first role of one run with the other roles of another
+            if not teams.partners:
+                raise LeftOut("needs another run: --partner RUN")
+            teams.trained.partners_for(roles)
+            pairs = itertools.product([teams.trained, *teams.partners], repeat=2)
+            for one, other in itertools.islice(pairs, 1, None):  # the first pair is the run itself
+                seats = [*one.agents_for(roles)[:1], *other.agents_for(roles)[1:]]
+                yield f"_{one.name}_{other.name}", f": {one.name} with {other.name}", seats
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An entry: how its rows differ from the run. A ``kind`` replaces the plug-in and keeps the fields both have."""
+
+    title: str
+    seating: Seating
+    env: Mapping[str, Any] = field(default_factory=dict)
+    reward: Mapping[str, Any] = field(default_factory=dict)
+    votes: Literal["none", "majority", "best"] = "none"
+    tasks: tuple[str, ...] = ()
+    """The kinds of reward it applies to; empty: every reward."""
+    blind: bool = False
+    """Its agents act at the same time, even where those of the run take turns."""
+    oracle: Literal["none", "stop", "retry"] = "none"
+    """``stop``: end a trajectory where its reward exceeds ``eval.stop_above``; None: where it is the largest.
+    ``retry``: the same, and start again where it does not, until there are as many tries as the run has turns."""
+
+
+CODING = ("coding", "solo", "team")
+SOLO = {"kind": "solo", "num_turns": 1}
+BASELINES: dict[str, Baseline] = {
+    "single": Baseline("single agent", "untrained", SOLO, {"kind": "solo"}, tasks=CODING),
+    "single_grpo": Baseline("single agent, GRPO", "single", SOLO, {"kind": "solo"}, tasks=CODING),
+    "naive": Baseline("naive concatenation", "untrained", {"num_turns": 1}, blind=True),
+    "sequential": Baseline("sequential pipeline", "untrained", {"kind": "sequential", "num_turns": 2}, tasks=CODING),
+    "discussion": Baseline("one-round discussion", "untrained", {"feedback": "discussion", "num_turns": 2}, blind=True),
+    "magrpo": Baseline("MAGRPO", "run"),
+    "one_turn": Baseline("MAGRPO, one turn", "run", {"num_turns": 1}),
+    "two_turns": Baseline("MAGRPO, two turns", "run", {"num_turns": 2}),
+    "oracle_stop": Baseline("MAGRPO, oracle stop", "run", oracle="stop"),
+    "retry": Baseline("MAGRPO, one turn, retry (oracle)", "run", {"num_turns": 1}, oracle="retry"),
+    "voting": Baseline("voting, single agent", "untrained", SOLO, {"kind": "solo"}, "majority", CODING),
+    "best_of": Baseline("best of k, single agent (oracle)", "untrained", SOLO, {"kind": "solo"}, "best", CODING),
+    "swap": Baseline("cross-play: roles exchanged", "swap"),
+    "solo": Baseline("cross-play", "solo"),
+    "untrained_partner": Baseline("cross-play", "untrained_partner"),
+    "partners": Baseline("cross-play", "partners"),
+}
+
+
+def parse_names(text: str) -> list[str]:
+    """The entries of ``--baselines``, ``all`` or names joined by commas, and those they need. Raises ConfigError."""
+    names = list(BASELINES) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in BASELINES:
+            raise ConfigError(f"--baselines {name!r}: {list_choices(name, [*BASELINES, 'all'])}")
+    needed = {REFERENCE, *(["single"] if any(BASELINES[name].votes != "none" for name in names) else [])}
+    return [name for name in BASELINES if name in needed or name in names]
+
+
+def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> RunConfig:
+    """The configuration of a run that makes the table. Raises ConfigError if no row can be made; it says why."""
+    rows: dict[str, BaselineRow] = {}  # by content
+    left_out: dict[str, str] = {}
+    for name in names:
+        try:
+            for row in _make_rows(name, config, teams):
+                first = rows.setdefault(row.model_dump_json(exclude={"name", "title"}), row)
+                if first is not row:
+                    left_out[row.name] = f"the same as {first.name}"
+        except LeftOut as reason:
+            left_out[name] = str(reason)
+        except ValidationError as error:
+            left_out[name] = error.errors()[0]["msg"].removeprefix("Value error, ")
+    if not rows:
+        raise ConfigError("\n".join(f"--baselines {name}: {reason}" for name, reason in left_out.items()))
+    tree = json.loads(config.resolved(secrets=True))
+    tree["baselines"] |= {"rows": [json.loads(row.model_dump_json()) for row in rows.values()], "left_out": left_out}
+    return validate_config(RunConfig, tree, [], "--baselines")
+
+
+def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
+    entry = BASELINES[name]
+    if entry.tasks and config.reward.kind not in entry.tasks:
+        raise LeftOut(f"it needs the reward {' or '.join(entry.tasks)}, not {config.reward.kind}")
+    at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
+    env = _change_plugin("env", config.env, {**entry.env, **at_once})
+    roles, num_turns = env.roles(), config.env.num_turns
+    stop_above = None
+    if entry.oracle != "none":
+        if num_turns == 1:
+            raise LeftOut("the run has a single turn, so there is no later turn to skip or to retry instead")
+        stop_above = config.eval.stop_above
+        if stop_above is None:  # just below the largest reward; a fraction is linear in the reward
+            least = float(config.reward.fraction(0.0))
+            stop_above = (1 - 1e-6 - least) / (float(config.reward.fraction(1.0)) - least)
+    for suffix, title, seats in seat_agents(entry.seating, teams, roles):
+        yield BaselineRow(
+            name=name + suffix,
+            title=entry.title + title,
+            env=env,
+            reward=_change_plugin("reward", config.reward, entry.reward),
+            agents=_load_weights(seats, roles, config.agents),
+            # One agent alone may write as much as all agents together.
+            max_new_tokens=config.rollout.max_new_tokens * (len(config.agents) if len(roles) == 1 else 1),
+            votes=entry.votes,
+            stop_above=stop_above,
+            max_tries=num_turns if entry.oracle == "retry" else 1,
+        )
+
+
+def _change_plugin(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:
+    """The plug-in with changed fields, or another plug-in with the fields that both have."""
+    changes = {key: value for key, value in changes.items() if getattr(plugin, key, None) != value}
+    cls = import_plugin(TABLES[section], changes["kind"]) if "kind" in changes else type(plugin)
+    unknown = next((key for key in changes if key not in cls.model_fields), None)
+    if unknown is not None:
+        raise LeftOut(f"{section} {plugin.kind!r} has no field {unknown!r}")
+    kept = {key: value for key, value in plugin.model_dump().items() if key in cls.model_fields}
+    return cls.model_validate(kept | changes)
+
+
+def _load_weights(
+    seats: Sequence[AgentConfig], roles: Sequence[str], pool: Sequence[AgentConfig]
+) -> tuple[AgentConfig, ...]:
+    """Agents of the run with the weights of ``seats``: each of the same base, and of the same name if it is free.
+
+    Only the run's agents have models; a row loads adapters or weights into them.
+    """
+    free, carriers = list(pool), list(seats)
+    names = [agent.name for agent in pool]
+    for position in sorted(range(len(seats)), key=lambda position: seats[position].name not in names):
+        seat = seats[position]
+        fitting = [agent for agent in free if (agent.model, agent.weights) == (seat.model, seat.weights)]
+        if not fitting:
+            raise LeftOut(f"the run has too few agents with the base model {seat.model} ({seat.weights})")
+        carrier = next((agent for agent in fitting if agent.name == seat.name), fitting[0])
+        carriers[position] = carrier.model_copy(update={"role": roles[position], "start_from": seat.start_from})
+        free.remove(carrier)
+    return tuple(carriers)

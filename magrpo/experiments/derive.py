@@ -1,0 +1,143 @@
+"""Runs derived from other runs: evaluations of a run's agents, alone or in a table of baselines.
+
+An evaluation is a run of no training iterations that starts from trained weights: the same stages, the same records.
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from magrpo.config.agents import AgentConfig
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
+from magrpo.config.services import RegistryConfig
+from magrpo.experiments.baselines import Team, Teams, parse_names, with_baselines
+from magrpo.planning.fit import check_place
+from magrpo.plugins import ConfigError, validate_config
+from magrpo.run.layout import checkpoint_weights, kept_iterations, list_iterations
+from magrpo.run.store import RunStore
+from magrpo.tracking.connection import tracking_uri
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The agents to evaluate: a run at a checkpoint (None: the last one), or a TOML file with untrained agents."""
+
+    run: str
+    checkpoint: int | None
+    root: Path
+    overrides: Sequence[str] = ()
+    place: Place | None = None
+    """Where the new run is to run. None: in one process."""
+
+    def load_file(self) -> RunConfig | None:
+        """The configuration in the file, without training; None for a run. Raises ConfigError for its checkpoint."""
+        if Path(self.run).suffix != ".toml":
+            return None
+        if self.checkpoint is not None:
+            raise ConfigError("--checkpoint needs the id of a run; a configuration has no checkpoints")
+        return load_config(self.run, [*self.overrides, "train.num_iterations=0", f"root={self.root}"])
+
+
+def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:
+    """The configuration of a run in ``root`` without training or registration, from the resolved ``tree`` of another.
+
+    Raises ConfigError if an override is unusable; the message starts with ``source``.
+    """
+    tree = tree | {"registry": RegistryConfig().model_dump(), "root": str(root)}
+    return validate_config(RunConfig, tree, [*overrides, "train.num_iterations=0"], source)
+
+
+def start_from(tree: dict[str, Any], weights: Path) -> None:
+    """Let every agent of a resolved configuration start from its folder in ``weights``."""
+    for agent in tree["agents"]:
+        agent["start_from"] = str(weights / agent["name"])
+
+
+def create_evaluation(source: Source, name: str | None) -> RunStore:
+    """The directory of a new run that evaluates ``source``. Raises ConfigError if that or an override is unusable."""
+    config = source.load_file()
+    if config is not None:
+        return _create_run(config, source, name)
+    run = RunStore.open(source.root, source.run)
+    iteration = _find_checkpoint(run, source.checkpoint)
+    tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
+    start_from(tree, checkpoint_weights(run, iteration))
+    name = name or _free_name(source.root, f"{source.run}-eval-{iteration}")
+    return _create_run(derive_config(tree, source.root, source.overrides, f"run {source.run}"), source, name)
+
+
+def create_baselines(
+    source: Source, baselines: str, name: str | None, single_run: str | None = None, partners: Sequence[str] = ()
+) -> RunStore:
+    """The directory of a new run that compares ``source`` with baselines (:mod:`magrpo.experiments.baselines`).
+
+    The run's own agents are those of ``source`` before training; rows with trained agents load them from their runs:
+    that of ``source``, ``single_run`` with a single agent, and ``partners``, whose agents act with those of the source.
+    Raises ConfigError if a name, a run, a checkpoint or an override is unusable, or no row can be made.
+    """
+    names, root = parse_names(baselines), source.root
+    trained = None
+    config = source.load_file()
+    if config is None:
+        run = RunStore.open(root, source.run)
+        tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
+        if tree["train"]["num_iterations"] == 0:
+            raise ConfigError(f"run {source.run} does not train; name the run that trained its agents, or a file")
+        trained = _team_of(run, source.checkpoint)
+        config = derive_config(tree, root, source.overrides, f"run {source.run}")
+    config = config.model_copy(update={"agents": tuple(map(_unshare_weights, config.agents))})
+    teams = Teams(
+        source=source.run,
+        untrained=Team("the run", config.agents),
+        run=trained,
+        single=None if single_run is None else _team_like(single_run, config, root),
+        partners=tuple(_team_like(partner, config, root) for partner in partners),
+    )
+    table = with_baselines(config, names, teams)
+    return _create_run(table, source, name or _free_name(root, f"{Path(source.run).stem}-baselines"))
+
+
+def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore:
+    """A new run directory. Raises ConfigError before there is one if its place or its tracking store is unusable."""
+    tracking_uri(config.tracking, config.root)
+    check_place(config, source.place or Place())
+    return RunStore.create(config, name)
+
+
+def _team_of(run: RunStore, checkpoint: int | None) -> Team:
+    """The agents of a run with the weights of a checkpoint, the last one by default."""
+    weights = checkpoint_weights(run, _find_checkpoint(run, checkpoint))
+    agents = map(_unshare_weights, run.config().agents)
+    return Team(run.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
+
+
+def _unshare_weights(agent: AgentConfig) -> AgentConfig:
+    """The agent with an adapter of its own, so that a row can change its weights alone."""
+    return agent.model_copy(update={"weights": "lora"}) if agent.weights == "shared" else agent
+
+
+def _team_like(run_id: str, config: RunConfig, root: Path) -> Team:
+    """The trained agents of a run whose adapters fit the models of ``config``."""
+    run = RunStore.open(root, run_id)
+    if run.config().lora != config.lora:
+        raise ConfigError(f"run {run_id}: its section lora differs, so its adapters do not fit the models of this run")
+    return _team_of(run, None)
+
+
+def _find_checkpoint(run: RunStore, iteration: int | None) -> int:
+    """``iteration`` if it has a checkpoint, or the last iteration that has one."""
+    known = kept_iterations(run)
+    if not known:
+        raise ConfigError(f"run {run.run_id} has no checkpoint yet")
+    if iteration is not None and iteration not in known:
+        raise ConfigError(f"--checkpoint {iteration}: run {run.run_id} has checkpoints {list_iterations(known)}")
+    return known[-1] if iteration is None else iteration
+
+
+def _free_name(root: Path, name: str) -> str:
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], numbered) if not (root / free).exists())

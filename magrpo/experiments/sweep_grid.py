@@ -1,0 +1,157 @@
+"""The runs of a sweep: every combination of some values, each with several seeds.
+
+The folder ``<root>/sweeps/<name>`` lists the runs; each run's own directory says whether it is finished, so a sweep is
+resumed by going through its runs again. Imports no prefect.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from magrpo.config.place import Place
+from magrpo.config.run import load_config, load_resolved
+from magrpo.files.writing import atomic_write
+from magrpo.planning.fit import check_place
+from magrpo.plugins import ConfigError, list_choices
+from magrpo.run.layout import is_finished, keep_place
+from magrpo.run.store import RunStore, check_run_name, read_json
+
+SWEEP_FILE = "sweep.json"
+_SLUG = 60
+"""Names of runs with longer values than this are numbered instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One run of a sweep. ``setting``: the values that make it differ, by key, as they were written."""
+
+    run_id: str
+    setting: dict[str, str]
+    seed: int
+    config: str
+    """Its resolved configuration, JSON."""
+
+    @property
+    def title(self) -> str:
+        """``algo.estimator=marloo``: what runs have in common that differ in their seed only."""
+        return " ".join(f"{key}={value}" for key, value in self.setting.items()) or "as configured"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Runs that belong together, in the order in which they are made."""
+
+    name: str
+    root: Path
+    children: tuple[Child, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "sweeps" / self.name
+
+    @property
+    def folder_store(self) -> RunStore:
+        """The sweep's folder as one that keeps a place: that of the runs not begun yet."""
+        return RunStore(self.root / "sweeps", self.name)
+
+    def store(self, child: Child) -> RunStore:
+        return RunStore(self.root, child.run_id)
+
+
+def plan_sweep(
+    config: Path, overrides: Sequence[str], settings: Sequence[str], seeds: int, name: str | None, root: Path | None
+) -> Sweep:
+    """The runs of a sweep; nothing is written. Raises ConfigError if a value cannot be used, or the name is taken.
+
+    Every combination of ``settings``, ``section.key=value,value,...``, runs with ``seeds`` seeds, ``train.seed`` first.
+    """
+    grid = dict(map(_parse_setting, settings))
+    if len(grid) < len(settings):
+        raise ConfigError("--set: a key is given twice; list all its values once: section.key=value,value")
+    fixed = [*overrides, *([f"root={root}"] if root else [])]
+    name = name or f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    # A run's name holds its values, or a number where those do not make names.
+    words = [
+        "".join("-" + re.sub(r"[^A-Za-z0-9_.]+", "-", v).strip("-") for v in setting.values())
+        for setting in combinations
+    ]
+    if len(set(words)) < len(words) or max(map(len, words)) > _SLUG:
+        words = [f"-{number:02}" for number in range(len(words))]
+    children = []
+    for setting, word in zip(combinations, words, strict=True):
+        changes = [*fixed, *(f"{key}={value}" for key, value in setting.items())]
+        first_seed = load_config(config, changes).train.seed
+        for seed in range(first_seed, first_seed + seeds):
+            resolved = load_config(config, [*changes, f"train.seed={seed}"])
+            children.append(Child(f"{name}{word}-s{seed}", setting, seed, resolved.resolved(secrets=True)))
+    sweep = Sweep(name, resolved.root, tuple(children))
+    taken = [sweep.folder, *(sweep.store(child).path for child in children)]
+    if clash := next((path for path in taken if path.exists()), None):
+        raise ConfigError(f"{clash} exists: choose another --name, or --resume {name}")
+    return sweep
+
+
+def _parse_setting(setting: str) -> tuple[str, list[str]]:
+    """The key and its values; a comma in brackets or quotes separates nothing."""
+    key, equals, text = setting.partition("=")
+    values = re.findall(r"""(?:[^,\["']|\[[^\]]*\]|"[^"]*"|'[^']*')+""", text)
+    if not key or not equals or not values:
+        raise ConfigError(f"--set {setting!r}: must be written section.key=value,value")
+    if key in ("train.seed", "root"):
+        raise ConfigError(f"--set {key}: use {'--seeds' if key == 'train.seed' else '--root'}")
+    return key, list(dict.fromkeys(value.strip() for value in values))
+
+
+def save_sweep(sweep: Sweep) -> None:
+    """Make the folder of the sweep, from which :func:`load_sweep` reads it."""
+    try:
+        sweep.folder.mkdir(parents=True)
+    except FileExistsError:  # another command was faster
+        raise ConfigError(f"{sweep.folder} exists: choose another --name, or --resume {sweep.name}") from None
+    tree = {"children": [asdict(child) for child in sweep.children]}
+    atomic_write(sweep.folder / SWEEP_FILE, json.dumps(tree, indent=1).encode())
+
+
+def load_sweep(root: Path, name: str) -> Sweep:
+    """A sweep that was begun. Raises ConfigError if there is none of this name."""
+    path = root / "sweeps" / check_run_name(name) / SWEEP_FILE
+    if not path.is_file():
+        known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
+        raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
+    return Sweep(name, root, tuple(Child(**child) for child in read_json(path)["children"]))
+
+
+def check_sweep_place(sweep: Sweep, place: Place | None) -> None:
+    """Raise ConfigError if an unfinished run of a sweep cannot run at ``place``."""
+    if place is not None:
+        for child in _list_unfinished(sweep):
+            check_place(load_resolved(child.config), place)
+
+
+def keep_sweep_place(sweep: Sweep, place: Place | None) -> None:
+    """Let the unfinished runs of a sweep run at ``place``; None leaves it as it is."""
+    if place is None:
+        return
+    for store in [sweep.folder_store, *map(sweep.store, _list_unfinished(sweep))]:
+        if store.path.exists():
+            keep_place(store, place)
+
+
+def _list_unfinished(sweep: Sweep) -> list[Child]:
+    return [child for child in sweep.children if not is_finished(sweep.store(child))]
+
+
+def show_sweep(sweep: Sweep) -> None:
+    """List the runs, and which of them are finished."""
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    width = max(len(child.run_id) for child in sweep.children)
+    for child in sweep.children:
+        state = "finished" if is_finished(sweep.store(child)) else ""
+        console.print(f"  {child.run_id:{width}}  {child.title}  train.seed={child.seed}  {state}".rstrip())

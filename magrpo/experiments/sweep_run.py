@@ -1,0 +1,200 @@
+"""Executing a sweep: its runs in turn, recorded in MLflow below a parent run, and the comparison of its settings."""
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from magrpo.config.run import load_resolved
+from magrpo.experiments.sweep_grid import Sweep
+from magrpo.process.environment import shorten_path
+from magrpo.reports import charts, figures, over_seeds
+from magrpo.reports.comparison import judge_settings
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
+from magrpo.reports.over_seeds import OVER_SEEDS, Settings, equal_bar_tables, hide_intervals
+from magrpo.reports.page import Block, Pictures, ReportTable, print_banners, print_tables, write_page
+from magrpo.run.layout import is_finished, keep_place, read_place
+from magrpo.run.store import RunStore
+from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
+from magrpo.tracking.spool import Spool
+from magrpo.types import HEADLINE, EvalReport, Interval
+
+_NOTE = (
+    "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has an interval "
+    "over problems instead, which says nothing about other seeds."
+)
+Averages = Mapping[str, Sequence[EvalReport]]
+"""The evaluations of each setting, averaged over its seeds."""
+
+
+def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
+    """Execute the unfinished runs in turn, also after failures, then compare all; returns the reasons of failures."""
+    config = load_resolved(sweep.children[0].config)
+    open_tracker = partial(MlflowTracker, config.tracking, sweep.root, sweep.name, sweep.folder, SWEEP_TAG)
+    values_tried: dict[str, dict[str, None]] = {}
+    for child in sweep.children:
+        for key, value in {**child.setting, "train.seed": str(child.seed)}.items():
+            values_tried.setdefault(key, {})[value] = None
+    parent = open_tracker()
+    parent.record_start()
+    parent.params({"runs": len(sweep.children)} | {key: ",".join(tried) for key, tried in values_tried.items()})
+    parent.flush()  # before the runs, which look for it
+    failures: dict[str, str] = {}
+    status = "FAILED"
+    try:
+        for number, child in enumerate(sweep.children, 1):
+            store = sweep.store(child)
+            already = ", finished already" if is_finished(store) else ""
+            console.print(f"\n[{number}/{len(sweep.children)}] {child.run_id}{already}", markup=False)
+            if already:
+                continue
+            try:
+                if not store.exists():
+                    RunStore.create(load_resolved(child.config).model_copy(update={"root": sweep.root}), child.run_id)
+                    keep_place(store, read_place(sweep.folder_store))
+                with closing(Spool(store.path)) as spool:
+                    if not spool.num_records:  # the first one: the run belongs to the sweep
+                        spool.append({"kind": "tags", "values": {PARENT_TAG: sweep.name}})
+                run_one(store)
+            except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
+                failures[child.run_id] = f"{type(error).__name__}: {error}".partition("\n")[0]
+                (sweep.folder / f"{child.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+                console.print(f"{child.run_id} failed: {failures[child.run_id]}", markup=False)
+        status = "FAILED" if failures else "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        parent = open_tracker()
+        for path in write_sweep_report(sweep, console):
+            parent.artifact(path, "sweep")
+        parent.close(status)
+    return failures
+
+
+def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
+    """Print the comparison of the runs that are finished and write it; the paths, none if no run is finished."""
+    done = finished_runs(sweep)
+    if not done:
+        return []
+    means = {title: over_seeds.average_evaluations(runs) for title, runs in done.items()}
+    parts = next(iter(done.values()))[0].config.reward.maxima
+    short = short_titles(sweep)
+    named = {short[title]: runs for title, runs in done.items()}
+    tables = [
+        *_evaluation_tables(named, {short[title]: reports for title, reports in means.items()}, parts),
+        *tables_over_seeds("Held-out problems, sampled, at the end of training", named),
+        _list_runs(sweep, done),
+    ]
+    best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(charts.COLOURS)]
+    shown = {short[title]: hide_intervals(means[title], len(done[title])) for title in means if title in best}
+    tokens = over_seeds.tokens_by_iteration({short[title]: done[title] for title in best}, shown)
+    split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
+    panels = charts.comparison_panels(shown, tokens)
+    pictures = charts.save_figure(charts.compose_figure(panels, OVER_SEEDS, rows=2), sweep.folder / "curves")
+    verdicts = [comparison.banner for comparison in judge_settings(named)]
+    blocks: list[Block] = [
+        *verdicts,
+        Pictures("Learning curves", panels, OVER_SEEDS),
+        Pictures("Parts of the return", charts.comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
+        *tables,
+    ]
+    page, rows = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
+    write_page(page, f"Sweep {sweep.name}", blocks)
+    _write_csv(rows, done, means)
+    print_tables([setting_table(named)], console)
+    print_banners(verdicts, console)
+    console.print(f"page: {shorten_path(page)}; sweep.csv and curves in the same folder", soft_wrap=True, markup=False)
+    return [page, rows, *pictures]
+
+
+def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
+    """The runs of each setting that went to their end, by its title."""
+    done: dict[str, list[EvaluatedRun]] = {}
+    for child in sweep.children:
+        if is_finished(sweep.store(child)):
+            done.setdefault(child.title, []).append(load_evaluated_run(child.run_id, sweep.store(child)))
+    return done
+
+
+def short_titles(sweep: Sweep) -> dict[str, str]:
+    """The name of each setting in pictures: its values, if they tell it from the others."""
+    names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
+    return names if len(set(names.values())) == len(names) else {title: title for title in names}
+
+
+def setting_table(settings: Settings) -> ReportTable:
+    """A line for each setting at the end of training, held-out problems: for a terminal of 60 columns."""
+    lines = []
+    for title, runs in settings.items():
+        summary = over_seeds.average_evaluations(runs)[-1].summary[HEADLINE]
+        shown = [name for name in over_seeds.COMPARED if name in summary]
+        cells = (over_seeds.format_over_seeds(name, summary[name], len(runs)) for name in shown)
+        lines.append((title, str(len(runs)), *(cell.replace(" [", "\n[") for cell in cells)))
+    note = "Held-out problems, sampled; percent of the maximum."
+    if all(len(runs) == 1 for runs in settings.values()):
+        note += " 95 % intervals over problems, which say nothing about other seeds."
+    elif all(over_seeds.has_interval(len(runs)) for runs in settings.values()):
+        note += " 95 % intervals for new seeds on new problems."
+    else:
+        note += f" {over_seeds.TOO_FEW_SEEDS}"
+    heads = ("setting", "seeds", *map(figures.quantity_title, shown))
+    return ReportTable("At the end of training", heads, lines, note)
+
+
+def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, int]]]:
+    """Each run with the index of its last evaluation."""
+    return {title: [(run, -1) for run in runs] for title, runs in settings.items()}
+
+
+def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
+    """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
+    yield from over_seeds.difference_tables(title, last_evaluations(settings))
+    if len(settings) > 1:
+        yield from over_seeds.equal_tokens_tables(settings)
+    yield from equal_bar_tables(settings)
+    yield over_seeds.budget_table(settings)
+
+
+def _evaluation_tables(done: Settings, means: Averages, parts: Iterable[str]) -> Iterator[ReportTable]:
+    last = {title: reports[-1].summary for title, reports in means.items()}
+    for key in figures.sort_summary_keys(shared_keys(list(last.values()))):
+        summaries = {title: summary[key] for title, summary in last.items()}
+        first = next(iter(summaries.values()))
+        shared = {name: first[name] for name in shared_keys(list(summaries.values()))}
+        columns = figures.shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
+        rows = [
+            (title, str(len(done[title])), *(_format_seeds(column, summary, len(done[title])) for column in columns))
+            for title, summary in summaries.items()
+        ]
+        heads = ("setting", "seeds", *map(figures.quantity_title, columns))
+        yield ReportTable(figures.summary_title(key), heads, rows, _NOTE if key == HEADLINE else "")
+
+
+def _format_seeds(quantity: str, summary: Mapping[str, Interval], num_seeds: int) -> str:
+    return over_seeds.format_over_seeds(quantity, summary[quantity], num_seeds)
+
+
+def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
+    ends = {run.store.run_id: run.last.summary[HEADLINE]["return"] for runs in done.values() for run in runs}
+    returns = {run_id: figures.format_interval("return", value) for run_id, value in ends.items()}
+    rows = [
+        (child.run_id, child.title, str(child.seed), returns.get(child.run_id, "not finished"))
+        for child in sweep.children
+    ]
+    note = "Held-out return, sampled, percent of the maximum; intervals over problems."
+    return ReportTable("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
+
+
+def _write_csv(path: Path, done: Settings, means: Averages) -> None:
+    """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
+    rows = (
+        (title, seed, *row)
+        for title, runs in done.items()
+        for seed, reports in [*((str(run.config.train.seed), run.reports) for run in runs), ("", means[title])]
+        for row in figures.evaluation_rows(reports)
+    )
+    figures.write_csv(path, ("setting", "seed", *figures.EVALUATION_COLUMNS), rows)

@@ -1,0 +1,125 @@
+"""Forward passes of a policy's model over a batch: hidden states, the head's weights, logits; probes of the model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from magrpo.model.collate import Batch, collate
+from magrpo.plugins import ConfigError
+from magrpo.types import Sample
+
+
+def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
+    """The last hidden states at the positions that predict the sampled tokens: the inputs of the head."""
+    output = model.base_model(
+        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
+    )
+    states: Tensor = output.last_hidden_state  # (R, L, D)
+    return states.flatten(0, 1).index_select(0, batch.predictors)
+
+
+def head_weights(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:
+    """The weight and bias that turn a hidden state into logits, active adapters included."""
+    layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    weight, bias = layer.weight, layer.bias
+    if isinstance(layer, LoraLinear) and not layer.disable_adapters:
+        weight = sum((layer.get_delta_weight(name) for name in layer.active_adapters), weight)
+    return weight, bias
+
+
+def token_logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
+    """The model's own logits at the positions that predict the sampled tokens."""
+    output = model(
+        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
+    )
+    logits: Tensor = output.logits  # (R, L, V)
+    return logits.flatten(0, 1).index_select(0, batch.predictors)
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Let layers keep only their inputs for backward, which computes each layer again. May be called twice.
+
+    transformers' own switch works in training mode alone, in which dropout would be on. Raises ConfigError if the
+    model has no layers that can.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"optim.gradient_checkpointing: {type(model).__name__} of {model.name_or_path!r} does not support "
+            "gradient checkpointing; set it to false"
+        )
+    for layer in layers:
+        if not isinstance(layer.forward, partial):
+            layer.forward = partial(_run_checkpointed, layer.forward)
+
+
+def _run_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class LogitMap(NamedTuple):
+    """How logits follow from the head's products ``z``: ``scale * soft_cap * tanh(z / soft_cap)``."""
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+    """None: ``scale * z``."""
+
+    def apply(self, products: Tensor) -> Tensor:
+        """The logits."""
+        capped = products if self.soft_cap is None else self.soft_cap * (products / self.soft_cap).tanh()
+        return self.scale * capped
+
+
+def find_logit_map(model: PreTrainedModel) -> LogitMap | None:
+    """How logits follow from a linear layer of the last hidden states; None: in a way not known here.
+
+    The configuration's words for it (Gemma's, Cohere's, Granite's) are believed if they give the model's own logits.
+    """
+    config = model.config.get_text_config().to_dict()
+    scale = config.get("logit_scale") or 1 / (config.get("logits_scaling") or 1)
+    stated = LogitMap(scale, config.get("final_logit_softcapping"))
+    probe = collate([_probe_sample(4)], [(0,)], model.device)
+    with torch.no_grad():
+        weight, bias = head_weights(model)
+        products = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias).float()
+        logits = token_logits(model, probe).float()
+    tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2
+    agrees = torch.allclose(stated.apply(products), logits, rtol=tolerance, atol=tolerance)
+    return stated if agrees else None
+
+
+def can_share_prompts(model: PreTrainedModel) -> bool:
+    """Whether completions of one prompt may share a row: the model honours the batch's mask and positions everywhere.
+
+    In half precision a GPU's kernels for rows with and without a mask differ by some percent after many layers, so the
+    states of a shared row must be twice as near to those of single rows as states without mask or positions are.
+    """
+    config = model.config.get_text_config().to_dict()
+    layer_types = config.get("layer_types") or ()
+    if config.get("sliding_window") is not None or any(kind != "full_attention" for kind in layer_types):
+        return False
+    probes = [_probe_sample(4), _probe_sample(3)]
+    with torch.no_grad():
+        apart = torch.cat([hidden_states(model, collate(probes, [(i,)], model.device)) for i in range(2)])
+        batch = collate(probes, [(0, 1)], model.device)
+        together = hidden_states(model, batch)
+        if model.dtype == torch.float32:
+            return torch.allclose(apart, together, rtol=1e-4, atol=1e-4)
+        faulty = (replace(batch, attention=None), replace(batch, position_ids=None))
+        smallest = min(float((hidden_states(model, fault) - apart).norm()) for fault in faulty)
+    return 2 * float((together - apart).norm()) < smallest
+
+
+def _probe_sample(length: int) -> Sample:
+    return Sample((2, 1, 3), tuple(range(length)), (0.0,) * length, 0.0, 0.0, 0, 0)

@@ -1,0 +1,281 @@
+"""The agents without their weights: tokenizers, prompts, stop tokens, context windows, and where matrix products run.
+
+Engines, rollout and servers need no more than this of the agents.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+from jinja2 import TemplateError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from magrpo.assets import locate_model, looks_like_folder
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
+from magrpo.plugins import ConfigError, quote_error, quote_value
+from magrpo.text import REPLACEMENT
+from magrpo.types import Message, Observation
+
+GENERATION_CONFIG = "generation_config.json"
+UNLOADABLE = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError),
+    *(SafetensorError, StrictDataclassError, UnpicklingError),
+)
+"""What libraries raise about files of a model that are missing, damaged, or for another version."""
+_UNRENDERABLE = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
+@dataclass(frozen=True)
+class _Agent:
+    config: AgentConfig
+    holder: str
+    """The agent whose weights this one acts with: itself, unless they share an adapter."""
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    max_length: int
+    vocab_size: int
+
+
+@dataclass
+class Lineup:
+    """The agents of a run, without weights. Made by :meth:`open`."""
+
+    device: torch.device
+    """Where the weights live, in whichever process."""
+    dtype: torch.dtype
+    """The dtype of frozen weights and of matrix products."""
+    lora: LoraConfig
+    chat_template: Literal["auto", "none"]
+    float32_logits: bool = False
+    """Whether logits are float32 where matrix products are not."""
+    _agents: dict[str, _Agent] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls, agents: Sequence[AgentConfig], model: ModelConfig, lora: LoraConfig, device: torch.device | None = None
+    ) -> Lineup:
+        """Load tokenizers and model configurations. ``device``: where weights live if not in this process.
+
+        Raises ConfigError if a base, its tokenizer or the device cannot be used.
+        """
+        device = device or device_of(model)
+        dtype = dtype_of(model, device)
+        float32_logits = model.head_dtype == "float32" and dtype != torch.float32
+        lineup = cls(device, dtype, lora, model.chat_template, float32_logits)
+        for named, holder in zip(agents, weight_holders(agents).values(), strict=True):
+            config = named.model_copy(update={"model": locate_model(named.model)})
+            tokenizer = _load_tokenizer(config)
+            base = load_pretrained(AutoConfig, "model", config)
+            window, vocab_size = _read_sizes(config, base)
+            stops = tuple(dict.fromkeys((tokenizer.eos_token_id, *_generation_stops(config, base))))
+            lineup._agents[config.name] = _Agent(config, holder, tokenizer, stops, window, vocab_size)
+        for name in lineup.agents:
+            lineup._check_template(name)
+        return lineup
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents, in the order of the config."""
+        return tuple(self._agents)
+
+    def config(self, agent: str) -> AgentConfig:
+        """The agent's section of the configuration, ``model`` located."""
+        return self._agents[agent].config
+
+    def base(self, agent: str) -> str:
+        """Folder or hub id of the agent's base model."""
+        return self._agents[agent].config.model
+
+    def weights(self, agent: str) -> Literal["lora", "full"]:
+        """Whether an adapter or a full copy trains."""
+        return "full" if self._agents[agent].config.weights == "full" else "lora"
+
+    def holder(self, agent: str) -> str:
+        """The agent whose weights this one acts with: itself, unless several share an adapter."""
+        return self._agents[agent].holder
+
+    def tokenizer(self, agent: str) -> PreTrainedTokenizerBase:
+        return self._agents[agent].tokenizer
+
+    def render(self, agent: str, observation: Observation) -> tuple[int, ...]:
+        """Token ids of an observation: through the chat template, or as plain text ended by a newline.
+
+        Messages quote what programs and other agents wrote: every agent's special tokens in them are replaced by a
+        replacement character, and so are lone surrogates, which no tokenizer takes. Raises ConfigError if the template
+        fails, or the tokenizer writes tokens that the base does not have.
+        """
+        entry = self._agents[agent]
+        token_ids = self._encode(entry, observation)
+        if max(token_ids, default=0) >= entry.vocab_size:
+            raise ConfigError(
+                f"agent {agent!r}: the tokenizer of {entry.config.model!r} produces token id {max(token_ids)}, but "
+                f"the model has only {entry.vocab_size} tokens: the tokenizer belongs to another model"
+            )
+        return token_ids
+
+    def _encode(self, entry: _Agent, observation: Observation) -> tuple[int, ...]:
+        tokenizer = entry.tokenizer
+        messages = [
+            {"role": message.role, "content": self._uncontrolled.sub(REPLACEMENT, message.content)}
+            for message in observation.messages
+        ]
+        if self.chat_template == "auto" and tokenizer.chat_template:
+            try:
+                return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+            except _UNRENDERABLE as error:
+                roles = ", ".join(message["role"] for message in messages)
+                raise ConfigError(
+                    f"agent {entry.config.name!r}: the chat template of {entry.config.model!r} cannot render messages "
+                    f'with the roles {roles}: {quote_error(error)}; fix it, or set model.chat_template = "none"'
+                ) from error
+        text = "".join(f"{message['content']}\n" for message in messages)
+        prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
+        return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
+
+    def _check_template(self, agent: str) -> None:
+        """Raise ConfigError if prompts do not depend on the message."""
+        entry = self._agents[agent]
+        one, other = (self._encode(entry, Observation((Message("user", text),))) for text in ("1", "two"))
+        if one == other:
+            raise ConfigError(
+                f"agent {agent!r}: {entry.config.model!r} renders every message to the same tokens; fix its tokenizer "
+                'or chat template, or set model.chat_template = "none"'
+            )
+
+    @cached_property
+    def _uncontrolled(self) -> re.Pattern[str]:
+        """Matches what must not reach a tokenizer from text: special tokens of every agent, lone surrogates."""
+        tokens = {token for agent in self._agents.values() for token in _list_special_tokens(agent.tokenizer)}
+        return re.compile("|".join(["[\ud800-\udfff]", *map(re.escape, sorted(tokens, key=len, reverse=True))]))
+
+    def find_unused_templates(self) -> str:
+        """What to warn of if a base has a chat template and ``model.chat_template`` is "none"; empty otherwise."""
+        bases = {entry.config.model for entry in self._agents.values() if entry.tokenizer.chat_template}
+        if self.chat_template == "auto" or not bases:
+            return ""
+        return (
+            f'model.chat_template = "none": prompts do not use the chat template of {", ".join(sorted(bases))}, and a '
+            "model trained to chat may continue a prompt instead of answering it; to use it: model.chat_template=auto"
+        )
+
+    def stop_token_ids(self, agent: str) -> tuple[int, ...]:
+        """Ids that end a completion: the tokenizer's and those of the model's generation config."""
+        return self._agents[agent].stop_token_ids
+
+    def max_length(self, agent: str) -> int:
+        """The context window, prompt and completion together, in tokens."""
+        return self._agents[agent].max_length
+
+    def release_cached_memory(self) -> None:
+        """Return torch's cached GPU memory of this process to the device, for others. No-op on CPU."""
+        if self.device.type == "cuda":
+            gc.collect()  # free tensors in reference cycles first
+            torch.cuda.empty_cache()
+
+
+def open_prompt_tokenizer(agent: AgentConfig, chat_template: Literal["auto", "none"]) -> PreTrainedTokenizerBase:
+    """The agent's tokenizer with a chat template that renders observations as :meth:`Lineup.render` does."""
+    tokenizer = _load_tokenizer(agent.model_copy(update={"model": locate_model(agent.model)}))
+    if chat_template == "none" or not tokenizer.chat_template:
+        bos = "{{ bos_token }}" if _begins_with_bos(tokenizer) else ""
+        tokenizer.chat_template = bos + "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
+    return tokenizer
+
+
+def device_of(model: ModelConfig) -> torch.device:
+    """The device the policies will live on. Raises ConfigError if CUDA is asked for and there is none."""
+    uses_cuda = model.device != "cpu" and torch.cuda.is_available()
+    if model.device == "cuda" and not uses_cuda:
+        raise ConfigError('model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"')
+    return torch.device("cuda" if uses_cuda else "cpu")
+
+
+def dtype_of(model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The dtype of frozen weights and of matrix products."""
+    is_half = model.dtype == "bfloat16" or (model.dtype == "auto" and device.type == "cuda")
+    return torch.bfloat16 if is_half else torch.float32
+
+
+def load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -> Any:
+    """``auto.from_pretrained`` of the agent's base, ``config.model``; ConfigError, naming the agent, if it fails.
+
+    Code that a model brings along is never run.
+    """
+    if looks_like_folder(config.model) and not Path(config.model).is_dir():
+        raise ConfigError(f"agent {config.name!r}: model = {config.model!r}: no such folder")
+    _hide_loading_bars()
+    try:
+        return auto.from_pretrained(config.model, trust_remote_code=False, **options)
+    except UNLOADABLE as error:
+        message = f"agent {config.name!r}: cannot load {noun} {config.model!r}: {quote_error(error)}"
+        raise ConfigError(message) from error
+
+
+def _hide_loading_bars() -> None:
+    """Let transformers load weights without a bar between the lines of a run; downloads keep theirs."""
+    shows_downloads = not are_progress_bars_disabled()
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # turns off the bars of downloads, too
+    if shows_downloads:
+        enable_progress_bars()
+
+
+def _begins_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer puts a beginning-of-sequence token before plain text by itself."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and tokenizer("").input_ids[:1] == [bos]
+
+
+def _list_special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return (added | set(tokenizer.all_special_tokens)) - {""}
+
+
+def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = load_pretrained(AutoTokenizer, "the tokenizer of", config)
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"agent {config.name!r}: the tokenizer of {config.model!r} has no end-of-sequence token; "
+            "set eos_token in its tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
+    """The context window and the number of tokens of a base model."""
+    text = base.get_text_config()
+    window, vocab_size = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))
+    if not (isinstance(window, int) and isinstance(vocab_size, int) and min(window, vocab_size) > 0):
+        keys = "max_position_embeddings and vocab_size"
+        raise ConfigError(f"agent {config.name!r}: {config.model!r} needs {keys} in its config.json")
+    return window, vocab_size
+
+
+def _generation_stops(config: AgentConfig, base: Any) -> list[int]:
+    """The end-of-sequence tokens of the model's generation config; without one, of its configuration."""
+    if (Path(config.model) / GENERATION_CONFIG).exists():
+        generation = load_pretrained(GenerationConfig, f"the {GENERATION_CONFIG} of", config)
+    else:
+        try:
+            generation = GenerationConfig.from_pretrained(config.model)
+        except OSError:
+            generation = GenerationConfig.from_model_config(base)
+    listed = generation.eos_token_id
+    stops = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    if not all(isinstance(stop, int) for stop in stops):
+        raise ConfigError(
+            f"agent {config.name!r}: {config.model!r}: eos_token_id in {GENERATION_CONFIG} must be token ids, "
+            f"not {quote_value(listed)}"
+        )
+    return stops

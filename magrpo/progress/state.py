@@ -1,0 +1,177 @@
+"""The progress of a run: its state, which console, notices and Prefect's page read, and its observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from magrpo.config.services import NotifyConfig
+from magrpo.interfaces import Reward
+from magrpo.plugins import ConfigError
+from magrpo.reports.budget import format_count
+from magrpo.run.layout import Step, first_missing, has_samples, steps
+from magrpo.run.store import RunStore
+
+_MAX_ERROR = 300
+"""Length of the description of an error, in characters."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """The progress of a run. Returns are fractions of the maximum."""
+
+    num_iterations: int
+    reward: Reward
+    """Gives the maxima of the joint reward and of its parts."""
+    step: Step | None = None
+    """The last step that began or ended; None before the first."""
+    under_way: dict[Step, None] = field(default_factory=dict)
+    """The steps under way; several with ``train.lag``."""
+    trained_iterations: int = 0
+    num_computed: int = 0
+    """Steps computed by this process, not found committed."""
+    training_return: float | None = None
+    """Of the newest iteration that has one."""
+    credited_iterations: int = 0
+    held_out_returns: dict[int, float] = field(default_factory=dict)
+    """By iteration."""
+    num_rows: int = 0
+    """Rows of a run of baselines; 0: it is none."""
+    finished_rows: int = 0
+    finished_lines: dict[Step, str] = field(default_factory=dict)
+    """The steps computed by this process in words: ``00007/update: 1.8 s``."""
+
+    @classmethod
+    def read(cls, store: RunStore) -> RunState:
+        """The state recorded in a run directory; the step is the first one that is left to compute."""
+        config = store.config()
+        state = cls(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows))
+        every, missing = steps(config), first_missing(config, store)
+        for step in every:
+            if store.is_committed(step.folder):
+                state.finish_step(step, store.stored_metrics(step.folder), reused=True)
+        if missing < len(every):
+            state.step = every[missing]
+        return state
+
+    def start_step(self, step: Step) -> None:
+        """Note that ``step`` is being computed."""
+        self.step = step
+        self.under_way[step] = None
+
+    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
+        """Note that ``step`` is committed."""
+        self.step = step
+        self.under_way.pop(step, None)
+        self.num_computed += not reused
+        figures = [f"{metrics.get(f'time/{step.stage}_s', 0.0):.1f} s"]
+        if step.stage == "credit" and "reward/joint" in metrics:
+            fraction = self.reward.fraction(metrics["reward/joint"])
+            if step.iteration > self.credited_iterations:
+                self.training_return, self.credited_iterations = fraction, step.iteration
+            figures.append(f"joint return {fraction:.1%}")
+        elif step.stage == "update":
+            self.trained_iterations = step.iteration
+        elif step.stage == "baseline":
+            self.finished_rows += 1
+        elif step.stage == "evaluate":
+            self.held_out_returns[step.iteration] = metrics["eval/return"]
+            figures.append(f"held-out return {metrics['eval/return']:.1%}")
+        name = step.title if step.happens_once or step.stage == "baseline" else step.folder
+        if not reused:
+            self.finished_lines[step] = f"{name}: {', '.join(figures)}"
+
+    def describe_done(self) -> str:
+        """``7/160``, the trained iterations; ``row 4 of 13``, the row under way, of a run of baselines."""
+        if self.num_rows:
+            return f"row {min(self.finished_rows + 1, self.num_rows)} of {self.num_rows}"
+        return f"{self.trained_iterations}/{self.num_iterations}"
+
+    def describe_resumption(self, step: Step) -> str:
+        """Where a resumed run continues: ``resuming after iteration 3``; ``step`` is the first one to compute."""
+        if self.num_rows and self.finished_rows:
+            return f"resuming after row {self.finished_rows} of {self.num_rows}"
+        if self.trained_iterations:
+            return f"resuming after iteration {self.trained_iterations}"
+        return f"resuming with {self._describe(step)}"
+
+    def describe_step(self) -> str:
+        """The steps under way, in words: ``rollout.0, iteration 7 of 160``, joined by semicolons."""
+        under_way = sorted(self.under_way, key=lambda step: step.iteration)
+        if not under_way and self.step is None:
+            return "starting"
+        return "; ".join(map(self._describe, under_way or filter(None, [self.step])))
+
+    def _describe(self, step: Step) -> str:
+        return step.title if step.happens_once else f"{step.title}, iteration {step.iteration} of {self.num_iterations}"
+
+    def describe_returns(self) -> str:
+        """Training and held-out returns, in words; empty before anything is measured."""
+        parts = [] if self.training_return is None else [f"training {self.training_return:.1%}"]
+        measured = list(self.held_out_returns.items())
+        for iteration, value in [*measured[:1], *measured[1:][-1:]]:
+            when = "before" if iteration == 0 else f"after {format_count(iteration, 'iterations')}"
+            parts.append(f"held-out {value:.1%} {when}")
+        return ", ".join(parts)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A process at work on a run."""
+
+    store: RunStore
+    notify: NotifyConfig
+    state: RunState
+    mlflow_page: Callable[[], tuple[str, str]] = lambda: ("", "")
+    """Returns the command that serves MLflow (empty for a server) and the address of the run's page, if known yet."""
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes the run."""
+        return f"magrpo train --resume {self.store.run_id} --root {self.store.path.parent}"
+
+
+class Observer(Protocol):
+    """Notified of an attempt's progress from within the loop, once at a time: must be quick, and must not raise."""
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """This process holds the run and has computed nothing yet."""
+
+    def step_finished(self, step: Step) -> None:
+        """``step`` was computed, or found committed; nothing to do by default."""
+        return
+
+    def team_promoted(self, text: str) -> None:
+        """The run's agents became the champion; ``text`` says why."""
+
+    def attempt_ended(self, error: BaseException | None) -> None:
+        """The attempt is over; ``error`` ended it early."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and message of an exception, on one line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:_MAX_ERROR] if first else type(error).__name__
+
+
+def was_refused(store: RunStore, error: BaseException) -> bool:
+    """Whether ``error`` is a mistake in the configuration that was found before the run sampled anything."""
+    return isinstance(error, ConfigError) and not has_samples(store)
+
+
+@contextmanager
+def observe_attempt(attempt: Attempt, observers: Sequence[Observer]) -> Iterator[None]:
+    """Notify ``observers`` of the start and the end of the block."""
+    for observer in observers:
+        observer.attempt_started(attempt)
+    ended_by: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        ended_by = error
+        raise
+    finally:
+        for observer in observers:
+            observer.attempt_ended(ended_by)

@@ -1,0 +1,70 @@
+"""Configurations by dotted key: flat tables, differences from the defaults, differences between runs."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from magrpo.config.run import RunConfig
+from magrpo.config.services import HIDDEN, SECRETS
+from magrpo.run.store import RunStore
+
+LOCATION_KEYS = ("root", "tracking.uri", "tracking.experiment", "notify.webhook", "notify.block", "notify.on")
+"""Keys that say where a run is recorded and announced; they do not change its results."""
+
+
+def flatten_config(config: RunConfig) -> dict[str, object]:
+    """The resolved configuration by dotted key: ``train.seed``, ``agents.0.name``. Secrets are hidden."""
+    return flatten_tree(json.loads(config.resolved()))
+
+
+def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
+    """The values of nested tables by dotted key, secrets hidden; items of a list of tables are numbered."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, object]]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, inner)
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            for index, inner in enumerate(value):
+                yield from walk(f"{prefix}.{index}", inner)
+        else:
+            yield prefix, value
+
+    flat = dict(walk("", tree))
+    return flat | {key: HIDDEN for key in SECRETS if flat.get(key)}
+
+
+def read_flat_config(folder: Path) -> dict[str, str]:
+    """The configuration in a run directory by dotted key, without validation: other versions' files are read, too.
+
+    Raises ConfigError if it is damaged, or no configuration of a run.
+    """
+    tree = RunStore(folder.parent, folder.name).config_file.read_tree()
+    return {key: str(value) for key, value in flatten_tree(tree).items()}
+
+
+def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
+    """``key = value (default ...)`` for each value that is not its default or has none; ``prefix`` starts the keys."""
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{prefix}{name}"
+        if isinstance(value, BaseModel):
+            yield from list_changed_values(value, f"{key}.")
+        elif isinstance(value, tuple) and value and all(isinstance(item, BaseModel) for item in value):
+            for index, item in enumerate(value):
+                yield from list_changed_values(item, f"{key}.{index}.")
+        elif name == "kind" or (field.default is PydanticUndefined and field.default_factory is None):
+            yield f"{key} = {value}"
+        else:
+            default = field.get_default(call_default_factory=True, validated_data={})
+            if value != default:
+                yield f"{key} = {value} (default {default})"
+
+
+def list_differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys whose values differ between flat configurations, without :data:`LOCATION_KEYS`."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if key not in LOCATION_KEYS and len({config.get(key) for config in configs}) > 1]

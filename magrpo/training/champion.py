@@ -1,0 +1,103 @@
+"""The champion of a registered model, fetched: to start a run from it, or to evaluate it as a run evaluates its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from magrpo.config.run import RunConfig
+from magrpo.experiments.derive import derive_config, start_from
+from magrpo.files.writing import atomic_write
+from magrpo.plugins import ConfigError
+from magrpo.run.config_file import CONFIG
+from magrpo.run.layout import START, describe_start, keep_place, read_place
+from magrpo.run.store import RunStore
+from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
+from magrpo.tracking.spool import Unavailable
+
+FETCHED = "champions"
+"""The folder of a run with the versions that it fetched, by number."""
+
+
+class RegistryError(RuntimeError):
+    """The registry cannot give what a run needs before it can start."""
+
+
+def start_from_champion(store: RunStore) -> str:
+    """Give a new run the champion's weights if it asks for them; returns a sentence saying so, or an empty text.
+
+    After this the run does not depend on the registry: the weights are in its directory, its configuration names them,
+    and ``start.json`` names the version. Raises ConfigError if an agent has weights to start from already, or the
+    champion has no such agents; RegistryError if MLflow does not answer.
+    """
+    if not (store.path / START).exists():
+        config = store.config()
+        if not config.registry.continue_from_champion:
+            return ""
+        _load_champion(store, config)
+    return f"the agents start from {describe_start(store)}"
+
+
+def _load_champion(store: RunStore, config: RunConfig) -> None:
+    assert config.registry.model is not None
+    given = {agent.name: agent.start_from for agent in config.agents if agent.start_from is not None}
+    fetched = {path.parent for path in given.values() if path.parent.parent == store.path / FETCHED}
+    if fetched:  # a kill came between the two files below
+        _note_start(store, config.registry.model, int(fetched.pop().name))
+        return
+    if given:
+        raise ConfigError(
+            f"agent {next(iter(given))!r}: start_from cannot be combined with registry.continue_from_champion"
+        )
+    registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
+    try:
+        champion = registry.find_champion()
+        if champion is None:
+            _note_start(store, registry.model, None)
+            return
+        folder = fetch_version(store, registry, champion)
+    except Unavailable as error:
+        raise RegistryError(f"registry.continue_from_champion: {error}") from error
+    there = sorted(agent["name"] for agent in json.loads((folder / CONFIG).read_bytes())["agents"])
+    wanted = sorted(agent.name for agent in config.agents)
+    if there != wanted:
+        raise ConfigError(
+            f"registry.continue_from_champion: version {champion.number} of {registry.model} has the agents "
+            f"{', '.join(there)}, but this run has {', '.join(wanted)}; use another registry.model"
+        )
+    agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
+    store.config_file.replace(config.model_copy(update={"agents": agents}))
+    _note_start(store, registry.model, champion.number)
+
+
+def _note_start(store: RunStore, model: str, version: int | None) -> None:
+    atomic_write(store.path / START, json.dumps({"model": model, "version": version}).encode())
+
+
+def fetch_version(store: RunStore, registry: ModelRegistry, version: TeamVersion) -> Path:
+    """The folder of a version in the run directory, downloaded unless it is there."""
+    folder = store.path / FETCHED / str(version.number)
+    folder.parent.mkdir(exist_ok=True)
+    registry.download_version(version, folder)
+    return folder
+
+
+def create_challenge(store: RunStore, config: RunConfig, team: Path, number: int, suffix: str) -> RunStore:
+    """A run that evaluates version ``number`` as ``config`` evaluates: made, or found. ``suffix`` goes to its name.
+
+    ``team`` is the folder of the version, with a folder for each agent; or one of a checkpoint of ``config``'s own run,
+    which has no ``config.json``. Raises ConfigError if its agents do not fit the environment of ``config``.
+    """
+    name, root = f"{store.run_id}-{suffix}", store.path.parent
+    if (root / name / CONFIG).exists():
+        return RunStore.open(root, name)
+    tree: dict[str, Any] = json.loads(config.resolved())
+    if (team / CONFIG).exists():
+        theirs = json.loads((team / CONFIG).read_bytes())
+        tree |= {"agents": theirs["agents"], "lora": theirs["lora"]}
+    start_from(tree, team)
+    evaluation = RunStore.create(derive_config(tree, root, [], f"version {number}"), name)
+    assert config.registry.model is not None
+    _note_start(evaluation, config.registry.model, number)
+    keep_place(evaluation, read_place(store))
+    return evaluation

@@ -1,0 +1,241 @@
+"""What a finished run prints: the verdict, where its time went and its files are, and the commands to type next."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from magrpo.config.run import RunConfig
+from magrpo.process.environment import find_command, shorten_path
+from magrpo.reports.budget import build_ledger, format_count
+from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
+from magrpo.reports.health import StageMetrics, answer_rows, list_advice, list_findings, list_warnings
+from magrpo.reports.origin import find_comparable_run
+from magrpo.reports.publish import REPORT
+from magrpo.reports.verdict import judge_evaluations
+from magrpo.run.layout import (
+    AGENTS,
+    checkpoint_weights,
+    committed_iterations,
+    makes_tables,
+    read_evaluations,
+    read_place,
+)
+from magrpo.run.store import RunStore
+from magrpo.tracking.wall_time import read_wall_time
+from magrpo.training.execute import Result, Timing
+from magrpo.types import EvalReport
+
+STYLES = {
+    "better": "green",
+    "better with reservations": "yellow",
+    "worse": "red",
+    "no reliable change": "yellow",
+    "measured once": "",
+}
+"""The colour of each verdict."""
+_LABEL = 9
+"""Columns of a label, ``result:`` and so on."""
+_TABLE = 76
+"""Columns of the closing table with its intervals."""
+
+
+def print_closing(result: Result, console: Console, *, brief: bool = False) -> None:
+    """Print results, where the artifacts are and what to type next; if ``brief``, only the verdict and the paths."""
+    store, config = result.store, result.store.config()
+    if brief and not makes_tables(config):
+        print_verdict(list(store.stage_metrics()), config, read_evaluations(store), console)
+        print_files(store, console)
+        return
+    console.print()
+    if makes_tables(config):
+        from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
+        from magrpo.reports.page import print_banners, print_tables  # matplotlib
+
+        table = BaselineTable(config, read_baselines(store, config))
+        print_tables([table.console_table()], console)
+        print_banners([table.judge_rows()], console)
+        for name, reason in config.baselines.left_out.items():
+            print_entry(console, "skipped:", f"{name}: {reason}")
+    else:
+        _print_results(store, config, console)
+    print_place(store, console)
+    print_entry(console, "time:", _describe_time(store, result.timing))
+    print_files(store, console)
+    _print_services(result, console)
+    print_commands("next:", suggest_commands(store), console)
+
+
+def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
+    """Print a label and its text; a terminal wraps the text between words, beside its label."""
+    width = max(_LABEL, len(label) + 1)
+    if not console.is_terminal:
+        console.print(f"{label:<{width}}{text}", markup=False, soft_wrap=True)
+        return
+    grid = Table.grid(padding=0)
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(label, Text(text, style))
+    console.print(grid, soft_wrap=False)
+
+
+def print_path(console: Console, label: str, path: Path) -> None:
+    """Print a label and a path on one line, which a terminal shows as a link."""
+    link = Style(link=path.as_uri()) if console.is_terminal else Style()
+    console.print(Text(f"{label:<{_LABEL}}").append(shorten_path(path), link), soft_wrap=True)
+
+
+def print_address(label: str, address: str, console: Console) -> None:
+    """Print a label and an address; a terminal that is too narrow shows the address below, without its query."""
+    link = Style(link=address) if console.is_terminal else Style()
+    line = Text(f"{label:<{_LABEL}}").append(address, link)
+    if console.is_terminal and len(line) > console.width:
+        if label:
+            console.print(label)
+        line = Text(address.partition("?")[0], link)
+    console.print(line, soft_wrap=True)
+
+
+def print_commands(label: str, commands: Mapping[str, str], console: Console) -> None:
+    """Print commands below each other, each with its comment where the lines have room for it."""
+    width = max(map(len, commands))
+    room = console.width if console.is_terminal else 200
+    shows_comments = _LABEL + width + 4 + max(map(len, commands.values())) <= room
+    for command, comment in commands.items():
+        print_command(label, f"{command:<{width}}  # {comment}" if shows_comments else command, console)
+        label = ""
+
+
+def print_command(label: str, command: str, console: Console) -> None:
+    """Print a command; a terminal that is too narrow continues it below, so that it can still be copied."""
+    lines = [command]
+    if console.is_terminal and _LABEL + len(command) > console.width:
+        lines = []
+        for part in re.split(r" (?=--)", command):
+            if lines and _LABEL + len(f"{lines[-1]} {part} \\") <= console.width:
+                lines[-1] += f" {part}"
+            else:
+                lines.append(f"  {part}" if lines else part)
+    text = " \\\n".join(f"{'' if i else label:<{_LABEL}}{line}" for i, line in enumerate(lines))
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def print_files(store: RunStore, console: Console) -> None:
+    """Print where the report and the agents of a run are, as far as they are there."""
+    if (store.path / REPORT).exists():
+        print_path(console, "report:", store.path / REPORT)
+    if not makes_tables(store.config()) and (agents := find_agents(store)) is not None:
+        print_path(console, "agents:", agents)
+
+
+def print_place(store: RunStore, console: Console) -> None:
+    """Print where a run runs, if not in one process."""
+    if not (place := read_place(store)).is_default:
+        print_entry(console, "place:", place.describe())
+
+
+def find_agents(store: RunStore) -> Path | None:
+    """The folder of the run's agents for others, or else of its last weights; None if it has none."""
+    if (store.path / AGENTS).is_dir():
+        return store.path / AGENTS
+    iterations = committed_iterations(store, "update")
+    return checkpoint_weights(store, iterations[-1]) if iterations else None
+
+
+def suggest_commands(store: RunStore) -> dict[str, str]:
+    """The commands that people want after a run, each with what it does; the last one is the most wanted."""
+    run, flags = shlex.quote(store.run_id), _root_flag(store)
+    magrpo = find_command("magrpo")
+    commands = {f"{magrpo} report {run}{flags}": "open the report"}
+    if makes_tables(store.config()):
+        return commands
+    if (other := find_comparable_run(store)) is not None:
+        commands[f"{magrpo} compare {shlex.quote(other)} {run}{flags}"] = "compare it with another run"
+    else:
+        commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "compare its agents with baselines"
+    return commands | {f"{magrpo} ask {run}{flags}": "give the agents a problem"}
+
+
+def _root_flag(store: RunStore) -> str:
+    """The flag by which commands find the run, with a space before it; empty for runs in the default folder."""
+    root = store.path.parent
+    return "" if root == Path("runs").resolve() else f" --root {shlex.quote(shorten_path(root))}"
+
+
+def print_answers(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+    """Print a table of the agents: length and faults of their answers, entropy and gradient norm."""
+    table = Table(box=box.SIMPLE_HEAD, title="held-out answers and updates, before -> after")
+    table.add_column("")
+    for agent in config.agents:
+        table.add_column(agent.name, justify="right")
+    for title, cells, _ in answer_rows(metrics, config, reports):
+        table.add_row(f"  {title}", *cells)
+    console.print(table)
+
+
+def print_verdict(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+    """Print the verdict on a run, what its return hides, and what to do about both, the most useful first."""
+    verdict = judge_evaluations(reports, config)
+    findings = list_findings(metrics, config, reports)
+    print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
+    for warning in list_warnings(findings, verdict.sentence):
+        print_entry(console, "warning:", warning, "yellow")
+    label = "advice:"
+    for advice in list_advice(findings, verdict.advice):
+        print_entry(console, label, advice)
+        label = ""
+
+
+def _print_results(store: RunStore, config: RunConfig, console: Console) -> None:
+    reports, metrics = read_evaluations(store), list(store.stage_metrics())
+    narrow = console.is_terminal and console.width < _TABLE
+    console.print(closing_table(reports, config.reward.maxima, start_title(config), narrow=narrow))
+    print_answers(metrics, config, reports, console)
+    print_verdict(metrics, config, reports, console)
+    budget = build_ledger(metrics)[-1]
+    if budget.updates:
+        print_entry(console, "budget:", format_budget(budget))
+
+
+def _describe_time(store: RunStore, timing: Timing) -> str:
+    """The wall time of the run, and of this attempt the seconds by what was done."""
+    wall_time = read_wall_time(store.path)
+    assert wall_time is not None, "a finished run has been started"
+    seconds_by_stage = {
+        stage: seconds - timing.loading_by_stage.get(stage, 0.0) for stage, seconds in timing.stages.items()
+    }
+    rest = timing.wall - sum(timing.loading.values()) - sum(seconds_by_stage.values())
+    shown = [f"{stage} {seconds:.0f} s" for stage, seconds in seconds_by_stage.items() if seconds >= 0.5]
+    lag = store.config().train.lag  # with one, stages run side by side: their seconds exceed the wall time
+    shown.append(f"everything else {rest:.0f} s" if not lag else "some of them at the same time")
+    attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
+    return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
+
+
+def _print_services(result: Result, console: Console) -> None:
+    store, config, magrpo = result.store, result.store.config(), find_command("magrpo")
+    if result.promotion is not None:
+        print_entry(console, "team:", str(result.promotion))
+    elif config.registry.model is not None and config.train.num_iterations:
+        print_entry(console, "team:", "not registered; to register it:")
+        print_command("", f"{magrpo} train --resume {store.run_id}{_root_flag(store)}", console)
+    if result.undelivered:
+        print_entry(
+            console,
+            "waiting:",
+            f"{format_count(result.undelivered, 'records')} for MLflow in the retry queue; to deliver them:",
+        )
+        print_command("", f"{magrpo} sync {store.run_id}{_root_flag(store)}", console)
+    command, page = result.mlflow_page
+    if command:
+        print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
+    print_address("" if command else "MLflow:", page, console)
+    if result.runs_page:  # whole on every terminal: its query chooses the columns
+        link = Style(link=result.runs_page) if console.is_terminal else Style()
+        console.print(Text(f"{'runs:':<{_LABEL}}").append(result.runs_page, link), soft_wrap=True)

@@ -1,0 +1,215 @@
+"""One attempt at a run, as a Prefect flow or ``--local``: opens what it needs, runs its steps, registers its team."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from time import perf_counter, time
+
+from magrpo.planning.fit import check_place
+from magrpo.process.signals import is_interrupt
+from magrpo.progress.activity import end_startup, show_activity
+from magrpo.progress.console import RunConsole
+from magrpo.progress.state import Attempt, Observer, RunState, observe_attempt
+from magrpo.reports.publish import publish_report
+from magrpo.run.config_diff import flatten_config
+from magrpo.run.layout import Step, hold_run, makes_tables, read_place
+from magrpo.run.store import Pointer, RunStore
+from magrpo.tracking.mlflow_runs import MlflowTracker
+from magrpo.tracking.provenance import collect_provenance
+from magrpo.training.champion import start_from_champion
+from magrpo.training.loop import Outcome, RunStep, run_steps
+from magrpo.training.promotion import Promotion, Undo, register_team, undo_on_error
+from magrpo.training.recorder import FLOW_RUN_URL, RunRecorder, describe_run
+from magrpo.training.stages import StageRunner
+
+WrapStep = Callable[[RunStep], RunStep]
+"""Wraps the function that runs a step, for example as Prefect tasks."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Timing:
+    """How an attempt spent its time, in seconds."""
+
+    wall: float = 0.0
+    """From the start of the command to the last stage."""
+    steps: float = 0.0
+    """From the first step to the last."""
+    loading: dict[str, float] = field(default_factory=dict)
+    """By what was loaded, before the first step and in stages."""
+    loading_by_stage: dict[str, float] = field(default_factory=dict)
+    """The part of ``stages`` that was spent loading."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Measured inside the wrapper of the steps."""
+    wrapped: dict[str, float] = field(default_factory=dict)
+    """Measured outside it."""
+    tracking: float = 0.0
+    """Spent by the loop in calls of the tracker."""
+
+    @property
+    def orchestration(self) -> float:
+        """Time inside the wrapper of the steps, outside the stages."""
+        return sum(self.wrapped.values()) - sum(self.stages.values())
+
+    @property
+    def loop(self) -> float:
+        """Time outside stages, orchestrator and tracker: the loop itself, mostly reading manifests.
+
+        With ``train.lag`` stages run side by side, which makes it too small.
+        """
+        return max(self.steps - sum(self.wrapped.values()) - self.tracking, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished run."""
+
+    store: RunStore
+    outcome: Outcome
+    timing: Timing
+    mlflow_page: tuple[str, str]
+    """The command that serves MLflow (empty for a server), and the address of the run's page."""
+    runs_page: str
+    """The address of MLflow's page that compares the runs; empty if MLflow was not reached."""
+    undelivered: int
+    """Tracking records not delivered to MLflow yet."""
+    mlflow_run_id: str
+    """Empty if MLflow was not reached."""
+    promotion: Promotion | None = None
+    """The registered version and the gate's decision; None: not registered, or not yet."""
+
+
+def execute(
+    root: Path,
+    run_id: str,
+    wrap: WrapStep,
+    tags: Mapping[str, str],
+    undo: Undo = undo_on_error,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run the steps of a run from the first uncommitted one on, and register its team.
+
+    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias. Raises ConfigError if there
+    is no such run, another process works on it, or its configuration is unusable here; RegistryError if it is to start
+    from the champion, and MLflow does not answer.
+    """
+    store = RunStore.open(root, run_id)
+    config = store.config()
+    attempt = Attempt(
+        store,
+        config.notify,
+        RunState(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows)),
+    )
+    with hold_run(store), observe_attempt(attempt, observers):
+        if mended := store.mend_config():
+            log.warning("%s", mended)
+        result = _run_loop(attempt, wrap, tags, observers)
+        if config.train.num_iterations and not makes_tables(config):
+            with show_activity("writing the agents' folder"):
+                from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
+
+                write_run_agents(store, result.outcome.checkpoint)
+        publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
+        promotion = register_team(
+            store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
+        )
+        if promotion is not None and promotion.promoted and promotion.fresh:
+            for observer in observers:
+                observer.team_promoted(str(promotion))
+        return replace(result, promotion=promotion)
+
+
+def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]) -> Result:
+    """Run the steps with everything they need open."""
+    store = attempt.store
+    start = start_from_champion(store)
+    config = store.config()  # now with the weights of the champion, if asked for
+    startup = end_startup()
+    timing = Timing(loading=startup.loading)
+    with RunConsole(attempt.state) as console:
+        place = read_place(store)
+        check_place(config, place)
+        if long_warmup := config.optim.describe_long_warmup(config.train.num_iterations):
+            log.warning("%s", long_warmup)
+        for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):
+            console.say(line)
+        root, began_s = store.path.parent, startup.began_s
+        tracker = MlflowTracker(config.tracking, root, store.run_id, store.path, began_s=began_s)
+        attempt.mlflow_page = tracker.mlflow_page
+
+        def describe(status: str) -> None:
+            tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
+
+        with _record_status(tracker, describe, timing, console, began_s):
+            tracker.params(flatten_config(config))
+            tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **place.list_tags(), **tags})
+            describe("RUNNING")
+            watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
+            recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
+            with watched, StageRunner(config, store, console, tracker.tags) as stages:
+                run_step = wrap(_watch_steps(stages.run_step, timing.stages, []))
+                run_step = _watch_steps(run_step, timing.wrapped, observers)
+                started = perf_counter()
+                outcome = run_steps(config, store, run_step, recorder, stages.abort_steps)
+                timing.steps = perf_counter() - started
+    return Result(
+        store,
+        outcome,
+        timing,
+        tracker.mlflow_page(),
+        tracker.runs_page(),
+        tracker.num_undelivered,
+        tracker.mlflow_run_id,
+    )
+
+
+@contextmanager
+def _record_status(
+    tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing, console: RunConsole, began_s: float
+) -> Iterator[None]:
+    """Record when the run began, how it ended, and what it spent loading; ``describe`` takes the status, too."""
+    status = "KILLED"  # by Ctrl-C, or cancelled by Prefect
+    try:
+        tracker.record_start(began_s)
+        yield
+        status = "FINISHED"
+    except Exception as error:
+        status = "KILLED" if is_interrupt(error) else "FAILED"
+        raise
+    finally:
+        timing.tracking = tracker.blocked_s
+        for (stage, name), seconds in console.loading.items():
+            timing.loading[name] = timing.loading.get(name, 0.0) + seconds
+            timing.loading_by_stage[stage] = timing.loading_by_stage.get(stage, 0.0) + seconds
+        console.show_work("delivering records to MLflow")
+        timing.wall = time() - began_s
+        tracker.record_end(status, timing.loading)
+        try:
+            describe(status)
+        finally:
+            tracker.flush()
+
+
+def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequence[Observer]) -> RunStep:
+    """Add up in ``seconds`` how long each stage takes, and notify ``observers`` after each step."""
+
+    one_at_a_time = Lock()  # with train.lag, steps run in several threads
+
+    def watched(step: Step, inputs: Sequence[Pointer]) -> Pointer:
+        started = perf_counter()
+        try:
+            pointer = run_step(step, inputs)
+            with one_at_a_time:
+                for observer in observers:
+                    observer.step_finished(step)
+            return pointer
+        finally:
+            stage = step.title.partition(".")[0]
+            with one_at_a_time:
+                seconds[stage] = seconds.get(stage, 0.0) + perf_counter() - started
+
+    return watched

@@ -1,0 +1,171 @@
+"""What a run records with the tracker: a description, and of each step metrics, artifacts, datasets and traces."""
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from magrpo.config.run import RunConfig
+from magrpo.interfaces import Tracker
+from magrpo.reports.budget import format_count
+from magrpo.reports.figures import format_difference, format_wall_time
+from magrpo.reports.health import list_advice, list_warnings, read_findings
+from magrpo.reports.verdict import read_verdict
+from magrpo.run import layout
+from magrpo.run.layout import Step
+from magrpo.run.store import Pointer, RunStore, merge_metrics, read_records
+from magrpo.tracking.wall_time import read_wall_time
+from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
+
+NOTE = "mlflow.note.content"
+"""The tag that MLflow shows as a run's description, in Markdown."""
+FLOW_RUN_URL = "prefect.flow_run_url"
+"""The tag that leads from a run in MLflow to its flow run."""
+_STATES = {"RUNNING": "Under way", "FINISHED": "Finished", "FAILED": "Stopped by an error", "KILLED": "Interrupted"}
+ItemT = TypeVar("ItemT")
+
+
+def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
+    """The tags that describe a run as its directory has it now; ``status`` is MLflow's."""
+    config, tags = store.config(), dict[str, str]()
+    agents = ", ".join(
+        f"`{agent.name}` ({agent.model.rstrip('/').rpartition('/')[2]}, {agent.weights})" for agent in config.agents
+    )
+    iterations = format_count(config.train.num_iterations, "iterations")
+    summary = (
+        f"**MAGRPO** on `{config.problems.kind}`, agents {agents}, {iterations}, "
+        f"seed {config.train.seed}. {_STATES[status]}."
+    )
+    lines = [summary, ""]
+    verdict = None if layout.makes_tables(config) else read_verdict(store)
+    if verdict is not None:
+        tags["verdict"] = verdict.word
+        if verdict.gain is not None:
+            tags["gain"] = format_difference(verdict.gain)
+        lines.append(f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}")
+        findings = read_findings(store)
+        lines += [f"- warning: {warning}" for warning in list_warnings(findings, verdict.sentence)]
+        lines += [f"- advice: {advice}" for advice in list_advice(findings, verdict.advice)]
+    place = layout.read_place(store)
+    at = "" if place.is_default else f", place: {place.describe()}"
+    lines += [f"- on `{socket.gethostname()}` in `{store.path}`{at}"]
+    if status == "FINISHED" and (wall_time := read_wall_time(store.path)) is not None:
+        lines.append(f"- took {format_wall_time(wall_time)}")
+    if status != "FINISHED":
+        lines.append(f"- resume with: `magrpo train --resume {store.run_id} --root {store.path.parent}`")
+    if flow_run_url:
+        lines.append(f"- [flow run in Prefect]({flow_run_url})")
+        tags[FLOW_RUN_URL] = flow_run_url
+    first_repeated = min(
+        (int(path.name) for path in store.path.glob("set-aside/*/*") if path.name.isdecimal()), default=None
+    )
+    if first_repeated is not None:
+        tags["magrpo.rewound"] = f"from iteration {first_repeated} on"
+        lines.append(
+            f"- computed again from iteration {first_repeated} on: where a step has two values, the later one counts"
+        )
+    return tags | {NOTE: "\n".join(lines)}
+
+
+class RunRecorder:
+    """Records each committed step. ``on_evaluation`` is called after every evaluation."""
+
+    def __init__(
+        self, config: RunConfig, store: RunStore, tracker: Tracker, on_evaluation: Callable[[], None] = lambda: None
+    ) -> None:
+        self._config, self._store, self._tracker = config, store, tracker
+        self._on_evaluation = on_evaluation
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Take the next step for the first one of the run; what was recorded before is not recorded twice."""
+        self._checkpoint: Pointer | None = None
+        self._outputs: dict[str, Pointer] = {}
+        """Outputs of the iteration so far, by the step's name."""
+        self._metrics: dict[str, float] = {}
+        """Metrics of the iteration so far."""
+
+    def record_step(self, step: Step, pointer: Pointer) -> None:
+        """Record a committed step; metrics are recorded once an iteration."""
+        store, tracker = self._store, self._tracker
+        folder = store.folder(pointer)
+        if step.stage == "prepare":
+            for split, path in layout.split_files(folder).items():
+                context = "training" if split == "train" else "evaluation"
+                sha = store.file_digest(pointer, path.name)
+                tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
+            tracker.artifact(folder, "problems")
+        elif step.stage == "start":
+            self._checkpoint = pointer
+        elif step.stage in ("report", "tables"):
+            if step.stage == "report":
+                tracker.metrics(store.metrics(pointer), step.iteration)
+            for path in sorted(folder.glob("*.*")):
+                tracker.artifact(path, "" if path.suffix == ".html" else "report")
+        else:
+            self._outputs[step.name] = pointer
+            merge_metrics(self._metrics, store.metrics(pointer))
+            if step.stage == "update":
+                self._checkpoint = pointer
+                self._trace_training(step.iteration)
+            else:
+                tracker.artifact(folder, pointer["dir"])
+        if step.stage == "evaluate":
+            assert self._checkpoint is not None
+            tracker.artifact(store.folder(self._checkpoint) / layout.WEIGHTS, f"checkpoints/{step.iteration:05d}")
+            self._trace_evaluation(step.iteration, pointer)
+            self._on_evaluation()
+        if step.stage == "evaluate" or (
+            step.stage == "update" and not layout.evaluates_after(self._config, step.iteration)
+        ):
+            self._finish_iteration(step.iteration)
+        elif step.stage == "baseline":
+            self._finish_iteration([row.name for row in self._config.baselines.rows].index(step.part))
+
+    def _finish_iteration(self, number: int) -> None:
+        self._tracker.metrics(self._metrics, number)
+        self._metrics, self._outputs = {}, {}
+
+    def _trace_training(self, iteration: int) -> None:
+        """Record the first trajectory of some of the iteration's problems."""
+        tracking, store = self._config.tracking, self._store
+        if not tracking.traces or iteration % tracking.trace_every:
+            return
+        turns = [
+            (self._outputs[f"rollout{name.removeprefix('score')}"], pointer)
+            for name, pointer in self._outputs.items()
+            if name.startswith("score.")
+        ]
+        levels = [layout.read_scored(store.folder(scored)) for _, scored in turns]
+        times = [TurnTimes(store.work_interval(sampled), store.work_interval(scored)) for sampled, scored in turns]
+        for root in spread_evenly(levels[0], tracking.traces):
+            trajectory = first_trajectory(root, levels)
+            self._tracker.trace(trajectory, iteration, times[: len(trajectory.steps)])
+
+    def _trace_evaluation(self, iteration: int, evaluation: Pointer) -> None:
+        """Record the first sampled trajectory of some held-out problems, the same at every evaluation of a run."""
+        path = self._store.folder(evaluation) / layout.TRAJECTORIES
+        if not self._config.tracking.traces or not path.exists():  # early versions kept no trajectories
+            return
+        sampled = [t for t in read_records(path, Trajectory) if (t.split, t.mode) == ("test", "sampled")]
+        interval = self._store.work_interval(evaluation)
+        for trajectory in spread_evenly(sampled, self._config.tracking.traces):
+            self._tracker.trace(trajectory, iteration, [TurnTimes(interval, interval)] * len(trajectory.steps))
+
+
+def spread_evenly(items: Sequence[ItemT], count: int) -> Sequence[ItemT]:
+    """At most ``count`` of the items, evenly spaced, starting with the first."""
+    return items[:: max(1, len(items) // count)][:count]
+
+
+def first_trajectory(
+    root: RolloutGroup[ScoredTurn], levels: Sequence[Sequence[RolloutGroup[ScoredTurn]]]
+) -> Trajectory:
+    """The trajectory from ``root`` along the first joint action that was continued, to its end."""
+    nodes = [root]
+    for level in levels[1:]:
+        place = root.problem.task_id, nodes[-1].path
+        children = [node for node in level if (node.problem.task_id, node.path[:-1]) == place]
+        nodes += children[:1]
+    path = (*nodes[-1].path, 0)
+    taken = tuple(TrajectoryStep.of(node, index) for node, index in zip(nodes, path, strict=True))
+    return Trajectory(root.problem, "train", "sampled", path, taken)

@@ -1,1 +1,0 @@
-"""Examples that run: each module is one page to read and to copy from."""

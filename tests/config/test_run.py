@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from magrpo.config.run import RunConfig, load_config, load_resolved
+from magrpo.plugins import SYNONYMS, ConfigError, build_plugin, check_name, import_plugin, quote_value, walk_fields
+from tests import plugins
+
+CONFIGS = sorted((Path(__file__).parents[2] / "pipelines" / "configs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
+def test_every_example_is_a_configuration(example: Path) -> None:
+    config = load_config(example)
+    assert load_resolved(config.resolved(secrets=True)) == config
+
+
+@pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
+def test_an_example_that_needs_a_gpu_asks_for_one(example: Path) -> None:
+    """With ``auto`` its models of billions of parameters would train in float32 on a CPU."""
+    needs_gpu = "# Needs a CUDA GPU" in example.read_text(encoding="utf-8")
+    assert load_config(example).model.device == ("cuda" if needs_gpu else "cpu")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(plugins.CONFIG)
+    return path
+
+
+def test_overrides_are_toml_or_text(path: Path) -> None:
+    config = load_config(
+        path, ["optim.lr=2e-4", "agents.1.model=other", "lora.target_modules=['q_proj']", "eval.max_problems=3"]
+    )
+    assert config.optim.lr == 2e-4
+    assert config.agents[1].model == "other"
+    assert config.lora.target_modules == ("q_proj",)
+    assert config.eval.max_problems == 3
+    assert config.train.seed == 0
+
+
+def test_an_agent_is_numbered_or_named(path: Path) -> None:
+    config = load_config(
+        path, ["agents.m.model=of main", "agents.0.model=of helper", "agents.h.name=x", "agents.1.lr=2"]
+    )
+    assert [(agent.name, agent.model, agent.lr) for agent in config.agents] == [
+        ("x", "of helper", None),
+        ("m", "of main", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "beginning"),
+    [
+        ("train.num_iteration=3", "on the command line: train.num_iteration: unknown key"),
+        ("agents.m.lr=-1", "on the command line: agents.1.lr: "),
+        ("optim.lr=inf", "on the command line: optim.lr: must be a finite number"),
+        ("agents.7.name=x", "on the command line: 'agents.7.name=x': "),
+        ("problems.kind=humanevil", "{path}, as changed on the command line: problems: unknown kind"),
+        ("rollout.group_size=1", "{path}, as changed on the command line: rollout: a group of 1"),
+        ("train.seed=1", "{path}: optim.lrr: unknown key"),
+    ],
+)
+def test_a_mistake_is_blamed_on_the_file_or_on_the_command_line(path: Path, override: str, beginning: str) -> None:
+    if override == "train.seed=1":
+        path.write_text(plugins.CONFIG.replace("lr =", "lrr ="))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [override])
+    assert str(caught.value).startswith(beginning.format(path=path))
+
+
+def test_synonyms_mean_keys_that_exist() -> None:
+    tree = {"problems": {"kind": "humaneval"}, "env": {"kind": "coding"}}
+    keys = {key.rpartition(".")[2] for key, _ in walk_fields(RunConfig, tree)}
+    assert {name for names in SYNONYMS.values() for name in names} <= keys
+
+
+def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
+    config = load_config(path, ["problems.size=9", "engine.text=bad"])
+    again = load_resolved(config.resolved())
+    assert again == config
+    assert isinstance(again.problems, plugins.ListedProblems)
+    assert again.problems.size == 9
+    assert again.engine.text == "bad"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.lrr=1", "optim.lrr: unknown key; did you mean 'lr'"),
+        ("num_iterations=3", "num_iterations: unknown key; did you mean 'train.num_iterations'[?]"),
+        ("num_iteration=3", "num_iteration: unknown key; did you mean 'train.num_iterations'[?]"),
+        ("seed=3", "seed: unknown key; did you mean 'train.seed' or 'eval.seed'[?]"),
+        ("lr=3", "lr: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
+        ("train.lr=3", "train.lr: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
+        ("size=3", "size: unknown key; did you mean 'problems.size'[?]"),
+        ("optim.learning_rate=3", "optim.learning_rate: unknown key; did you mean 'lr'[?]"),
+        ("learning_rate=3", "learning_rate: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
+        ("train.epochs=3", "train.epochs: unknown key; did you mean 'num_iterations'[?]"),
+        ("train.batch_size=3", "unknown key; did you mean 'rollout.problems_per_iteration'[?]"),
+        ("rollout.n=3", "rollout.n: unknown key; did you mean 'group_size'[?]"),
+        ("trian.seed=3", "trian: unknown key; did you mean 'train'"),
+        ("algo.estimator=margpo", "algo.estimator: unknown value 'margpo'; did you mean 'magrpo'[?] choices: "),
+        ("optim.lr=-1", "optim.lr: .*greater than 0, got -1"),
+        ("optim.lr=fast", "optim.lr: .*got 'fast'"),
+        ("optim", "an override is written section.key=value"),
+        ("agents.7.name=x", r"agents has no '7'; there are 2 agents: agents.0 \(h\), agents.1 \(m\)"),
+        ("agents.x.model=x", r"agents has no 'x'; there are 2 agents: agents.0 \(h\), agents.1 \(m\)"),
+        ("agents.-1.model=x", "agents has no '-1'"),
+        ("agents.0.name=m", "agents: names must differ"),
+        ("agents.0.role=boss", r"needs one agent for each role \['helper', 'main'\], got \['boss', 'main'\]"),
+        ("problems.kind=coopcod", "problems: unknown kind 'coopcod': did you mean 'coopcode'"),
+        ("problems.kind=tests.plugins:Missing", "cannot load kind 'tests.plugins:Missing'"),
+        ("problems.kind=tests.plugins:NotAPlugin", "is not a subclass of magrpo.plugins.Plugin"),
+        ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
+        ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),
+        ("rollout.branching=2", "branching needs tree = \"full\", not 'chains'"),
+        ("optim.lr=inf", r"optim.lr: must be a finite number, not inf"),
+        ("algo.importance_cap=inf", r"algo.importance_cap: must be a finite number"),
+        ("env.extra=[1.0, {a = nan}]", r"env.extra.1.a: must be a finite number, not nan"),
+        ("optim.lr=1e999", r"optim.lr: must be a finite number"),
+        (f"train.seed={2**63}", r"train.seed: must lie between -2.63 and 2.63"),
+        (f"train.seed={'9' * 5000}", r"train.seed: .*got '9*... \(5002 characters\)"),
+        (f"optim.lr={'[' * 10**5}", r"optim.lr: .*got '\[*... \(100002 characters\)"),
+        (f"{'a.' * 10**4}a=1", r"a.a.a.*: nested more than 40 deep"),
+        (f"{'a.' * 10**5}", r"'a\..* an override is written"),
+        (f"problems.kind={'x' * 10**5}", r"unknown kind 'x*... \(100002 characters\)"),
+        (f"{'x' * 10**5}=1", r"x*: unknown key"),
+        ("agents.0.model=a\0b", "agents.0.model: must not contain null characters"),
+        ("agents.0.model=\udcff", "agents.0.model: must not contain .* lone surrogates"),
+        ("problems.kind=..:x", r"cannot load kind '..:x': TypeError"),
+        ("problems.kind=:x", "cannot load kind ':x': ValueError: Empty module name"),
+        ("env.kind=tests.plugins:Engine", r"cannot be used as \[env\]: it has no num_turns, roles, acting, observe"),
+        ("rollout.group_size=1", "a group of 1 has no siblings, so agent 'h' with estimator 'magrpo' would never"),
+    ],
+)
+def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path, [override])
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("len(1)", "TypeError: object of type 'int' has no len"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("from magrpo.plugins import Plugin\nclass Mine(Plugin):\n    x: undefined", "NameError: name 'undefined'"),
+        ("import torch.no_such_module", "ModuleNotFoundError: No module named 'torch.no_such_module'"),
+    ],
+)
+def test_a_plugin_whose_module_fails_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    name = f"failing_plugin_{abs(hash(code))}"
+    (path.parent / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(path.parent)
+    with pytest.raises(ConfigError, match=f"problems: cannot load kind '{name}:Mine': {message}") as caught:
+        load_config(path, [f"problems.kind={name}:Mine"])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("scale", ["0", "-1", "inf", "nan", "1e999"])
+def test_a_reward_has_a_scale_that_can_be_divided_by(path: Path, scale: str) -> None:
+    with pytest.raises(ConfigError, match=r"reward.scale: (must be a finite number|.* greater than 0)"):
+        load_config(path, ["reward.kind=coding", f"reward.scale={scale}"])
+
+
+def test_a_line_much_too_long_loses_its_middle() -> None:
+    beginning, end = (
+        str(ConfigError(f"first{'x' * 10**5}last\nnext")).splitlines()[0].split(" ... (98409 characters) ... ")
+    )
+    assert (beginning[:6], end[-5:], len(beginning)) == ("firstx", "xlast", 800)
+
+
+def test_a_derived_seed_is_a_number_that_a_configuration_holds(path: Path) -> None:
+    largest = 2**63 - 1  # magrpo.seeds.derive_seed gives 63 bits
+    config = load_config(path, [f"eval.seed={largest}"])
+    assert load_resolved(config.resolved()).eval.seed == largest
+
+
+def test_a_thousand_mistakes_are_twenty_lines(path: Path) -> None:
+    with pytest.raises(ConfigError, match="and 981 more mistakes") as caught:
+        load_config(path, [f"a{i}=1" for i in range(1001)])
+    assert len(str(caught.value).splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not JSON"),
+        ('{"agents": ', "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ("[" * 10**5, "is not JSON: RecursionError"),
+        ("9" * 5000, "is not JSON: ValueError: Exceeds the limit"),
+        ('{"later": 1}', "later: unknown key"),
+        ('{"optim": {"lr": NaN}}', "optim.lr: must be a finite number"),
+    ],
+)
+def test_a_resolved_configuration_that_is_damaged_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"config.json: {message}"):
+        load_resolved(text, "config.json")
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "../../x", "/x", "-x", "_x", "a b", "a/b", "Jürgen", "x\n", "x" * 101])
+def test_names_of_agents_fit_files_and_metrics(path: Path, name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"agents.0.name: name .* cannot be used: a name consists of letters"
+    ) as caught:
+        load_config(path, [f"agents.0.name={json.dumps(name)}"])
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(load_config(path, [f"agents.0.name={'x' * 100}"]).resolved()) > 0
+
+
+def test_experiments_have_the_names_that_mlflow_takes(path: Path) -> None:
+    for name in ("a.b", "a b", "/Users/me@example.org/magrpo", "../../x", "Jürgen", "x" * 500):
+        assert load_config(path, [f"tracking.experiment={json.dumps(name)}"]).tracking.experiment == name
+    for name in ("", "  ", "x\n", "x" * 501):
+        with pytest.raises(ConfigError, match=r"tracking.experiment: an experiment's name has 1 to 500 printable"):
+            load_config(path, [f"tracking.experiment={json.dumps(name)}"])
+
+
+def test_a_reserved_name_is_refused_in_upper_case_too() -> None:
+    assert check_name("Sweep-1", "--name", {"sweeps"}) == "Sweep-1"
+    with pytest.raises(ConfigError, match="--name 'Sweeps' is reserved"):
+        check_name("Sweeps", "--name", {"sweeps"})
+
+
+def test_a_long_value_is_quoted_by_its_beginning() -> None:
+    assert quote_value("x") == "'x'"
+    assert quote_value("x" * 10**5) == f"'{'x' * 199}... (100002 characters)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["env.num_turns=1000000000"], "env.num_turns = 1,000,000,000: an episode has at most 1,000"),
+        (["train.num_iterations=1000000"], "with env.num_turns = 1 makes 4,000,000 steps; a run has at most"),
+        (["rollout.group_size=1000000"], "an iteration has 32,000,000 completions and 16,000,000 joint actions"),
+        (["rollout.problems_per_iteration=10000000"], "an iteration has 160,000,000 completions and 80,000,000 joint"),
+        (["env.num_turns=9", "rollout.tree=full"], "up to turn 7 an iteration has 76,695,808 completions"),
+        (["rollout.joint_mode=crossed", "rollout.group_size=1000"], "has 32,000 completions and 16,000,000 joint"),
+        (["eval.num_samples=100000000"], "eval.num_samples = 100,000,000: at most 10,000,000 are supported"),
+    ],
+)
+def test_absurd_sizes_are_refused_with_the_number(path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path, overrides)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_large_tree_with_limits_is_accepted(path: Path) -> None:
+    load_config(path, ["env.num_turns=9", "rollout.tree=full", "rollout.branching=2"])
+    load_config(path, ["rollout.joint_mode=crossed", "rollout.group_size=1000", "rollout.crossed_pairs=2000"])
+
+
+def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
+    load_config(path, ["rollout.group_size=1", "algo.estimator=mareinforce"])
+    mixed = ["rollout.group_size=1", "agents.0.estimator=mareinforce"]
+    with pytest.raises(ConfigError, match="agent 'm' with estimator 'magrpo' would never train"):
+        load_config(path, mixed)
+    load_config(path, [*mixed, "agents.1.trained=false"])
+
+
+def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
+    several = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=1"]
+    with pytest.raises(ConfigError, match="with branching = 1 no joint action is credited for later turns") as caught:
+        load_config(path, several)
+    assert len(str(caught.value).splitlines()) == 1
+    load_config(path, [*several, "algo.gamma=0"])
+
+
+def test_agents_that_share_weights_have_one_learning_rate(path: Path) -> None:
+    shared = ["agents.0.weights=shared", "agents.1.weights=shared"]
+    load_config(path, [*shared, "agents.0.lr=1e-3", "agents.1.lr=1e-3"])
+    with pytest.raises(ConfigError, match="share weights; give both the same lr"):
+        load_config(path, [*shared, "agents.0.lr=1e-3"])
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none.toml: no such file"):
+        load_config(tmp_path / "none.toml")
+    (tmp_path / "embedded.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"embeded.toml: no such file; did you mean .*/embedded.toml\?"):
+        load_config(tmp_path / "embeded.toml")
+    (tmp_path / "bad.toml").write_text("[optim\n")
+    with pytest.raises(ConfigError, match=r"bad.toml: cannot be read as TOML"):
+        load_config(tmp_path / "bad.toml")
+    for text in (f"a = {'[' * 10**5}", f"a = {'9' * 5000}", "a = '\xff'"):
+        (tmp_path / "bad.toml").write_text(text, encoding="latin-1")
+        with pytest.raises(ConfigError, match=r"bad.toml: cannot be read as TOML"):
+            load_config(tmp_path / "bad.toml")
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(ConfigError, match="agents: is required"):
+        load_config(tmp_path / "empty.toml")
+
+
+def test_registry_resolves_names_and_dotted_paths() -> None:
+    table = {"listed": "tests.plugins:ListedProblems"}
+    assert (
+        import_plugin(table, "listed") is import_plugin(table, "tests.plugins:ListedProblems") is plugins.ListedProblems
+    )
+    listed = "tests.plugins:ListedProblems"
+    assert build_plugin("problems", {"kind": listed, "size": 2}) == plugins.ListedProblems(kind=listed, size=2)
+    with pytest.raises(ValueError, match="needs a key 'kind'"):
+        build_plugin("problems", {})
+
+
+def test_a_lag_needs_an_importance_cap(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(plugins.CONFIG)
+    with pytest.raises(ConfigError, match=r"train.lag = 1 trains .* algo.importance_cap = 2") as caught:
+        load_config(path, ["train.lag=1"])
+    assert "\n" not in str(caught.value)
+    assert load_config(path, ["train.lag=1", "algo.importance_cap=2"]).train.lag == 1

@@ -1,0 +1,333 @@
+"""``magrpo evaluate --baselines``: which rows there are, what plays in them, and what the tables say."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from magrpo.config.run import BaselineRow, RunConfig, load_config
+from magrpo.experiments.derive import Source, create_baselines
+from magrpo.plugins import ConfigError, validate_config
+from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselines
+from magrpo.run.layout import read_evaluation
+from magrpo.run.store import RunStore
+from pipelines.cli import main
+from tests.pipelines.micro import write_config
+from tests.reports.pages import Page
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the runs ``a`` and ``b`` of one iteration each, and the table ``table`` of both."""
+    folder = tmp_path_factory.mktemp("baselines")
+    config = str(write_config(folder, iterations=1))
+    for name, seed in (("a", 0), ("b", 1)):
+        assert main(["train", config, f"train.seed={seed}", "--local", "--name", name]) == 0
+    arguments = ["--baselines", "all", "--partner", "b", "--name", "table", "--root", str(folder / "runs")]
+    assert main(["evaluate", "a", *arguments, "eval.num_samples=3", "--local"]) == 0
+    return folder / "runs"
+
+
+def rows_of(root: Path, run: str = "table") -> dict[str, BaselineRow]:
+    return {row.name: row for row in RunStore.open(root, run).config().baselines.rows}
+
+
+def seats(row: BaselineRow) -> list[tuple[str, str]]:
+    """Role, and RUN/AGENT whose weights are in it."""
+    return [
+        (a.role, "untrained" if a.start_from is None else f"{a.start_from.parents[4].name}/{a.start_from.name}")
+        for a in row.agents
+    ]
+
+
+def test_who_plays_in_every_row(root: Path) -> None:
+    rows = rows_of(root)
+    trained, untrained = {"helper": "a/helper", "main": "a/main"}, {"helper": "untrained", "main": "untrained"}
+    expected = {
+        "naive": untrained,
+        "magrpo": trained,
+        "two_turns": trained,
+        "swap": {"helper": "a/main", "main": "a/helper"},
+        "solo_helper": {"helper": "a/helper", "main": "a/helper"},
+        "solo_main": {"helper": "a/main", "main": "a/main"},
+        "untrained_partner_helper": {"helper": "a/helper", "main": "untrained"},
+        "untrained_partner_main": {"helper": "untrained", "main": "a/main"},
+        "partners_a_b": {"helper": "a/helper", "main": "b/main"},
+        "partners_b_a": {"helper": "b/helper", "main": "a/main"},
+        "partners_b_b": {"helper": "b/helper", "main": "b/main"},
+    }
+    two = {name: dict(seats(row)) for name, row in rows.items() if len(row.agents) == 2}
+    assert two == expected
+    assert {name: row.env.num_turns for name, row in rows.items() if row.env.num_turns != 1} == {"two_turns": 2}
+    assert {len(row.agents) for row in rows.values()} == {2}
+    left_out = RunStore.open(root, "table").config().baselines.left_out
+    assert left_out["one_turn"] == "the same as magrpo"
+    assert left_out["single"] == "it needs the reward coding or solo or team, not tests.plugins:Reward"
+    assert left_out["discussion"] == "env 'tests.plugins:Env' has no field 'feedback'"
+
+
+def test_rows_find_what_the_runs_found(root: Path) -> None:
+    """The weights in a row are those of the run: its own last evaluation comes out again, to the token."""
+
+    def played(run: str, stage: str) -> list[tuple[object, ...]]:
+        report = read_evaluation(RunStore.open(root, run).path / f"stages/{stage}")
+        return [(r.task_id, r.mode, r.returns, list(r.texts.values())) for r in report.rows if r.index < 2]
+
+    assert played("table", "00000/baseline.naive") == played("a", "00000/evaluate")
+    assert played("table", "00000/baseline.magrpo") == played("a", "00001/evaluate")
+    # The table draws with the seed of its own run, so of another one only what is greedy is the same.
+    greedy = [
+        [row for row in played(*of) if row[1] == "greedy"]
+        for of in (("table", "00000/baseline.partners_b_b"), ("b", "00001/evaluate"))
+    ]
+    assert greedy[0] == greedy[1]
+    assert played("table", "00000/baseline.swap") != played("a", "00001/evaluate")
+
+
+def test_tables(root: Path) -> None:
+    report = root / "table" / "stages" / "00000" / "report"
+    tree = json.loads((report / "baselines.json").read_text())
+    figures = {(f["row"], f["of"], f["quantity"]): f for f in tree["figures"]}
+    row = read_evaluation(RunStore.open(root, "table").path / "stages/00000/baseline.magrpo")
+    sampled = [r for r in row.rows if (r.split, r.mode) == ("test", "sampled")]
+    tasks = sorted({r.task_id for r in sampled})
+    by_hand = fmean(fmean(r.returns[-1] / 2 for r in sampled if r.task_id == task) for task in tasks)
+    found = figures["magrpo", "test/sampled", "return"]
+    assert found["value"]["mean"] == pytest.approx(by_hand)
+    reference = figures["naive", "test/sampled", "return"]
+    assert found["less_naive"]["mean"] == pytest.approx(by_hand - reference["value"]["mean"])
+    assert reference["less_naive"] is None
+    with (report / "baselines.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(figures)
+    page = Page((report / "baselines.html").read_text())
+    short = next(cells for rows in page.tables.values() for cells in rows if cells[0] == "MAGRPO")
+    assert short[1].startswith(f"{100 * by_hand:.1f} [")
+    assert "comparison with the paper" not in page.text.lower()
+    assert page.headings[0] == "Verdict"
+    assert "MAGRPO reaches " in page.text
+    assert 'aria-label="Joint return, percent of the maximum"' in (report / "baselines.html").read_text()
+    assert "Cross-play of runs: return with helper from" in page.text
+    for name in rows_of(root):
+        assert figures[name, "test/sampled", "seconds"]["value"]["low"] > 0
+    assert (
+        figures["two_turns", "test/sampled", "generated_tokens"]["value"]["mean"]
+        > (figures["magrpo", "test/sampled", "generated_tokens"]["value"]["mean"])
+    )
+
+
+def test_a_table_goes_on_where_it_stopped(root: Path) -> None:
+    stages = root / "table" / "stages" / "00000"
+    before = {path.name: path.stat().st_mtime_ns for path in stages.glob("*/_SUCCESS")}
+    shutil.rmtree(RunStore.open(root, "table").path / "stages/00000/report")
+    shutil.rmtree(RunStore.open(root, "table").path / "stages/00000/baseline.swap")
+    assert main(["train", "--resume", "table", "--root", str(root), "--local"]) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in stages.glob("*/_SUCCESS")}.keys() == before.keys()
+    assert (stages / "report" / "baselines.html").exists()
+
+
+def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--baselines", "magrpo,swap", "--name", "table-b", "--root", str(root), "eval.num_samples=3"]
+    assert main(["evaluate", "b", *arguments, "--local"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "table", "table-b", "--root", str(root), "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "left out: solo_helper: not in all of the runs" in said
+    tree = json.loads((tmp_path / "baselines.json").read_text())
+    figures = {(f["row"], f["of"], f["quantity"]): f for f in tree["figures"]}
+    assert {row for row, _, _ in figures} == {"naive", "magrpo", "swap"}
+    reports = [
+        json.loads((root / run / "stages/00000/report/baselines.json").read_text()) for run in ("table", "table-b")
+    ]
+    for name in ("value", "less_naive"):
+        of_each = [
+            f[name]["mean"]
+            for report in reports
+            for f in report["figures"]
+            if (f["row"], f["of"], f["quantity"]) == ("magrpo", "test/sampled", "return")
+        ]
+        assert figures["magrpo", "test/sampled", "return"][name]["mean"] == pytest.approx(fmean(of_each))
+    text = (tmp_path / "baselines.html").read_text()
+    assert "means of 2 runs: too few seeds for an interval, which takes 3" in text
+    assert "too few seeds for an interval)." in " ".join(said.split())
+    assert "[" not in said
+    assert main(["compare", "table", "a", "--root", str(root)]) == 2
+    assert "run table compares baselines, but the others do not" in capsys.readouterr().err
+    assert main(["evaluate", "b", "--baselines", "magrpo", "--name", "other", "--root", str(root), "--local"]) == 0
+    (root / "other/stages/00000/baseline.magrpo/_SUCCESS").unlink()
+    assert main(["compare", "table", "other", "--root", str(root)]) == 2
+    assert "run other is not finished" in capsys.readouterr().err
+
+
+def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
+    config = RunStore.open(root, "table").config()
+    rows = read_baselines(RunStore.open(root, "table"), config)
+    by_name = {result.row.name: result for result in rows}
+    table = BaselineTable(config, [replace_return(by_name["naive"], 0.2), replace_return(by_name["magrpo"], 0.9)])
+    banner = table.judge_rows()
+    assert banner.word == "clear winner"
+    assert banner.sentence == (
+        "MAGRPO reaches 90.0 % of the maximum; naive concatenation reaches 20.0 "
+        "(difference +70.0 percentage points, [+70.0, +70.0])."
+    )
+    cells = table.console_table().rows[1]
+    assert cells[:3] == ("MAGRPO", "90.0\n[90.0, 90.0]", "+70.0\n[+70.0, +70.0]")
+    oracle = by_name["swap"].row.model_copy(update={"stop_above": 1.0})
+    helped = replace_return(replace(by_name["swap"], row=oracle), 1.0)
+    banner = BaselineTable(config, [*table.rows, helped, replace_return(by_name["solo_main"], 0.95)]).judge_rows()
+    assert banner.sentence.startswith(
+        "cross-play: main in every role reaches 95.0 % of the maximum; MAGRPO reaches 90.0"
+    )
+
+
+def replace_return(result: BaselineResult, value: float) -> BaselineResult:
+    """The row with the same return on every problem."""
+    changed = replace(result)
+    for means in changed.means.values():
+        means["return"] = dict.fromkeys(means["return"], value)
+    return changed
+
+
+ALONE = "def f(n):\\n    return n"
+CODING = [
+    "env.kind=coding",
+    "env.prompt=bare",
+    "reward.kind=coding",
+    f'engine={{kind="tests.plugins:Engine", text="{ALONE}"}}',
+]
+
+
+def test_rows_of_one_agent_are_compared_on_what_is_common(root: Path) -> None:
+    """Of a configuration: an agent that writes the whole program every time, alone and beside one that should help."""
+    config = str(root.parent / "run.toml")
+    names = "voting,best_of,magrpo,discussion,sequential,single_grpo"
+    name = "of-a-configuration"
+    arguments = ["--baselines", names, "--root", str(root), "--local", "--name", name]
+    assert main(["evaluate", config, *CODING, *arguments]) == 0
+    rows = rows_of(root, name)
+    assert list(rows) == ["single", "naive", "sequential", "discussion", "voting", "best_of"]
+    assert [(rows[name].agents[0].name, seats(rows[name])) for name in ("single", "voting")] == [
+        ("main", [("solo", "untrained")])
+    ] * 2
+    assert (rows["single"].max_new_tokens, rows["naive"].max_new_tokens) == (2 * 6, 6)
+    assert (rows["discussion"].env.num_turns, rows["discussion"].env.feedback) == (2, "discussion")
+    left_out = RunStore.open(root, name).config().baselines.left_out
+    assert "not trained" in left_out["magrpo"]
+    assert "--single-run" in left_out["single_grpo"]
+    stages = root / name / "stages" / "00000"
+    votes = json.loads((stages / "baseline.voting" / "_SUCCESS").read_text())["metrics"]["baseline/voting/votes"]
+    assert votes == 4, "two turns of two agents, all texts of one length"
+    assert rows["sequential"].env.kind == "sequential"
+    tree = json.loads((stages / "report" / "baselines.json").read_text())
+    mean = {(f["row"], f["quantity"]): f["value"]["mean"] for f in tree["figures"] if f["of"] == "test/sampled"}
+    assert ("single", "return") not in mean
+    assert ("single", "cooperation") not in mean
+    parts = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
+    for name in rows:
+        common = sum(mean[name, part] * maximum for part, maximum in parts.items()) / sum(parts.values())
+        assert mean[name, "common"] == pytest.approx(common)
+    assert mean["single", "structure"] == 1.0
+    assert mean["naive", "structure"] == pytest.approx(0.6), "no helper function"
+
+
+def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) -> None:
+    overrides = ["env={kind='sequential', prompt='bare'}", "reward.kind=coding", "agents.0.start_from=somewhere"]
+    source = Source(str(root.parent / "run.toml"), None, root, overrides)
+    store = create_baselines(source, "all", None)
+    rows = rows_of(root, store.run_id)
+    assert {
+        name: (rows[name].env.kind, rows[name].env.num_turns) for name in ("naive", "sequential", "discussion")
+    } == {
+        "naive": ("coding", 1),
+        "sequential": ("sequential", 2),
+        "discussion": ("coding", 2),
+    }
+    assert {row.env.prompt for row in rows.values()} == {"bare"}
+    assert rows["naive"].agents[0].start_from == Path("somewhere"), "what the run's agents were before training"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a", "--baselines", "nave"], "did you mean 'naive'"),
+        (["a", "--partner", "b"], "need --baselines"),
+        (["table", "--baselines", "all"], "run table does not train"),
+        (["a", "--baselines", "all", "--partner", "c"], "no run 'c'"),
+        (["a", "--baselines", "all", "lora.rank=4", "--partner", "b"], "section lora differs"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(
+    root: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", *arguments, "--root", str(root), "--local"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_agents_that_shared_an_adapter_play_apart(root: Path) -> None:
+    shared = ["agents.0.weights=shared", "agents.1.weights=shared"]
+    config = str(root.parent / "run.toml")
+    assert main(["train", config, *shared, "train.num_iterations=1", "--local", "--name", "shared"]) == 0
+    arguments = ["--baselines", "magrpo,untrained_partner", "--name", "apart", "--root", str(root), "--local"]
+    assert main(["evaluate", "shared", *arguments]) == 0
+    rows = rows_of(root, "apart")
+    first, second = load_config(config).agents
+    assert seats(rows[f"untrained_partner_{first.name}"]) == [
+        (first.role, f"shared/{first.name}"),
+        (second.role, "untrained"),
+    ]
+    assert {agent.weights for agent in RunStore.open(root, "apart").config().agents} == {"lora"}
+
+
+def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path) -> None:
+    config = str(root.parent / "run.toml")
+    turns = ["env.num_turns=2", "train.num_iterations=1", "rollout.termination_threshold=-1"]
+    assert main(["train", config, *turns, "--local", "--name", "turns"]) == 0
+    arguments = ["--baselines", "magrpo,one_turn,two_turns,oracle_stop,retry", "--root", str(root), "--local"]
+    assert main(["evaluate", "turns", *arguments, "--name", "stops"]) == 0
+    rows = rows_of(root, "stops")
+    assert list(rows) == ["naive", "magrpo", "one_turn", "oracle_stop", "retry"]
+    largest = pytest.approx(2.0, abs=1e-5)
+    assert {name: (row.env.num_turns, row.stop_above, row.max_tries) for name, row in rows.items()} == {
+        "naive": (1, None, 1),
+        "magrpo": (2, None, 1),
+        "one_turn": (1, None, 1),
+        "oracle_stop": (2, largest, 1),
+        "retry": (1, largest, 2),
+    }
+    assert all(seats(rows[name]) == seats(rows["magrpo"]) for name in ("oracle_stop", "retry"))
+    played = {
+        name: {
+            (r.task_id, r.index): r
+            for r in read_evaluation(RunStore.open(root, "stops").path / f"stages/00000/baseline.{name}").rows
+            if r.mode == "sampled"
+        }
+        for name in rows
+    }
+    for key, first in played["one_turn"].items():
+        stopped, again = played["oracle_stop"][key], played["retry"][key]
+        assert stopped.returns[0] == again.returns[0] == played["magrpo"][key].returns[0] == first.returns[0]
+        assert len(stopped.returns) == len(again.returns) == (1 if first.returns[0] == 2.0 else 2)
+        assert again.generated_tokens >= sum(stats.tokens for stats in again.answers.values())
+    assert {len(row.returns) for row in played["retry"].values()} == {1, 2}
+    page = Page((root / "stops/stages/00000/report/baselines.html").read_text())
+    titles = {cells[0] for rows in page.tables.values() for cells in rows}
+    assert {"MAGRPO, oracle stop", "MAGRPO, one turn, retry (oracle)"} <= titles
+    assert "oracle: stops above a reward of 2, at most 2 tries" in page.text
+    assert main(["evaluate", "turns", *arguments, "--name", "low", "eval.stop_above=0.5"]) == 0
+    assert {row.stop_above for row in rows_of(root, "low").values()} == {None, 0.5}
+    left_out = RunStore.open(root, "table").config().baselines.left_out
+    assert left_out["retry"] == left_out["oracle_stop"]
+    assert "the run has a single turn" in left_out["retry"]
+
+
+def test_an_agent_that_the_run_does_not_have_is_refused(root: Path) -> None:
+    tree = json.loads(RunStore.open(root, "table").config().resolved())
+    tree["baselines"]["rows"][0]["agents"][0]["name"] = "nobody"
+
+    with pytest.raises(ConfigError, match="uses agent 'nobody', which is not one of the run's agents"):
+        validate_config(RunConfig, tree, [], "here")

@@ -1,0 +1,77 @@
+"""What a command shows before its stages: one line at a time, with seconds; and the clock that a run takes over."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from magrpo.progress import activity as module
+from magrpo.progress.activity import LOADING, ActivityLine, begin_startup, end_startup, show_activity
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    monkeypatch.setattr(module.time, "time", clock)
+    end_startup()
+    yield clock
+    end_startup()
+
+
+def test_a_line_names_one_activity_with_its_seconds(clock: Clock) -> None:
+    line = ActivityLine(Console(file=io.StringIO()))
+    line.switch("loading libraries")
+    clock.now += 12.0
+    assert line.describe() == "loading libraries, 12 s"
+    line.switch("starting the engine")
+    assert line.describe() == "starting the engine, 0 s"
+
+
+def test_a_terminal_shows_the_line_at_once_and_a_file_does_not(clock: Clock) -> None:
+    shown = {}
+    for is_terminal in (True, False):
+        out = io.StringIO()
+        with show_activity("stopping Prefect's server", Console(file=out, force_terminal=is_terminal, width=60)):
+            pass
+        shown[is_terminal] = out.getvalue()
+    assert "stopping Prefect's server, 0 s" in shown[True]
+    assert shown[False] == ""
+
+
+def test_a_file_gets_a_line_for_every_silence(clock: Clock) -> None:
+    out = io.StringIO()
+    line = ActivityLine(Console(file=out))
+    line.switch("loading the base model")
+    clock.now += 15.0
+    line._heartbeat._say()
+    assert out.getvalue() == "  loading the base model, 15 s\n"
+
+
+def test_a_startup_knows_when_the_command_began_and_what_it_loaded(clock: Clock) -> None:
+    clock.now += 3.0  # the interpreter, before anything is imported
+    begin_startup(began_s=1000.0, quiet=True)
+    clock.now += 9.0
+    with show_activity(LOADING["Prefect"]):
+        clock.now += 4.0
+        begin_startup()  # of the run, within that of its command
+        with show_activity("asking for the champion"):
+            clock.now += 2.0
+    startup = end_startup()
+    assert startup.began_s == 1000.0
+    assert startup.loading == {"libraries": 12.0, "Prefect": 4.0}
+    assert end_startup().loading == {}, "the next run has a clock of its own"
+    assert end_startup().began_s == clock.now

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.config.run import RunConfig, load_config
+from magrpo.plugins import ConfigError
+from magrpo.run.store import MANIFEST, RunStore, digest, read_records, write_records
+from magrpo.types import (
+    Action,
+    Case,
+    ExecutionReport,
+    JointReward,
+    Message,
+    Observation,
+    PastTurn,
+    Problem,
+    Prompt,
+    RolloutGroup,
+    Sample,
+    ScoredTurn,
+    Turn,
+)
+from tests.plugins import CONFIG
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    (tmp_path / "run").mkdir()
+    return RunStore(tmp_path, "run")
+
+
+def write_text(text: str):
+    def write(folder: Path) -> dict[str, float]:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a.txt").write_text(text)
+        return {"x/y": 1.5}
+
+    return write
+
+
+def test_a_committed_stage_is_found_under_its_key_only(store: RunStore) -> None:
+    assert store.find("00001/score.0", "k") is None
+    pointer = store.commit("00001/score.0", "k", write_text("one"))
+    assert store.find("00001/score.0", "k") == pointer
+    assert store.find("00001/score.0", "other") is None
+    assert store.metrics(pointer) == {"x/y": 1.5}
+    assert (store.folder(pointer) / "sub" / "a.txt").read_text() == "one"
+
+
+def test_the_pointer_follows_the_content(store: RunStore) -> None:
+    first = store.commit("s", "k", write_text("one"))
+    assert store.commit("s", "k", write_text("one")) == first
+    assert store.commit("s", "k", write_text("two")) != first
+
+
+def test_damage_is_noticed(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    (store.folder(pointer) / "sub" / "a.txt").write_text("0ne")
+    assert store.find("s", "k") is None
+
+
+def test_a_stage_that_fails_leaves_the_last_output_and_nothing_else(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+
+    def fail(folder: Path) -> dict[str, float]:
+        (folder / "half.txt").write_text("half")
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        store.commit("s", "k2", fail)
+    assert store.find("s", "k") == pointer
+    store.commit("s", "k2", write_text("two"))
+    assert [path.name for path in (store.path / "stages").iterdir()] == ["s"]
+
+
+def test_a_pruned_file_leaves_the_stage_committed_and_its_pointer_unchanged(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    store.prune("s", "sub/a.txt")
+    store.prune("s", "sub/a.txt")
+    assert not (store.folder(pointer) / "sub" / "a.txt").exists()
+    assert store.find("s", "k") == pointer
+
+
+def test_a_folder_is_pruned_with_all_its_files_and_one_that_is_not_there_is_none(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    store.prune("s", "sub", "optimizer")
+    assert store.pruned_files("s") == ["sub/a.txt"]
+    assert store.find("s", "k") == pointer
+
+
+def test_a_file_that_a_kill_left_while_it_was_pruned_goes(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    file = store.folder(pointer) / "sub" / "a.txt"
+    store.prune("s", "sub/a.txt")
+    file.write_text("one")
+    store.prune("s", "sub/a.txt")
+    assert not file.exists()
+
+
+def test_a_name_is_free_again_if_a_kill_came_before_its_configuration(tmp_path: Path) -> None:
+    config = load_config(_config(tmp_path))
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "runs" / "r" / ".config.json").write_text("{")
+    with pytest.raises(ConfigError, match="no run 'r'"):
+        RunStore.open(tmp_path / "runs", "r")
+    RunStore.create(config, "r")
+    assert RunStore.open(tmp_path / "runs", "r").config() == config
+    assert {path.name for path in (tmp_path / "runs" / "r").iterdir()} == {"config.json", "config.copy.json"}
+    with pytest.raises(ConfigError, match="run r exists"):
+        RunStore.create(config, "r")
+
+
+MANIFESTS = {
+    "empty": b"",
+    "truncated": b'{"stage": "s", ',
+    "no keys": b"{}",
+    "a list": b"[]",
+    "null": b"null",
+    "not UTF-8": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+    "a number": b"1" * 5000,
+    "other types": b'{"stage": "s", "key": 1, "files": [], "metrics": {}}',
+    "outside": b'{"stage": "s", "key": "k", "files": {"../../v": {"bytes": 1, "sha256": "x"}}, "metrics": {}}',
+    "absolute": b'{"stage": "s", "key": "k", "files": {"/v": {"bytes": 1, "sha256": "x"}}, "metrics": {}}',
+}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS)
+def test_a_stage_whose_manifest_cannot_be_read_is_a_damaged_one(store: RunStore, manifest: bytes) -> None:
+    pointer = store.commit("00001/s", "k", write_text("one"))
+    (store.folder(pointer) / MANIFEST).write_bytes(manifest)
+    assert not store.is_committed("00001/s")
+    assert store.find("00001/s") is None
+    assert list(store.stage_metrics()) == []
+    assert store.find_damage("00001/s") == "_SUCCESS is damaged"
+    with pytest.raises(ConfigError, match="_SUCCESS is damaged or missing: resume the run"):
+        store.metrics(pointer)
+    store.set_aside(["00001/s"])
+    assert store.find_damage("00001/s") == ""
+
+
+def test_another_metric_in_a_manifest_is_damage(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    path = store.folder(pointer) / MANIFEST
+    path.write_text(path.read_text().replace("1.5", "2.5"))
+    assert store.find("s") is None
+    assert store.find_damage("s") == "_SUCCESS is damaged"
+
+
+def test_a_manifest_that_lost_its_digest_is_damage(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    path = store.folder(pointer) / MANIFEST
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "digest"}))
+    assert store.find("s", "k") is None
+
+
+def test_damage_is_told_by_file(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    assert store.verify("s") == ""
+    file = store.folder(pointer) / "sub" / "a.txt"
+    file.write_text("0ne")
+    assert store.find("s", "k") == pointer, "checked a moment ago"
+    assert store.verify("s") == "sub/a.txt is damaged"
+    file.unlink()
+    assert store.find_damage("s") == "sub/a.txt is missing"
+    assert store.find("s", "k") is None
+    assert store.find_damage("t") == ""
+    store.stage_folder("s").rename(store.stage_folder("t"))
+    assert store.find_damage("t") == "holds the output of s"
+
+
+def test_foreign_folders_among_the_stages_are_left_alone(store: RunStore) -> None:
+    store.commit("00001/s", "k", write_text("one"))
+    for foreign in ("backup/s", "0x/s"):
+        (store.path / "stages" / foreign).mkdir(parents=True)
+        (store.path / "stages" / foreign / MANIFEST).write_text("{")
+    assert list(store.stage_metrics()) == [(1, "s", {"x/y": 1.5})]
+    (store.path / "set-aside" / "notes").mkdir(parents=True)
+    assert store.set_aside(["00001/s"]).name == "1"
+
+
+def test_of_runs_created_at_once_with_one_name_one_wins_with_its_own_configuration(tmp_path: Path) -> None:
+    configs = [load_config(_config(tmp_path), [f"train.seed={seed}"]) for seed in range(4)]
+
+    def create(config: RunConfig) -> RunStore | None:
+        barrier.wait()
+        try:
+            return RunStore.create(config, name)
+        except ConfigError:  # it exists
+            return None
+
+    with ThreadPoolExecutor(len(configs)) as pool:
+        for number in range(25):
+            name, barrier = f"run-{number}", Barrier(len(configs))
+            stores = list(pool.map(create, configs))
+            [winner] = [seed for seed, store in enumerate(stores) if store is not None]
+            assert RunStore.open(tmp_path / "runs", name).config() == configs[winner]
+
+
+NAMES = ["", ".", "..", "../x", "/x", "x/y", "-x", ".x", "a b", "x\n", "Jürgen", "x?", "x#y", "[x]", "x" * 201, "a\0"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "prefect", "sweeps", "mlflow.db", "MLFLOW.DB", "comparisons"])
+def test_names_that_no_run_can_have(tmp_path: Path, name: str) -> None:
+    config = load_config(_config(tmp_path))
+    with pytest.raises(ConfigError, match=r"run name .* (cannot be used|is reserved)") as caught:
+        RunStore.open(tmp_path / "runs", name)
+    assert len(str(caught.value).splitlines()) == 1
+    if name:
+        with pytest.raises(ConfigError, match=r"run name .* (cannot be used|is reserved)"):
+            RunStore.create(config, name)
+    assert not (tmp_path / "runs").exists()
+
+
+def _config(folder: Path) -> Path:
+    path = folder / "run.toml"
+    path.write_text(f'root = "{folder / "runs"}"\n{CONFIG}')
+    return path
+
+
+def test_records_round_trip_with_their_types(tmp_path: Path) -> None:
+    report = ExecutionReport("wrong", (Case("pass"), Case("wrong", "1 != 2")), "landlock", watched_calls=2)
+    past = PastTurn({"a": "x"}, JointReward(1.0, {"tests": 1.0}), {"program": report})
+    group = RolloutGroup(
+        problem=Problem("t/0", "def f(): ...\n", "f", tags={"level": "1"}),
+        path=(3,),
+        history=(past,),
+        prompts={"a": Prompt(Observation((Message("user", "hi"),)), (1, 2))},
+        actions={"a": (Action("a", "x", (5,), (-0.25,), "stop", 7),)},
+        turns=(ScoredTurn({"a": 0}, past.reward, {"program": report}, masked=True),),
+    )
+    write_records(tmp_path / "g.jsonl.gz", [group])
+    assert read_records(tmp_path / "g.jsonl.gz", RolloutGroup[ScoredTurn]) == [group]
+    write_records(tmp_path / "h.jsonl.gz", [group])
+    assert (tmp_path / "g.jsonl.gz").read_bytes()[10:] == (tmp_path / "h.jsonl.gz").read_bytes()[10:]
+
+
+def test_records_from_before_supports_were_kept_are_still_read(tmp_path: Path) -> None:
+    action = Action("a", "x", (5,), (-0.25,), "stop", 7, support=((4, 5),))
+    sample = Sample((1, 2), (5,), (-0.25,), 1.0, 0.5, 0, 7, support=((4, 5),))
+    for record, kind in ((action, Action), (sample, Sample)):
+        write_records(tmp_path / "now", [record])
+        assert read_records(tmp_path / "now", kind) == [record]
+        old = {name: value for name, value in asdict(record).items() if name != "support"}
+        write_records(tmp_path / "old", [old])
+        assert read_records(tmp_path / "old", kind) == [replace(record, support=())]
+
+
+def test_turns_and_scored_turns_are_told_apart(tmp_path: Path) -> None:
+    group = RolloutGroup(Problem("t", "p"), (), (), {}, {}, (Turn({"a": 0}),))
+    write_records(tmp_path / "g.jsonl.gz", [group])
+    assert isinstance(read_records(tmp_path / "g.jsonl.gz", RolloutGroup[Turn])[0].turns[0], Turn)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_floats_survive_exactly(value: float) -> None:
+    assert json.loads(json.dumps(value)) == value
+    assert digest(value) == digest(json.loads(json.dumps(value)))
+
+
+def test_large_files_are_compressed_elsewhere_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(0)
+    logps = [tuple(-rng.expovariate(2) for _ in range(100)) for _ in range(300)]
+    samples = [Sample((1, 2), tuple(range(100)), some, 1.0, 0.5, 0, 7) for some in logps]
+    write_records(tmp_path / "here", samples)
+    monkeypatch.setattr("magrpo.run.store.COMPRESSED_HERE", 200_000)
+    write_records(tmp_path / "elsewhere", samples)
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "elsewhere").read_bytes()
+    assert read_records(tmp_path / "elsewhere", Sample) == samples
+    with pytest.raises(OSError, match=r"none/file could not be compressed \(FileNotFoundError"):
+        write_records(tmp_path / "none" / "file", samples)
+
+
+def test_pruning_leaves_the_time_at_which_the_work_ended(store: RunStore) -> None:
+    def write(folder: Path) -> dict[str, float]:
+        (folder / "large").write_text("x")
+        return {"time/update_s": 2.0}
+
+    pointer = store.commit("00001/update", "k", write)
+    os.utime(store.folder(pointer) / MANIFEST, (1000, 1000))
+    store.prune("00001/update", "large")
+    assert store.work_interval(pointer) == (998, 1000)

@@ -1,0 +1,371 @@
+"""Registered teams, the gate, and runs that go on from the champion; on MLflow with SQLite."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
+from safetensors.torch import load_file
+
+from magrpo.config.run import load_config
+from magrpo.config.services import RegistryConfig
+from magrpo.export.model_card import find_licence
+from magrpo.plugins import ConfigError
+from magrpo.progress.notify import Notices
+from magrpo.run.layout import read_evaluation
+from magrpo.run.store import RunStore
+from magrpo.training import champion
+from magrpo.training.champion import RegistryError
+from magrpo.training.execute import Result, execute
+from magrpo.training.gate import FRESH_SAMPLES
+from magrpo.training.promotion import Promotion, Undo, undo_on_error
+from magrpo.types import EvalReport
+from pipelines.cli import main
+from pipelines.flows.train import undo_in_transaction
+from tests.pipelines.micro import write_config
+from tests.pipelines.receiver import receiving
+
+
+class World:
+    """Two trained runs, ``one`` and ``two``, each with one iteration, and the MLflow that recorded them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config, self.root = write_config(folder, iterations=1), folder / "runs"
+        for seed, name in enumerate(("one", "two")):
+            assert main(["train", str(self.config), f"train.seed={seed}", "--local", "--name", name]) == 0
+        self.uri = f"sqlite:///{self.root / 'mlflow.db'}"
+        self.client = MlflowClient(self.uri, registry_uri=self.uri)
+
+    def finish(self, run: str, undo: Undo = undo_on_error, **registry: object) -> Result:
+        """The end of a run again, all of its stages reused, with another section ``registry``."""
+        store = RunStore.open(self.root, run)
+        section = RegistryConfig.model_validate(registry)
+        store.config_file.replace(store.config().model_copy(update={"registry": section}))
+        return execute(self.root, run, lambda stages: stages, {}, undo, [Notices()])
+
+    def promotion(self, run: str, model: str, undo: Undo = undo_on_error) -> Promotion:
+        promotion = self.finish(run, undo, model=model, promote=True).promotion
+        assert promotion is not None
+        return promotion
+
+    def champion(self, model: str) -> int | None:
+        number = self.client.get_registered_model(model).aliases.get("champion")
+        return None if number is None else int(number)
+
+    def tags(self, model: str, version: int) -> dict[str, str]:
+        return self.client.get_model_version(model, str(version)).tags
+
+    def rewrite(self, model: str, version: int, change: Callable[[dict], None]) -> None:
+        """Change what a registered version says of its evaluation."""
+        source = self.client.get_model_version(model, str(version)).source
+        path = Path(source.removeprefix("file://")) / "evaluation.json"
+        facts = json.loads(path.read_text())
+        change(facts)
+        path.write_text(json.dumps(facts))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def set_returns(value: float) -> Callable[[dict], None]:
+    def change(facts: dict) -> None:
+        facts["returns"] = dict.fromkeys(facts["returns"], value)
+
+    return change
+
+
+def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = world.finish("one", model="card")
+    promotion = result.promotion
+    assert promotion is not None
+    assert (promotion.version, promotion.promoted, world.champion("card")) == (1, False, None)
+    assert "registry.promote is off" in str(promotion)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", world.uri)
+    card = (result.store.path / "stages/00001/register/described/README.md").read_text()
+    [uri] = re.findall(r"--artifact-uri (\S+) --dst-path agents", card)
+    download_artifacts(artifact_uri=uri, dst_path="agents")
+    assert Path("agents/README.md").read_text() == card
+    assert json.loads(Path("agents/config.json").read_text())["train"]["seed"] == 0
+    assert (Path("agents") / "helper" / "chat_template.jinja").exists()
+    [snippet] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir("agents")
+    names: dict = {}
+    exec(snippet, names)
+    loaded = names["model"].state_dict()
+    for agent in ("helper", "main"):
+        weights = load_file(
+            result.store.folder(result.outcome.checkpoint) / "weights" / agent / "adapter_model.safetensors"
+        )
+        assert weights
+        for name, tensor in weights.items():
+            assert torch.equal(loaded[name.removesuffix(".weight") + f".{agent}.weight"], tensor)
+    for part in ("seed 0", "the base models", "not stated", "| test | 6 |", "Held-out problems, sampled"):
+        assert part in card
+    page = world.client.get_model_version("card", "1").description
+    assert page is not None
+    assert page.startswith("Return on held-out problems: ")
+    assert snippet in page
+
+
+def test_the_first_team_is_the_champion_and_is_registered_and_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("MAGRPO_NOTIFY_WEBHOOK", receiver.url)
+        first = world.promotion("one", "once")
+        again = world.promotion("one", "once")
+    assert [(notice["event"], notice["reason"]) for notice in receiver.posted] == [("promotion", str(first))]
+    assert (first.promoted, first.champion, first.fresh, world.champion("once")) == (True, None, True, 1)
+    assert (again.promoted, again.reason, again.fresh) == (True, first.reason, False)
+    assert len(world.client.search_model_versions("name = 'once'")) == 1
+
+
+def evaluate_champions_as(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh evaluations of champions give this return on every problem."""
+
+    def read(folder: Path) -> EvalReport:
+        report = read_evaluation(folder)
+        if not re.search(r"-champion-\d+-against-\d+/stages/", str(folder)):
+            return report
+        return replace(report, rows=tuple(replace(row, returns=(value,)) for row in report.rows))
+
+    monkeypatch.setattr("magrpo.training.promotion.read_evaluation", read)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "when_fresh", "promoted"), [(-1.0, -1.0, True), (-1.0, 3.0, False), (1.0, -1.0, False)]
+)
+def test_the_gate_opens_for_intervals_above_zero_twice(
+    world: World, theirs: float, when_fresh: float, promoted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"gate-{theirs}-{when_fresh}"
+    world.promotion("one", model)
+    world.rewrite(model, 1, set_returns(theirs))
+    shutil.rmtree(world.root / "two-version-2-against-1", ignore_errors=True)
+    evaluate_champions_as(when_fresh, monkeypatch)
+    result = world.finish("two", model=model, promote=True)
+    assert result.promotion is not None
+    assert (result.promotion.promoted, result.promotion.champion) == (promoted, 1)
+    confirmed = world.root / "two-version-2-against-1"
+    assert confirmed.exists() == (theirs < 0), "only what looks better is evaluated again"
+    if confirmed.exists():
+        ours, other, own = (
+            RunStore.open(world.root, name).config()
+            for name in ("two-version-2-against-1", "two-champion-1-against-2", "two")
+        )
+        assert ours.eval == other.eval
+        assert ours.eval.seed not in (0, own.eval.seed)
+        assert ours.eval.num_samples == FRESH_SAMPLES * own.eval.num_samples
+        assert [agent.start_from for agent in ours.agents] == [
+            result.store.folder(result.outcome.checkpoint) / "weights" / name for name in ("helper", "main")
+        ]
+        assert "on fresh samples by " in result.promotion.reason
+        assert f"a 99.8 % interval {'above' if promoted else 'not above'} 0, in runs two-" in result.promotion.reason
+    assert world.champion(model) == (2 if promoted else 1)
+    verdict = "promoted" if promoted else "not promoted"
+    assert world.tags(model, 2)["verdict"] == verdict
+    assert world.tags(model, 2)["reason"] == result.promotion.reason
+    mean = read_evaluation(result.store.folder(result.outcome.evaluations[1])).summary["test/sampled"]["return"].mean
+    assert f"by {100 * (mean - theirs):+.1f} [" in result.promotion.reason
+
+
+def test_a_champion_that_was_evaluated_otherwise_is_evaluated_again(world: World) -> None:
+    world.promotion("one", "again")
+    world.rewrite("again", 1, lambda facts: facts.update(protocol="another", returns={}))
+    promotion = world.promotion("two", "again")
+    assert "evaluated again for the promotion test, in run two-champion-1" in promotion.reason
+    evaluation, one = (RunStore.open(world.root, name) for name in ("two-champion-1", "one"))
+    rows = [
+        read_evaluation(store.path / f"stages/{iteration}/evaluate").rows
+        for store, iteration in ((evaluation, "00000"), (one, "00001"))
+    ]
+    greedy = [[row for row in report if row.mode == "greedy"] for report in rows]  # samples are drawn as "two" draws
+    assert greedy[0] == greedy[1]
+    assert json.loads((evaluation.path / "start.json").read_text()) == {"model": "again", "version": 1}
+
+
+def test_a_kill_between_the_fresh_evaluations_costs_none_of_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.promotion("one", "between")
+    world.rewrite("between", 1, set_returns(-1.0))
+    evaluate_champions_as(-1.0, monkeypatch)
+    for name in ("two-version-2-against-1", "two-champion-1-against-2"):
+        shutil.rmtree(world.root / name, ignore_errors=True)
+    commit = RunStore.commit
+
+    def killed(store: RunStore, name: str, *rest: object) -> object:
+        if (store.run_id, name) == ("two-champion-1-against-2", "00000/evaluate"):
+            raise KeyboardInterrupt
+        return commit(store, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RunStore, "commit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        world.promotion("two", "between")
+    monkeypatch.setattr(RunStore, "commit", commit)
+    evaluated = world.root / "two-version-2-against-1" / "stages/00000/evaluate/_SUCCESS"
+    before = evaluated.stat().st_mtime_ns
+    assert world.champion("between") == 1
+    assert world.promotion("two", "between").promoted
+    assert evaluated.stat().st_mtime_ns == before
+    assert world.champion("between") == 2
+
+
+@pytest.mark.parametrize("undo", [undo_on_error, undo_in_transaction])
+def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
+    world: World, undo: Undo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"fails-{undo.__name__}"
+    world.promotion("one", model)
+    world.rewrite(model, 1, set_returns(-1.0))
+    evaluate_champions_as(-1.0, monkeypatch)
+    seen = []
+
+    def fail(champion: Callable[[], int | None]) -> None:
+        commit = RunStore.commit
+
+        def failing(store: RunStore, name: str, *rest: object) -> object:
+            if name.endswith("promote"):
+                seen.append(champion())
+                raise OSError("the disk is full")
+            return commit(store, name, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(RunStore, "commit", failing)
+
+    fail(lambda: world.champion(model))
+    with pytest.raises(OSError, match="the disk is full"):
+        world.promotion("two", model, undo)
+    assert seen == [2]
+    assert world.champion(model) == 1
+    assert world.tags(model, 2)["verdict"] == "undone"
+    monkeypatch.undo()
+    evaluate_champions_as(-1.0, monkeypatch)
+    assert world.promotion("two", model, undo).promoted
+    assert world.champion(model) == 2
+
+
+def test_a_kill_after_the_alias_moved_loses_and_repeats_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.promotion("one", "killed")
+    world.rewrite("killed", 1, set_returns(-1.0))
+    evaluate_champions_as(-1.0, monkeypatch)
+    commit = RunStore.commit
+
+    def killed(store: RunStore, name: str, *rest: object) -> object:
+        if name.endswith("promote"):
+            raise KeyboardInterrupt
+        return commit(store, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RunStore, "commit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        world.promotion("two", "killed", lambda _: nullcontext())
+    monkeypatch.undo()
+    assert world.champion("killed") == 2
+    promotion = world.promotion("two", "killed")
+    assert (promotion.version, promotion.promoted, promotion.champion) == (2, True, 1)
+    assert "by +" in promotion.reason
+
+
+def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    store = RunStore.open(world.root, "one")
+    config = store.config()
+    away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
+    store.config_file.replace(config.model_copy(update={"tracking": away}))
+    assert world.finish("one", model="away").promotion is None
+    assert "to register later: magrpo train --resume one" in caplog.text
+    store.config_file.replace(config)
+    assert world.finish("one", model="away").promotion is not None
+
+
+# ------------------------------------------------------------------------------------------ starting from the champion
+def begun(world: World, name: str, *overrides: str) -> Result:
+    """A run of no iterations that starts from a champion."""
+    run = ["train.num_iterations=0", "eval.max_problems=1", "registry.continue_from_champion=true"]
+    RunStore.create(load_config(world.config, [*run, *overrides]), name)
+    return execute(world.root, name, lambda stages: stages, {})
+
+
+def adapter(folder: Path) -> bytes:
+    return (folder / "main" / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_run_starts_from_the_champion_and_stays_with_it(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.promotion("one", "start")
+    result = begun(world, "from-champion", "registry.model=start")
+    assert "the agents start from version 1 of start, the champion at that time" in capsys.readouterr().out
+    weights = result.store.folder(result.outcome.checkpoint) / "weights"
+    one = RunStore.open(world.root, "one").path / "stages/00001/update/weights"
+    assert adapter(weights) == adapter(one)
+    assert result.promotion is None
+    world.rewrite("start", 1, set_returns(-1.0))
+    evaluate_champions_as(-1.0, monkeypatch)
+    assert world.promotion("two", "start").promoted
+    again = execute(world.root, "from-champion", lambda stages: stages, {})
+    assert again.outcome == result.outcome
+    assert json.loads((result.store.path / "start.json").read_text()) == {"model": "start", "version": 1}
+    start_from = [agent.start_from for agent in result.store.config().agents]
+    assert start_from == [result.store.path / "champions" / "1" / name for name in ("helper", "main")]
+
+
+def test_a_kill_while_a_run_takes_the_champion_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.promotion("one", "killed-start")
+    overrides = ["registry.continue_from_champion=true", "registry.model=killed-start"]
+    store = RunStore.create(load_config(world.config, overrides), "killed-start")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(champion, "_note_start", killed)
+        with pytest.raises(KeyboardInterrupt):
+            champion.start_from_champion(store)
+    assert "version 1 of killed-start" in champion.start_from_champion(store)
+
+
+def test_without_a_champion_a_run_starts_untrained_and_says_so(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = begun(world, "no-champion", "registry.model=nobody")
+    assert "the agents start from the base models: nobody had no champion" in capsys.readouterr().out
+    assert [agent.start_from for agent in result.store.config().agents] == [None, None]
+
+
+def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"agent 'main': start_from cannot be combined with registry.continue_from_champion"
+    ):
+        begun(world, "both", "registry.model=others", f"agents.1.start_from={tmp_path}")
+    world.promotion("one", "others")
+    with pytest.raises(
+        ConfigError, match="version 1 of others has the agents helper, main, but this run has helper, second"
+    ):
+        begun(world, "others", "registry.model=others", "agents.1.name=second")
+    with pytest.raises(ConfigError, match=r"champions/1/helper/adapter_config.json: .* set lora.alpha = 4.0 \(now 5"):
+        begun(world, "scaled", "registry.model=others", "lora.alpha=5")
+    with pytest.raises(RegistryError, match=r"registry.continue_from_champion: MLflow at http://127.0.0.1:9"):
+        begun(world, "away", "registry.model=others", "tracking.uri=http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"registry: promote needs the name of a registered model"):
+        load_config(world.config, ["registry.promote=true"])
+
+
+def test_the_licence_of_a_base_is_that_of_its_card(tmp_path: Path) -> None:
+    assert find_licence("coopcode-base") == "apache-2.0"
+    assert find_licence("Qwen/not-in-the-cache") is None
+    assert find_licence(str(tmp_path)) is None
+    (tmp_path / "README.md").write_text("no front matter\n")
+    assert find_licence(str(tmp_path)) is None
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# base\n")
+    assert find_licence(str(tmp_path)) == "mit"

@@ -1,0 +1,65 @@
+"""The beginning of an attempt, and its end, however it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from magrpo.config.run import load_config
+from magrpo.run.store import RunStore
+from magrpo.training.execute import Timing, _record_status, execute
+from tests.pipelines.micro import write_config
+
+
+def test_records_are_delivered_even_if_the_run_cannot_be_described() -> None:
+    tracker, console = MagicMock(blocked_s=0.0), MagicMock(loading={})
+    describe = MagicMock(side_effect=ValueError("a damaged evaluation"))
+    with (
+        pytest.raises(ValueError, match="damaged evaluation"),
+        _record_status(tracker, describe, Timing(), console, 0.0),
+    ):
+        pass
+    describe.assert_called_once_with("FINISHED")
+    tracker.flush.assert_called_once_with()
+
+
+@pytest.mark.parametrize(("first", "status"), [(KeyboardInterrupt, "KILLED"), (OSError, "FAILED")])
+def test_what_fails_while_an_interrupted_run_closes_does_not_make_it_a_failed_one(
+    first: type[BaseException], status: str
+) -> None:
+    tracker, describe = MagicMock(blocked_s=0.0), MagicMock()
+
+    def close_twice() -> None:
+        try:
+            raise first
+        finally:
+            raise ValueError("closed twice")
+
+    with (
+        pytest.raises(ValueError, match="closed twice"),
+        _record_status(tracker, describe, Timing(), MagicMock(loading={}), 0.0),
+    ):
+        close_twice()
+    describe.assert_called_once_with(status)
+
+
+class Reached(Exception):
+    """The loop would begin."""
+
+
+@pytest.mark.parametrize(("warmup", "warned"), [(5, True), (2, False), (0, False)])
+def test_a_run_that_ends_during_warm_up_says_so_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, warmup: int, warned: bool
+) -> None:
+    config = load_config(write_config(tmp_path, iterations=2), ["optim.lr=0.01", f"optim.warmup_iterations={warmup}"])
+    store = RunStore.create(config, "short")
+    monkeypatch.setattr("magrpo.training.execute.run_steps", MagicMock(side_effect=Reached))
+    with pytest.raises(Reached):
+        execute(store.path.parent, "short", lambda run_step: run_step, {})
+    said = (
+        "optim.warmup_iterations = 5 exceeds train.num_iterations = 2: the learning rate ends at 0.004, below its peak"
+    )
+    assert (said in caplog.text) == warned
+    assert ("warmup" in caplog.text) == warned

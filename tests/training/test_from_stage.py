@@ -1,0 +1,108 @@
+"""Going on from a named stage: what is done again, what it gives, and what a wrong name is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magrpo.config.run import load_config
+from magrpo.plugins import ConfigError
+from magrpo.run.layout import steps, steps_to_repeat
+from magrpo.run.store import RunStore
+from tests.pipelines.micro import command
+from tests.training.test_resume import Runs, assert_same
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """With two finished runs: ``whole`` is left as it is, ``again`` is gone on with."""
+    runs = Runs(tmp_path_factory.mktemp("order"))
+    assert runs.train("whole") == 0
+    assert runs.train("again") == 0
+    return runs
+
+
+def resume(runs: Runs, stage: str) -> int:
+    arguments = ["train", "--resume", "again", "--root", str(runs.root), "--from-stage", stage, "--local"]
+    return command(arguments, runs.root.parent / "again.log")
+
+
+def names(runs: Runs, stage: str) -> list[str]:
+    store = RunStore.open(runs.root, "whole")
+    return [str(step) for step in steps_to_repeat(store, store.config(), stage)]
+
+
+def test_the_order_is_that_of_the_loop(runs: Runs) -> None:
+    config = RunStore.open(runs.root, "whole").config()
+    folders = [step.folder for step in steps(config)]
+    assert len(set(folders)) == len(folders)
+    stages = runs.root / "whole" / "stages"
+    written = {str(path.relative_to(stages)): path.stat().st_ctime_ns for path in stages.glob("*/[!.]*")}
+    assert sorted(folders) == sorted(written)
+    times = [written[folder] for folder in folders if not folder.endswith("/update")]
+    assert times == sorted(times), "updates apart, whose folder changes again when its optimizer is deleted"
+
+
+def test_what_is_done_again(runs: Runs) -> None:
+    last = ["rollout.0:2", "score.0:2", "credit:2", "update:2", "evaluate:2", "report"]
+    assert names(runs, "report") == ["report"]
+    assert names(runs, "evaluate") == ["evaluate:2", "report"]
+    assert names(runs, "evaluate:0") == [
+        *("evaluate:0", "rollout.0:1", "score.0:1", "credit:1", "update:1"),
+        *last,
+    ]
+    # The optimizer's state after iteration 1 is deleted, so iteration 1's update comes first.
+    assert names(runs, "update:2") == ["update:1", "update:2", "evaluate:2", "report"]
+    assert names(runs, "rollout") == ["update:1", *last]
+    assert names(runs, "rollout:1") == ["rollout.0:1", "score.0:1", "credit:1", "update:1", *last]
+    assert names(runs, "prepare")[:3] == ["prepare", "start", "evaluate:0"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ("updat", "no stage 'updat'; did you mean 'update'"),
+        ("update:3", "no iteration '3' of update so far; possible: 1-2"),
+        ("evaluate:1", "no iteration '1' of evaluate so far; possible: 0, 2"),
+        ("update:x", "no iteration 'x' of update"),
+    ],
+)
+def test_a_wrong_name_is_told_the_right_ones(runs: Runs, stage: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as told:
+        names(runs, stage)
+    assert "\n" not in str(told.value)
+
+
+def test_a_stage_that_is_still_to_come(runs: Runs, tmp_path: Path) -> None:
+    path, *given = runs.config
+    config = load_config(path, [*given, f"root={tmp_path}"])
+    store = RunStore.create(config, "fresh")
+    with pytest.raises(ConfigError, match="has only reached prepare"):
+        steps_to_repeat(store, config, "update")
+    assert steps_to_repeat(store, config, "prepare") == []
+
+
+@pytest.mark.parametrize("stage", ["update:2", pytest.param("rollout.0:1", marks=pytest.mark.slow), "evaluate:0"])
+def test_going_on_from_a_stage_ends_where_the_run_had_ended(runs: Runs, stage: str) -> None:
+    before = runs.outcome("again")
+    aside = runs.root / "again" / "set-aside"
+    moved = names(runs, stage)
+    earlier = set(aside.iterdir()) if aside.exists() else set()
+    assert resume(runs, stage) == 0
+    [folder] = set(aside.iterdir()) - earlier
+    assert len(list(folder.glob("*/*/_SUCCESS"))) == len(moved)
+    assert runs.outcome("again") == before
+    assert_same(runs, "again")
+    tags = runs.mlflow_run("again").data.tags
+    assert "where a step has two values, the later one counts" in tags["mlflow.note.content"]
+    done_again = int(moved[0].partition(":")[2] or 0)
+    assert int(tags["magrpo.rewound"].split()[2]) <= done_again
+    said = (runs.root.parent / "again.log").read_text()
+    assert f"{len(moved)} committed stages, from {moved[0]} on, set aside in" in said
+
+
+def test_it_needs_a_run(runs: Runs) -> None:
+    log = runs.root.parent / "mistake.log"
+    assert command(["train", *runs.config, "--from-stage", "update"], log) == 2
+    assert log.read_text() == "magrpo: --from-stage needs the run to resume: --resume RUN_ID\n"

@@ -1,0 +1,260 @@
+"""A run whose reward is gamed says so wherever it is looked at; an honest one says nothing of the kind.
+
+Real training of tiny models; only the texts are scripted, so that it is known what there is to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from magrpo.config.run import load_config
+from magrpo.plugins import Plugin
+from magrpo.reports.health import list_findings
+from magrpo.reports.verdict import read_verdict
+from magrpo.run.layout import read_evaluations
+from magrpo.run.store import RunStore
+from magrpo.types import (
+    Action,
+    Execution,
+    ExecutionReport,
+    JointReward,
+    Message,
+    Observation,
+    PastTurn,
+    Problem,
+    Request,
+    Split,
+)
+from pipelines.cli import main
+from tests.fakes import ScriptedEngine
+from tests.pipelines.micro import write_config
+from tests.reports.pages import Page
+from tests.tiny import tiny_base, tiny_config
+
+POST = "the old library reads and writes every file of the format that the first version of the program made in spring"
+OWN = "a b c d e f g h i j k l m n o p q r s t u"
+LIMIT = 8
+
+
+class Posts(Plugin):
+    """Eight posts in each split."""
+
+    def load(self) -> Mapping[Split, Sequence[Problem]]:
+        return {split: [Problem(f"{split}/{i}", POST) for i in range(8)] for split in ("train", "test")}
+
+
+class Authors(Plugin):
+    """Two authors who read the post."""
+
+    num_turns: int = 1
+
+    def roles(self) -> tuple[str, ...]:
+        return ("summary", "elaboration")
+
+    def acting(self, turn: int) -> tuple[str, ...]:
+        return self.roles()
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        return Observation((Message("user", problem.prompt),))
+
+
+class LengthReward(Plugin):
+    """Pays for words of the elaboration, and for a summary with a title, which nobody writes."""
+
+    maxima: Mapping[str, float] = {"length": 3.0, "title": 1.0}
+
+    def fraction(self, total: float) -> float:
+        return total / 4.0
+
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
+        return None
+
+    def executions(
+        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
+    ) -> Mapping[str, Execution]:
+        return {}
+
+    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+        parts = {
+            "length": min(len(texts["elaboration"].split()) / 7, 3.0),
+            "title": float("Title:" in texts["summary"]),
+        }
+        return JointReward(sum(parts.values()), parts)
+
+
+class WritingEngine(ScriptedEngine):
+    """Writes more words of ``source`` with every update. ``cut``: until the limit of tokens."""
+
+    def __init__(self, source: str, cut: bool) -> None:
+        super().__init__(lambda _: "")
+        self.source, self.cut = source, cut
+
+    def generate(self, requests: Sequence[Request], progress: object = None, version: int = 0) -> list[Action]:
+        return [self._write(request, version) for request in requests]
+
+    def _write(self, request: Request, version: int) -> Action:
+        number = min(2 + 4 * version + request.seed % 3, 21)
+        title = "Title: " if request.seed % 2 and not self.cut else ""
+        text = title + " ".join(self.source.split()[:number])
+        ids = tuple(range(3, 3 + LIMIT))
+        finish_reason = "length" if self.cut and version else "stop"
+        return Action(request.agent, text, ids, (-1.0,) * len(ids), finish_reason, version)
+
+
+class Copying(Plugin):
+    """Agents that learn to copy the post until they are cut."""
+
+    def open(self, host: object) -> WritingEngine:
+        return WritingEngine(POST, cut=True)
+
+
+class Honest(Plugin):
+    """Agents that learn to write more of their own."""
+
+    def open(self, host: object) -> WritingEngine:
+        return WritingEngine(OWN, cut=False)
+
+
+def train(folder: Path, engine: str, iterations: int = 5) -> RunStore:
+    """Train by the command, and return the run."""
+    tiny_base(folder / "base", tiny_config(max_length=256))
+    path = write_config(folder, iterations)
+    text = path.read_text()
+    here = "tests.training.test_health"
+    for old, new in (
+        ('kind = "tests.plugins:ListedProblems"\nsize = 6', f'kind = "{here}:Posts"'),
+        ("tests.plugins:Env", f"{here}:Authors"),
+        ("tests.plugins:Reward", f"{here}:LengthReward"),
+        ('kind = "tests.pipelines.micro:Sandbox"', 'kind = "none"'),
+        ('kind = "transformers"', f'kind = "{here}:{engine}"'),
+        ('"helper"', '"summary"'),
+        ('"main"', '"elaboration"'),
+        ("max_problems = 2", "max_problems = 8"),
+        ("max_new_tokens = 6", f"max_new_tokens = {LIMIT}"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    assert main(["train", str(path), "--name", "run", "--local"]) == 0
+    return RunStore.open(folder / "runs", "run")
+
+
+WARNINGS = (
+    "elaboration's answers were cut at rollout.max_new_tokens = 8: ",
+    "title (25% of the reward) gave no signal for 5 iterations: it was equal within every group, 0% of its maximum",
+)
+"""What a gamed run says besides its verdict."""
+
+
+def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = train(tmp_path, "Copying")
+    closing = capsys.readouterr().out
+    assert "result:  better with reservations: the joint return on held-out problems rose from" in closing
+    assert "; no reliable change in title (0.0% of its maximum)" in closing
+    assert "; but 100% of summary's answers are cut at 8 tokens" in closing
+    first_advice = next(line for line in closing.splitlines() if line.startswith("advice:"))
+    assert first_advice == "advice:  raise rollout.max_new_tokens (now 8)"
+
+    assert main(["show", "run", "--root", str(store.path.parent)]) == 0
+    shown = capsys.readouterr().out
+    page = Page((store.path / "report.html").read_text())
+    copied = "and 100% of the words in elaboration's answers are copied from its prompt"
+    for text in (closing, shown, page.text):
+        assert copied in text
+    for warning in WARNINGS:
+        assert f"warning: {warning}" in closing
+        assert f"warning: {warning}" in shown
+        assert f"{warning[0].upper()}{warning[1:]}" in page.text
+    assert "[cut at 8 tokens, 100% of the words copied from the prompt]" in page.text
+    assert "<mark>the old library reads" in (store.path / "report.html").read_text()
+    assert "user:\nthe old library reads" in page.text, "the prompt"
+
+    client = MlflowClient(f"sqlite:///{store.path.parent / 'mlflow.db'}")
+    [run] = client.search_runs(["1"])
+    metrics = run.data.metrics
+    assert metrics["rollout/elaboration/cut_off_frac"] == 1
+    assert metrics["rollout/elaboration/copied_frac"] > 0.5
+    assert metrics["eval/elaboration/cut_off_frac"] == 1
+    assert metrics["signal/title"] == 0
+    assert metrics["signal/length"] > 0
+    assert run.data.tags["verdict"] == "better with reservations"
+    assert "- warning: elaboration's answers were cut" in run.data.tags["mlflow.note.content"]
+
+
+def test_an_honest_run_says_nothing_of_the_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = train(tmp_path, "Honest")
+    said = capsys.readouterr().out
+    assert "result:  better: the joint return on held-out problems rose from" in said
+    assert main(["show", "run", "--root", str(store.path.parent)]) == 0
+    said += capsys.readouterr().out
+    assert "warning:" not in said
+    page = (store.path / "report.html").read_text()
+    for element in ('class="warning"', 'class="remark"', "<mark>"):
+        assert element not in page
+    for text in (said, Page(page).text.partition("</style>")[0]):
+        assert "; but" not in text
+        assert "[cut at" not in text
+    verdict = read_verdict(store)
+    assert verdict is not None
+    assert verdict.word == "better"
+
+
+def test_a_part_without_signal_counts_from_the_iteration_in_which_it_last_varied(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path), [])
+    signals = [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    metrics = [
+        (i + 1, "credit", {"signal/first": signal, "signal/second": 1.0, "reward/first": 0.2, "reward/second": 0.5})
+        for i, signal in enumerate(signals)
+    ]
+    [finding] = list_findings(metrics, config, [])
+    assert finding.sentence.startswith("first (50% of the reward) gave no signal for 6 iterations")
+    assert "rollout.group_size (now 4)" in finding.remedy
+    assert list_findings(metrics[:-2], config, []) == [], "four iterations of six are too few"
+    full = [(i, stage, values | {"reward/first": 1.0}) for i, stage, values in metrics]
+    assert list_findings(full, config, []) == [], "what is full has been learned"
+
+
+def test_a_helper_that_is_never_called_is_counted(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path), [])
+    reward = config.reward.model_copy(update={"maxima": {"cooperation": 1.5}})
+    config = config.model_copy(update={"reward": reward})
+    metrics = [
+        entry
+        for i in (1, 2)
+        for entry in (
+            (i, "score.0", {"sandbox/watched": 320.0, "sandbox/called_frac": 0.0}),
+            (i, "credit", {"signal/cooperation": 0.0, "reward/cooperation": 0.0}),
+        )
+    ]
+    [finding] = list_findings(metrics, config, [])
+    assert finding.sentence.endswith("the helper's function was called in 0 of 640 programs")
+
+
+def test_groups_gradients_and_slow_evaluations_are_named(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path), [])
+    metrics = [
+        (0, "evaluate", {"time/evaluate_s": 60.0}),
+        (1, "credit", {"reward/frac_groups_equal": 0.95, "reward/joint": 0.4}),
+        (1, "update", {"update/main/grad_norm": 25.0, "time/update_s": 40.0}),
+    ]
+    equal, large, slow = (finding.sentence for finding in list_findings(metrics, config, []))
+    assert equal == "95% of the groups of the last 1 iteration had equal returns, which teach nothing"
+    assert large == "the gradient norm of main is 25.0, far above optim.max_grad_norm = 1"
+    assert slow == "60% of the time was evaluation"
+    learned = [(1, "credit", {"reward/frac_groups_equal": 0.95, "reward/joint": 1.65})]
+    assert list_findings(learned, config, []) == []
+
+
+def test_copies_of_a_specification_are_no_fault_of_a_program(tmp_path: Path) -> None:
+    store = train(tmp_path, "Copying", iterations=1)
+    reports = read_evaluations(store)
+    last = reports[-1]
+    tested = replace(last, rows=tuple(replace(row, passed=(False,)) for row in last.rows))
+    sentences = [finding.sentence for finding in list_findings([], store.config(), [tested])]
+    assert sentences
+    assert not any("copied" in sentence for sentence in sentences)

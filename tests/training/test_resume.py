@@ -1,0 +1,279 @@
+"""Kill -9 at every boundary of a stage and inside stages: a resumed run ends bit for bit where it would have ended.
+
+The commands run in processes of their own, forked from one that has the libraries loaded. What kills them is installed
+in the process by the functions ``die_*`` below.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run, RunInfo
+
+from magrpo.reports.evaluations import load_evaluated_run
+from magrpo.reports.figures import format_wall_time
+from magrpo.reports.publish import rebuild_report
+from magrpo.reports.verdict import judge_run
+from magrpo.run.config_diff import flatten_config
+from magrpo.run.layout import Step
+from magrpo.run.store import MANIFEST, RunStore
+from magrpo.tracking.mlflow_runs import newest_by_step
+from magrpo.tracking.provenance import collect_provenance
+from magrpo.tracking.system import PREFIX
+from magrpo.tracking.wall_time import read_wall_time
+from tests.pipelines.micro import command, write_config
+
+TIMED = ("time/", "sandbox/")
+"""Metrics of the work done: wall time, and programs run, more of them where a process has run none yet."""
+
+BUDGET = {"budget.csv", "report.html", "report.json"}
+"""Files that tell time and programs run: more of both where a stage was cut short and begun again."""
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_after_commit() -> None:
+    """As soon as a stage is in place."""
+    commit = RunStore.commit
+
+    def commit_and_die(*arguments: object) -> None:
+        commit(*arguments)  # type: ignore[arg-type]
+        die()
+
+    RunStore.commit = commit_and_die  # type: ignore[method-assign,assignment]
+
+
+def die_before_rename(stage: str) -> None:
+    """When everything of ``stage`` is written, but it is not in place yet."""
+    rename = Path.rename
+
+    def rename_or_die(self: Path, target: Path) -> Path:
+        if target.name == stage and target.parent.name != "00000":
+            die()
+        return rename(self, target)
+
+    Path.rename = rename_or_die  # type: ignore[method-assign,assignment]
+
+
+def die_at_work(stage: str) -> None:
+    """When ``stage`` of an iteration tells that its first items are done."""
+    from magrpo.progress.console import RunConsole
+
+    start_step = RunConsole.start_step
+
+    def start_to_die(self: RunConsole, step: Step) -> Callable[[int], None]:
+        return die if step.name == stage and step.iteration > 0 else start_step(self, step)
+
+    RunConsole.start_step = start_to_die  # type: ignore[method-assign,assignment]
+
+
+def wait_at_work(stage: str) -> None:
+    """Let ``stage`` of iteration 1 never end, in the main thread, where a signal interrupts it."""
+    import torch
+
+    from magrpo.progress.console import RunConsole
+
+    torch.set_num_threads(1)  # with more, agents answer in threads, for which an interrupted run waits
+
+    start_step = RunConsole.start_step
+
+    def wait(_: int) -> None:
+        print("waits", flush=True)
+        time.sleep(600)
+
+    def start_to_wait(self: RunConsole, step: Step) -> Callable[[int], None]:
+        return wait if step.name == stage and step.iteration > 0 else start_step(self, step)
+
+    RunConsole.start_step = start_to_wait  # type: ignore[method-assign,assignment]
+
+
+class Runs:
+    """Runs of one configuration under one root, by name. ``flags`` are added to every command."""
+
+    def __init__(self, folder: Path, config: Sequence[str] = (), flags: Sequence[str] = ("--local",)) -> None:
+        self.config = [*(config or [str(write_config(folder, iterations=2))]), f"root={folder / 'runs'}"]
+        self.root, self.flags = folder / "runs", flags
+
+    def train(self, name: str, before: Callable[[], None] | None = None) -> int:
+        """Start or resume a run."""
+        return command(self.arguments(name), self.log(name), before)
+
+    def arguments(self, name: str) -> list[str]:
+        """To start or resume a run."""
+        new = ["train", *self.config, "--name", name]
+        again = ["train", "--resume", name, "--root", str(self.root)]
+        return [*(again if RunStore(self.root, name).exists() else new), *self.flags]
+
+    def log(self, name: str) -> Path:
+        return self.root.parent / f"{name}.log"
+
+    def metrics(self, name: str) -> dict[str, dict[str, float]]:
+        """The metrics in the manifests of all committed stages."""
+        return {stage: manifest["metrics"] for stage, manifest in self.manifests(name).items()}
+
+    def outcome(self, name: str) -> dict[str, object]:
+        """All that must not depend on how often a run was killed: keys, digests, metrics and the files themselves."""
+        stages = self.root / name / "stages"
+        files = {str(p.relative_to(stages)): p for p in stages.rglob("*") if p.is_file() and p.name != MANIFEST}
+        files = {path: file for path, file in files.items() if file.name not in BUDGET}
+        manifests = self.manifests(name)
+        for manifest in manifests.values():
+            del manifest["digest"]
+            manifest["metrics"] = {k: v for k, v in manifest["metrics"].items() if not k.startswith(TIMED)}
+            manifest["files"] = {name: facts for name, facts in manifest["files"].items() if name not in BUDGET}
+        return {"manifests": manifests, "files": {path: file.read_bytes() for path, file in files.items()}}
+
+    @property
+    def mlflow(self) -> MlflowClient:
+        return MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}")
+
+    def mlflow_run(self, name: str) -> Run:
+        """The one MLflow run of a run."""
+        experiment = self.mlflow.get_experiment_by_name("magrpo")
+        assert experiment is not None
+        [run] = self.mlflow.search_runs([experiment.experiment_id], f"tags.`magrpo.run_id` = '{name}'")
+        return run
+
+    def tracked(self, name: str) -> dict[str, Any]:
+        """What MLflow holds of a run, with no value twice; of a step done again, the later one."""
+        client, run = self.mlflow, self.mlflow_run(name)
+        histories: dict[str, list[tuple[int, float]]] = {}
+        for key in (key for key in run.data.metrics if not key.startswith(PREFIX)):
+            points = client.get_metric_history(run.info.run_id, key)
+            values = [(p.step, p.value) for p in sorted(points, key=lambda p: (p.step, p.timestamp))]
+            assert all(one != other for one, other in pairwise(values)), f"{key}: {values}"
+            histories[key] = sorted((s, 0.0 if key.startswith(TIMED) else v) for s, v in newest_by_step(points).items())
+        return {
+            "status": run.info.status,
+            "params": run.data.params,
+            "metrics": histories,
+            "datasets": sorted((d.dataset.name, d.dataset.digest) for d in run.inputs.dataset_inputs),
+            "traces": sorted(_traces(client, run.info)),
+            "artifacts": sorted(_artifacts(client, run.info.run_id, "")),
+        }
+
+    def manifests(self, name: str) -> dict[str, dict[str, Any]]:
+        """The manifests of all committed stages."""
+        stages = self.root / name / "stages"
+        found = stages.glob(f"*/[!.]*/{MANIFEST}")
+        return {str(path.parent.relative_to(stages)): json.loads(path.read_text()) for path in found}
+
+
+def _traces(client: MlflowClient, run: RunInfo) -> Iterator[tuple[str, str | None, list[tuple[str, Any]]]]:
+    """Iteration, problem and feedback of the traces of a run."""
+    query = f"metadata.`mlflow.sourceRun` = '{run.run_id}'"
+    for trace in client.search_traces(locations=[run.experiment_id], filter_string=query, include_spans=False):
+        feedback = sorted((found.name, found.value) for found in trace.info.assessments)
+        yield trace.info.tags["magrpo.iteration"], trace.info.request_preview, feedback
+
+
+def _artifacts(client: MlflowClient, run_id: str, folder: str) -> list[str]:
+    found = client.list_artifacts(run_id, folder or None)
+    inner = [path for item in found if item.is_dir for path in _artifacts(client, run_id, item.path)]
+    return inner + [item.path for item in found if not item.is_dir]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """With an uninterrupted run, ``whole``."""
+    runs = Runs(tmp_path_factory.mktemp("resume"))
+    assert runs.train("whole") == 0
+    return runs
+
+
+def assert_same(runs: Runs, name: str) -> None:
+    assert runs.outcome(name) == runs.outcome("whole")
+    assert runs.tracked(name) == runs.tracked("whole")
+
+
+def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
+    store = RunStore.open(runs.root, "whole")
+    run, tracked = runs.mlflow_run("whole"), runs.tracked("whole")
+    assert tracked["status"] == "FINISHED"
+    assert run.data.params == {key: str(value) for key, value in flatten_config(store.config()).items()}
+    tags = run.data.tags
+    assert tags["magrpo.seed"] == "0"
+    assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")
+    verdict = judge_run(load_evaluated_run("whole", store))
+    assert "Finished.\n" in tags["mlflow.note.content"]
+    assert (tags["verdict"], tags["gain"]) == (verdict.word, verdict.summary.split(": ")[1].split(" percentage")[0])
+    assert f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}\n" in tags["mlflow.note.content"]
+    wall_time = read_wall_time(store.path)
+    assert wall_time is not None
+    assert run.info.end_time - run.info.start_time == pytest.approx(1000 * wall_time.seconds)
+    assert f"- took {format_wall_time(wall_time)}" in tags["mlflow.note.content"]
+    report = (store.path / "report.html").read_text()
+    assert f"Took {format_wall_time(wall_time)}." in report
+    assert f"/runs/{run.info.run_id}?" in report
+    rebuild_report(store)
+    assert (store.path / "report.html").read_text() == report
+    assert "magrpo.rewound" not in tags
+    assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2"]
+    assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
+    assert {key: tags.get(key) for key in collect_provenance()} == collect_provenance()
+    prepared = store.path / "stages" / "00000" / "prepare"
+    kind = store.config().problems.kind
+    assert {name for name, _ in tracked["datasets"]} == {f"{kind} {split}" for split in ("train", "test", "ood")}
+    assert len({digest for _, digest in tracked["datasets"]}) == 3
+    stored = {Path(path).name for path in tracked["artifacts"]}
+    assert {path.name for path in prepared.iterdir()} <= stored
+    committed = {path.parent.name for path in store.path.glob(f"stages/*/*/{MANIFEST}")}
+    folders = {part for path in tracked["artifacts"] for part in Path(path).parts}
+    assert committed - {"prepare", "update"} <= folders
+    assert {
+        "problems",
+        "checkpoints",
+        "adapter_model.safetensors",
+        "report.html",
+        "report.csv",
+        "learning.png",
+    } <= folders
+
+
+def test_killed_after_every_stage(runs: Runs) -> None:
+    """Each process gets one stage further."""
+    stages = len(runs.metrics("whole"))
+    assert stages == 13
+    kept: dict[str, dict[str, float]] = {}
+    for done in range(1, stages + 1):
+        assert runs.train("every", die_after_commit) == -signal.SIGKILL
+        now = runs.metrics("every")
+        assert len(now) == done
+        assert now.items() >= kept.items()
+        kept = now
+    assert runs.train("every") == 0
+    assert runs.metrics("every") == kept
+    assert_same(runs, "every")
+
+
+@pytest.mark.parametrize(
+    ("killer", "stage"),
+    [
+        (die_at_work, "rollout.0"),
+        pytest.param(die_at_work, "score.0", marks=pytest.mark.slow),
+        (die_at_work, "update"),
+        pytest.param(die_at_work, "evaluate", marks=pytest.mark.slow),
+        (die_before_rename, "update"),
+    ],
+)
+def test_killed_inside_a_stage(runs: Runs, killer: Callable[[str], None], stage: str) -> None:
+    name = f"{killer.__name__}-{stage}"
+    assert runs.train(name, partial(killer, stage)) == -signal.SIGKILL
+    kept = runs.metrics(name)
+    assert 0 < len(kept) < len(runs.metrics("whole"))
+    assert not any(folder.endswith(stage) and not folder.startswith("00000") for folder in kept)
+    assert runs.train(name) == 0
+    assert runs.metrics(name).items() >= kept.items(), "a committed stage was done again"
+    assert_same(runs, name)

@@ -1,0 +1,133 @@
+"""The stages of a run: what a failed stage leaves behind for the next try."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from magrpo.config.run import load_config
+from magrpo.engines import EngineError
+from magrpo.interfaces import Progress
+from magrpo.model.lineup import Lineup
+from magrpo.run.layout import GROUPS, SCORES, Step, samples_file
+from magrpo.run.store import RunStore
+from magrpo.types import Action, Request
+from pipelines.cli import main
+from tests import plugins
+from tests.fakes import ScriptedEngine
+from tests.memory_tracker import MemoryTracker
+from tests.pipelines.micro import open_stages, write_config
+
+OPENED: list[MortalEngine] = []
+
+
+class MortalEngine(ScriptedEngine):
+    """The first one that is opened is dead, for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: "good")
+        self.closed = False
+        OPENED.append(self)
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None, version: int = 0) -> list[Action]:
+        if self is OPENED[0]:
+            raise EngineError("the server died")
+        return super().generate(requests, progress, version)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Engine(plugins.Engine):
+    """Opens a :class:`MortalEngine`."""
+
+    def open(self, host: object) -> MortalEngine:
+        return MortalEngine()
+
+
+def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
+    OPENED.clear()
+    config = load_config(write_config(tmp_path), ["engine.kind=tests.training.test_stages:Engine"])
+    store = RunStore.create(config)
+    with open_stages(config, store, MemoryTracker()) as stages:
+        inputs = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
+        with pytest.raises(EngineError):
+            stages.run_step(Step("evaluate", 0), inputs)
+        assert [engine.closed for engine in OPENED] == [True]
+        assert store.metrics(stages.run_step(Step("evaluate", 0), inputs))["eval/generated_tokens"] > 0
+        assert len(OPENED) == 2
+    assert OPENED[1].closed
+
+
+EVENTS: list[str] = []
+
+
+class WatchedEngine(ScriptedEngine):
+    """Tells when it works, sleeps and wakes."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: "good")
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None, version: int = 0) -> list[Action]:
+        EVENTS.append("generate")
+        return super().generate(requests, progress, version)
+
+    def sleep(self) -> None:
+        EVENTS.append("sleep")
+
+    def wake(self) -> None:
+        EVENTS.append("wake")
+
+
+class Watched(plugins.Engine):
+    """Opens a :class:`WatchedEngine`."""
+
+    def open(self, host: object) -> WatchedEngine:
+        return WatchedEngine()
+
+
+def test_the_engine_wakes_when_the_update_has_released_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EVENTS.clear()
+    monkeypatch.setattr(Lineup, "release_cached_memory", lambda _: EVENTS.append("release"))
+    path = write_config(tmp_path, iterations=2)
+    overrides = ["engine.kind=tests.training.test_stages:Watched", "eval.every=5"]
+    assert main(["train", str(path), *overrides, "--local"]) == 0
+    once = ["wake", "generate", "sleep", "release"]
+    assert [event for event, _ in groupby(EVENTS)] == ["generate", *once * 2, "wake", "generate"]
+
+
+def test_nodes_pass_through_memory_and_after_a_resume_through_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(write_config(tmp_path), ["engine.kind=tests.plugins:Engine"])
+    store = RunStore.create(config)
+    rollout, score, credit = Step("rollout", 1, "0"), Step("score", 1, "0"), Step("credit", 1)
+    with open_stages(config, store, MemoryTracker()) as stages, monkeypatch.context() as patched:
+        untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
+        sampled = stages.run_step(rollout, untrained)
+        patched.setattr("magrpo.run.layout.read_records", Mock(side_effect=AssertionError("read from a file")))
+        scored = stages.run_step(score, [sampled])
+        credited = stages.run_step(credit, [scored])
+        assert not stages._fresh, "nobody needs them any more"
+        assert not stages._drafted
+    assert not (store.folder(scored) / GROUPS).exists()
+    assert (store.folder(scored) / SCORES).exists()
+    shutil.copytree(store.path, tmp_path / "runs" / "resumed")
+    resumed = RunStore.open(tmp_path / "runs", "resumed")
+    resumed.set_aside([score.folder, credit.folder])
+    with open_stages(config, resumed, MemoryTracker()) as stages:
+        assert stages.run_step(rollout, untrained) == sampled
+        scored_again = stages.run_step(score, [sampled])
+        assert resumed.file_digest(scored_again, SCORES) == store.file_digest(scored, SCORES)
+    with open_stages(config, resumed, MemoryTracker()) as stages:
+        credited_again = stages.run_step(credit, [scored_again])
+        for agent in config.agents:
+            file = samples_file(agent.name)
+            assert resumed.file_digest(credited_again, file) == store.file_digest(credited, file)
