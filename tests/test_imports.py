@@ -18,7 +18,7 @@ HEAVY = {"datasets", "matplotlib", "mlflow", "pandas", "peft", "prefect", "torch
 
 @pytest.mark.parametrize(
     "module",
-    ["magrpo", "magrpo.config", "magrpo.library", "magrpo.interfaces", "pipelines.cli", "pipelines.commands.train"],
+    ["magrpo", "magrpo.config.run", "magrpo.library", "magrpo.interfaces", "pipelines.cli", "pipelines.commands.train"],
 )
 def test_light_modules_load_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
@@ -28,7 +28,7 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pipelines" / "configs").glob("*.toml")), ids=lambda path: path.stem)
 def test_reading_a_configuration_loads_no_heavy_library(path: Path) -> None:
-    code = f"import sys; from magrpo.config import load_config; load_config({str(path)!r}, []); print(*sys.modules)"
+    code = f"import sys; from magrpo.config.run import load_config; load_config({str(path)!r}, []); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert HEAVY & set(result.stdout.split()) == set()
 
@@ -36,7 +36,7 @@ def test_reading_a_configuration_loads_no_heavy_library(path: Path) -> None:
 def test_the_command_line_loads_the_configuration_when_a_command_needs_it() -> None:
     code = "import sys, pipelines.cli; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not {"magrpo.config", "magrpo.run.store"} & set(result.stdout.split())
+    assert not {"magrpo.config.run", "magrpo.run.store"} & set(result.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.model.collate import collate
 from magrpo.model.forward import LogitMap, can_share_prompts, find_logit_map, head_weights, hidden_states
-from magrpo.model.lineup import Lineup, load_pretrained
+from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
 from magrpo.types import Message, Observation, Sample
@@ -405,24 +406,33 @@ def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(
         assert find_logit_map(model) is None
 
 
-@pytest.mark.parametrize("shows_downloads", [True, False])
-def test_weights_load_without_a_bar_and_downloads_keep_theirs(
-    shows_downloads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+LOADING = """
+import sys
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
+from transformers import AutoModelForCausalLM
+from magrpo.config.agents import AgentConfig
+from magrpo.model.lineup import load_pretrained
+
+base, shows_downloads = sys.argv[1], sys.argv[2] == "True"
+AutoModelForCausalLM.from_pretrained(base)
+print("===", file=sys.stderr, flush=True)
+if not shows_downloads:
+    disable_progress_bars()
+load_pretrained(AutoModelForCausalLM, "model", AgentConfig(name="helper", role="helper", model=base))
+print("disabled" if are_progress_bars_disabled() else "enabled")
+"""
+
+
+@pytest.mark.parametrize(("shows_downloads", "bars"), [(True, "enabled"), (False, "disabled")])
+def test_weights_load_without_a_bar_and_downloads_keep_theirs(shows_downloads: bool, bars: str, tmp_path: Path) -> None:
     base = tiny_base(tmp_path / "base")
-    config = AgentConfig(name="helper", role="helper", model=str(base))
-    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
-    monkeypatch.setenv("TQDM_DELAY", "0")
-    # The state of the bars belongs to the process: other tests leave it either way.
-    disabled_before = are_progress_bars_disabled()
-    enable_progress_bars()
-    try:
-        AutoModelForCausalLM.from_pretrained(base)
-        assert "Loading weights" in capfd.readouterr().err, "transformers shows one by itself"
-        if not shows_downloads:
-            disable_progress_bars()
-        load_pretrained(AutoModelForCausalLM, "model", config)
-        assert capfd.readouterr().err == ""
-        assert are_progress_bars_disabled() == (not shows_downloads)
-    finally:
-        (disable_progress_bars if disabled_before else enable_progress_bars)()
+    # A process of its own: bars are a state of the process, and tqdm reads its environment when it is imported.
+    command = [sys.executable, "-c", LOADING, str(base), str(shows_downloads)]
+    environment = {name: value for name, value in os.environ.items() if "PROGRESS_BARS" not in name}
+    loaded = subprocess.run(
+        command, env=environment | {"TQDM_DELAY": "0"}, capture_output=True, text=True, check=True, timeout=300
+    )
+    by_transformers, by_magrpo = loaded.stderr.split("===\n")
+    assert "Loading weights" in by_transformers, "transformers shows one by itself"
+    assert "Loading weights" not in by_magrpo
+    assert loaded.stdout.strip() == bars
