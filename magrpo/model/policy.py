@@ -176,6 +176,11 @@ class Policy:
             if name.endswith((f".lora_A{suffix}", f".lora_B{suffix}"))
         }
 
+    def clear_gradients(self, agent: str) -> None:
+        """Free the gradients of an agent's trained parameters."""
+        for parameter in self.parameters(agent).values():
+            parameter.grad = None
+
     def save(self, folder: Path) -> dict[str, Path]:
         """Write each agent's weights into ``folder/<agent>``, in peft's or transformers' form; returns the folders.
 

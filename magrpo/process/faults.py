@@ -53,7 +53,7 @@ def _describe_allocation(error: RuntimeError) -> str:
     """What PyTorch raises where memory runs out, as one line; empty for any other error."""
     if "DefaultCPUAllocator" in str(error):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
-    from magrpo.stages.work import is_out_of_memory  # torch, which has raised the error
+    from magrpo.stages.memory_fitting import is_out_of_memory  # torch, which has raised the error
 
     said = str(error).partition("\n")[0].partition(". GPU")[0]
     return f"{said.rstrip('.')}; {_SMALLER}" if is_out_of_memory(error) else ""

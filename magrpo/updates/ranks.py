@@ -27,7 +27,9 @@ from magrpo.fleets import Fleet, Job, ProcessDied, Running
 from magrpo.fleets.process import read_last_words
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError
-from magrpo.stages.work import CompletionCounter, MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
+from magrpo.stages.agent_batch import CompletionCounter
+from magrpo.stages.memory_fitting import MicroBatchTooLarge
+from magrpo.stages.update import NonFiniteLoss, SamplingGapTooLarge
 from magrpo.updates import UpdatesDied
 
 WAITS = "waits for other ranks"

@@ -103,7 +103,7 @@ def _compare_updates(
     """Print the ratio; returns how the update runs on one core."""
     samples, _ = credit(groups, config.algo, [a.name for a in config.agents if a.trained], config.own_estimators)
     ours, plain = (Updater.of(policy, config, folder / "failed-batch") for _ in range(2))
-    plain.micro_batch_tokens, plain.at_once = PLAIN_TOKENS, 1
+    plain.memory.micro_batch_tokens, plain.gradients.at_once = PLAIN_TOKENS, 1
 
     def update_plainly() -> None:
         with _use_layers_of_peft(policy):

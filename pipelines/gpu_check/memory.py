@@ -11,8 +11,8 @@ from magrpo.model.forward import can_share_prompts, find_logit_map
 from magrpo.model.policy import Policy
 from magrpo.planning.card import GIB
 from magrpo.planning.sizes import count_token_activations
+from magrpo.stages.memory_fitting import is_out_of_memory
 from magrpo.stages.update import Updater
-from magrpo.stages.work import is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import bench
 from pipelines.gpu_check.results import Result, Verdict, judge
@@ -56,8 +56,8 @@ def probe_memory(setting: Setting) -> Iterator[Result]:
         remedy = "take a smaller base model, weights = 'lora', or a larger card"
         yield Result("update", "out of memory", f"fits at {tokens[1]} tokens", "failed", remedy)
         return
-    if updater.micro_batch_tokens != config.optim.micro_batch_tokens:
-        limit = updater.micro_batch_tokens
+    if updater.memory.micro_batch_tokens != config.optim.micro_batch_tokens:
+        limit = updater.memory.micro_batch_tokens
         expected = f"{tokens[1]} tokens fit: set optim.micro_batch_tokens={limit}"
         yield Result("update", f"out of memory, continued with {limit}", expected, "missed", value=float(limit))
         return

@@ -20,8 +20,8 @@ from magrpo.model.policy import Policy
 from magrpo.model.sharding import Shards, gather_tensor
 from magrpo.plugins import ConfigError
 from magrpo.run.layout import OPTIMIZER_SHARDS
+from magrpo.stages.memory_fitting import MicroBatchTooLarge
 from magrpo.stages.update import Updater
-from magrpo.stages.work import MicroBatchTooLarge
 from tests.stages.updating import assert_close, assert_equal, make_samples
 from tests.tiny import tiny_base
 
@@ -54,7 +54,7 @@ def open_updater(base: Path, dump: Path, weights: str, shards: Shards | None = N
 
 def read_state(updater: Updater) -> dict[str, torch.Tensor]:
     """Whole weights and optimizer states."""
-    optimizer, found = updater._optimizers["main"], {}
+    optimizer, found = updater.optimizers["main"], {}
     for name, parameter in updater.policy.parameters("main").items():
         found[name] = gather_tensor(parameter.detach())
         found |= {f"{name} {key}": gather_tensor(value) for key, value in optimizer.state[parameter].items()}
@@ -96,7 +96,7 @@ def test_an_untrained_checkpoint_has_no_optimizer_state(base: Path, tmp_path: Pa
     spread.save(tmp_path / "0")
     spread.update({"main": make_samples(1)})
     spread.load(tmp_path / "0")
-    assert not spread._optimizers["main"].state
+    assert not spread.optimizers["main"].state
 
 
 def test_a_rank_without_memory_says_which_micro_batch_to_try(
@@ -107,7 +107,7 @@ def test_a_rank_without_memory_says_which_micro_batch_to_try(
     def fail(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(spread, "_compute_loss", fail)
+    monkeypatch.setattr(spread.gradients, "compute_loss", fail)
     with pytest.raises(MicroBatchTooLarge, match=r"^20$"):
         spread.update({"main": make_samples(1)})
 

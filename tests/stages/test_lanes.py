@@ -124,10 +124,14 @@ def test_ranks_take_the_steps_of_one_process(
     alone = make(base, dump, micro_batch_tokens=30, **options)
     expected = [alone.update(batch) for batch in samples]
     runs_out = not algo
-    updaters = [make(base, dump, micro_batch_tokens=60 if runs_out else 30, **options) for _ in range(count)]
     metrics: list[list[dict[str, float]]] = [[] for _ in range(count)]
     reported: list[int] = []
     posts, barrier = [None] * count, Barrier(count)
+    tokens = 60 if runs_out else 30
+    updaters = [
+        make(base, dump, micro_batch_tokens=tokens, ranks=ThreadRanks(number, posts, barrier), **options)
+        for number in range(count)
+    ]
 
     def work(number: int) -> None:
         try:
@@ -137,11 +141,8 @@ def test_ranks_take_the_steps_of_one_process(
             barrier.abort()
             raise
 
-    for number, updater in enumerate(updaters):
-        updater.ranks = ThreadRanks(number, posts, barrier)
-        updater._plan = LanePlan.make(lanes, len(agents), count)
     if runs_out:
-        _run_out_of_memory_once(updaters[-1])
+        _run_out_of_memory_once(updaters[-1].gradients)
     threads = [Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -155,8 +156,8 @@ def test_ranks_take_the_steps_of_one_process(
         assert sum(reported) == sum(len(of_agent) for batch in samples for of_agent in batch.values())
 
 
-def _run_out_of_memory_once(updater: Any) -> None:
-    compute, calls = updater._compute_loss, 0
+def _run_out_of_memory_once(gradients: Any) -> None:
+    compute, calls = gradients.compute_loss, 0
 
     def fail_first(*arguments: Any) -> Any:
         nonlocal calls
@@ -165,4 +166,4 @@ def _run_out_of_memory_once(updater: Any) -> None:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return compute(*arguments)
 
-    updater._compute_loss = fail_first
+    gradients.compute_loss = fail_first

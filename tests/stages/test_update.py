@@ -17,7 +17,7 @@ from magrpo.config.agents import LoraConfig
 from magrpo.config.run import OptimConfig
 from magrpo.engines.local.decoding import decoding_model
 from magrpo.model.collate import plan_batches
-from magrpo.stages.work import OrderedGradient
+from magrpo.stages.agent_batch import OrderedGradient
 from magrpo.types import Sample
 from tests.stages.updating import (
     assert_close,
@@ -113,8 +113,8 @@ def test_micro_batches_and_order_change_nothing_but_rounding(base: Path, dump: P
 
 
 def test_the_size_of_micro_batches_follows_the_device_unless_it_is_given(base: Path, dump: Path) -> None:
-    assert make(base, dump).micro_batch_tokens == 1024
-    assert make(base, dump, micro_batch_tokens=30).micro_batch_tokens == 30
+    assert make(base, dump).memory.micro_batch_tokens == 1024
+    assert make(base, dump, micro_batch_tokens=30).memory.micro_batch_tokens == 30
     assert OptimConfig().count_micro_batch_tokens("cuda") == 16384
     assert OptimConfig(micro_batch_tokens=30).count_micro_batch_tokens("cuda") == 30
 
@@ -134,7 +134,7 @@ def test_memory_that_does_not_suffice_halves_the_micro_batches(
     whole = make(base, dump, algo=algo, micro_batch_tokens=64)
     expected = gradients_used(whole, samples)
     updater = make(base, dump, algo=algo, micro_batch_tokens=64)
-    loss, calls, left = updater._compute_loss, 0, times
+    loss, calls, left = updater.gradients.compute_loss, 0, times
     first_epochs = (len(expected) - 1) * len(plan_batches(samples, 64, True))
 
     def short_of_memory(*arguments: Any) -> Any:
@@ -145,9 +145,9 @@ def test_memory_that_does_not_suffice_halves_the_micro_batches(
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return loss(*arguments)
 
-    monkeypatch.setattr(updater, "_compute_loss", short_of_memory)
+    monkeypatch.setattr(updater.gradients, "compute_loss", short_of_memory)
     steps: list[dict[str, Tensor]] = []
-    hook = updater._optimizers["main"].register_step_pre_hook(
+    hook = updater.optimizers["main"].register_step_pre_hook(
         lambda *_: steps.append({n: p.grad.clone() for n, p in updater.policy.parameters("main").items()})
     )
     metrics = updater.update({"main": samples}, told.append)
@@ -156,7 +156,7 @@ def test_memory_that_does_not_suffice_halves_the_micro_batches(
     assert len(steps) == len(expected)
     for ours, theirs in zip(steps, expected, strict=True):
         assert_close(ours, theirs)
-    assert metrics["update/micro_batch_tokens"] == updater.micro_batch_tokens <= 64 / 2**times
+    assert metrics["update/micro_batch_tokens"] == updater.memory.micro_batch_tokens <= 64 / 2**times
     assert sum(told) == len(samples)
     assert sum("out of GPU memory" in record.message for record in caplog.records) == times
 
@@ -170,7 +170,7 @@ def test_a_completion_that_does_not_fit_alone_ends_the_update(
     def never(*_: object) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(updater, "_compute_loss", never)
+    monkeypatch.setattr(updater.gradients, "compute_loss", never)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         updater.update({"main": make_samples()})
     assert_equal(weights_of(updater), before)
@@ -178,8 +178,8 @@ def test_a_completion_that_does_not_fit_alone_ends_the_update(
 
 def test_siblings_apart_are_siblings_in_one_row(base: Path, dump: Path) -> None:
     together, apart = make(base, dump), make(base, dump)
-    assert together._models.shares_prompts == {"main": True}
-    apart._models.shares_prompts = {"main": False}
+    assert together.gradients.models.shares_prompts == {"main": True}
+    apart.gradients.models.shares_prompts["main"] = False
     samples = make_samples()
     assert_close(gradients_used(apart, samples)[0], gradients_used(together, samples)[0])
 

@@ -22,9 +22,9 @@ from magrpo.model.forward import LogitMap, token_logits
 from magrpo.model.lineup import Lineup
 from magrpo.plugins import ConfigError
 from magrpo.stages import model_runs
+from magrpo.stages.memory_fitting import is_out_of_memory
 from magrpo.stages.optimizers import learning_rate
-from magrpo.stages.update import Updater
-from magrpo.stages.work import NonFiniteLoss, SamplingGapTooLarge, is_out_of_memory
+from magrpo.stages.update import NonFiniteLoss, SamplingGapTooLarge, Updater
 from magrpo.types import Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions, TokenInputs
 from magrpo_kernels.advantages import ESTIMATORS
@@ -52,8 +52,8 @@ def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> Non
     old = [naive_logps(updater, "main", s).detach() for s in samples]
     first = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
     runs: list[str] = []
-    run_model = updater._models.run_model
-    updater._models.run_model = lambda agent, *given: runs.append(agent) or run_model(agent, *given)  # type: ignore
+    run_model = updater.gradients.models.run_model
+    updater.gradients.models.run_model = lambda agent, *given: runs.append(agent) or run_model(agent, *given)  # type: ignore
     steps = gradients_used(updater, samples)
     assert len(steps) == len(runs) == 2, "the first pass also finds the log-probabilities before it"
     assert_close(steps[0], first)  # ratio 1
@@ -121,7 +121,7 @@ def test_an_importance_weight_of_one_epoch_takes_no_forward_pass_of_its_own(
     base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updater = make(base, dump, algo={"importance_cap": 1.5})
-    monkeypatch.setattr(updater._models, "compute_logps", lambda *_: pytest.fail("a pass of its own"))
+    monkeypatch.setattr(updater.gradients.models, "compute_logps", lambda *_: pytest.fail("a pass of its own"))
     updater.update({"main": make_samples()})
 
 
@@ -165,7 +165,7 @@ def test_models_that_cap_or_scale_logits_start_from_hidden_states(
     if head == "unknown":
         monkeypatch.setattr(model_runs, "find_logit_map", lambda model: None)
     updater, samples = make(tiny_base(tmp_path / head, described[head]), dump), make_samples()
-    found = updater._models._logit_maps["main"]
+    found = updater.gradients.models._logit_maps["main"]
     expected = {"capped": LogitMap(1, 0.5), "scaled": LogitMap(0.25), "divided": LogitMap(0.5), "unknown": None}
     assert found == expected[head]
     wanted = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
@@ -191,7 +191,9 @@ def test_float32_logits_are_those_of_the_engine_in_half_precision(
         assert logits.dtype == (torch.float32 if head_dtype == "float32" else torch.bfloat16)
         own = (logits.float() / TEMPERATURE).log_softmax(-1).gather(1, batch.tokens.token_ids[:, None])[:, 0]
         with torch.no_grad():
-            hidden = updater._models.compute_logps("main", active("main"), batch, updater._logps_options)
+            hidden = updater.gradients.models.compute_logps(
+                "main", active("main"), batch, LossOptions(TEMPERATURE, checked=True)
+            )
         logps[head_dtype] = hidden, own
         updater.update({"main": samples})
     torch.testing.assert_close(*logps["float32"], atol=1e-5, rtol=0)

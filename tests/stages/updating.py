@@ -14,6 +14,7 @@ from torch import Tensor
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.model.policy import Policy
+from magrpo.stages.lanes import OneRank, Ranks
 from magrpo.stages.update import Updater
 from magrpo.types import Sample
 from tests.tiny import EOS
@@ -32,6 +33,7 @@ def make(
     lora: LoraConfig | None = None,
     own: Mapping[str, dict[str, Any]] | None = None,
     head_dtype: str = "auto",
+    ranks: Ranks | None = None,
     **optim: Any,
 ) -> Updater:
     common = {"model": str(base), "weights": weights}
@@ -47,6 +49,7 @@ def make(
         RolloutConfig(temperature=TEMPERATURE, max_new_tokens=16),
         num_iterations,
         dump,
+        ranks or OneRank(),
     )
 
 
@@ -133,7 +136,7 @@ def gradients_used(updater: Updater, samples: Sequence[Sample], agent: str = "ma
         slopes = {name: p.grad for name, p in parameters.items()}
         steps.append({n: torch.zeros_like(parameters[n]) if g is None else g.clone() for n, g in slopes.items()})
 
-    hook = updater._optimizers[agent].register_step_pre_hook(record)
+    hook = updater.optimizers[agent].register_step_pre_hook(record)
     updater.update({agent: list(samples)})
     hook.remove()
     return steps

@@ -26,8 +26,8 @@ from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.run.layout import samples_file
 from magrpo.run.store import write_records
-from magrpo.stages.update import Updater
-from magrpo.stages.work import MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
+from magrpo.stages.memory_fitting import MicroBatchTooLarge
+from magrpo.stages.update import NonFiniteLoss, SamplingGapTooLarge, Updater
 from magrpo.types import Sample
 from magrpo.updates import UpdatesDied, ranks
 from magrpo.updates.inline import InlineUpdates
@@ -191,7 +191,7 @@ def read_checkpoint(config: RunConfig, folder: Path) -> dict[str, Tensor]:
     updater = Updater.of(Policy.open(config.agents, config.model, config.lora, 0), config, folder)
     updater.load(folder)
     found = {}
-    for agent, optimizer in updater._optimizers.items():
+    for agent, optimizer in updater.optimizers.items():
         for name, parameter in updater.policy.parameters(agent).items():
             found[f"{agent} {name}"] = parameter.detach()
             found |= {f"{agent} {name} {key}": value for key, value in optimizer.state[parameter].items()}

@@ -300,7 +300,7 @@ def test_an_update_that_was_halved_says_what_fits(tmp_path: Path, monkeypatch: p
     compute = memory.Updater.gradient
 
     def halve(updater: Any, *given: Any) -> Any:
-        updater.micro_batch_tokens = 700
+        updater.memory.micro_batch_tokens = 700
         return compute(updater, *given)
 
     monkeypatch.setattr(memory.Updater, "gradient", halve)

@@ -1,4 +1,4 @@
-"""The work of an update: an agent's micro-batches, what a rank has computed of them, and when memory runs out."""
+"""One agent's samples of one update in micro-batches, and the sums that a pass over them fills."""
 
 from __future__ import annotations
 
@@ -16,36 +16,25 @@ from magrpo.types import Sample
 from magrpo_kernels import Groups
 
 
-class NonFiniteLoss(RuntimeError):
-    """The loss or its gradient is not a finite number; the message names the saved batch and remedies."""
-
-
-class SamplingGapTooLarge(RuntimeError):
-    """The samples were not drawn from the weights that they claim, or in another precision; see the message."""
-
-
-class MicroBatchTooLarge(RuntimeError):
-    """A rank that shares models with others ran out of memory; the message is how many tokens to try next."""
-
-
 @dataclass(frozen=True)
-class Work:
+class AgentBatch:
     """One agent's samples of one update, split into micro-batches of rows."""
 
     agent: str
     samples: Sequence[Sample]
     groups: Groups
-    """Of the samples, with the returns of their siblings."""
-    batches: Sequence[Sequence[Row]]
+    """The samples' groups, with the returns of all siblings."""
+    micro_batches: Sequence[Sequence[Row]]
     divisor: float
+    """The loss is a sum over tokens divided by this number."""
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each completion."""
+        """Number of tokens of each completion."""
         return [len(sample.completion_ids) for sample in self.samples]
 
     def put_values(self, table: Tensor, completions: Sequence[int], values: Tensor) -> None:
-        """Put the values of these completions' tokens where they belong in a table of all tokens."""
+        """Write one value for each token of these completions into a table of the tokens of all completions."""
         slots = torch.split(table, self.lengths)
         for i, own in zip(completions, torch.split(values, [self.lengths[i] for i in completions]), strict=True):
             slots[i].copy_(own)
@@ -53,26 +42,27 @@ class Work:
     @property
     def is_smallest(self) -> bool:
         """Whether every micro-batch is one completion."""
-        return all(len(rows) == len(rows[0]) == 1 for rows in self.batches)
+        return all(len(rows) == len(rows[0]) == 1 for rows in self.micro_batches)
 
 
 @dataclass(slots=True)
-class Part:
-    """What this rank has computed of one agent's gradient. Several threads may fill it."""
+class PartialSums:
+    """This rank's share of the sums over one agent's micro-batches. Several threads may fill it."""
 
     sums: Tensor
     """Loss and metric sums, [name, micro-batch], 0 where another rank computes them."""
     logps: Tensor
     """Log-probabilities of the agent's sampled tokens, 0 where another rank computes them."""
     branch: Tensor | None = None
-    """The sum of its lanes, as :func:`take_gradient` returns it; None: it has none, or left it in the parameters."""
+    """The gradient summed over this rank's lanes (:func:`~magrpo.stages.lanes.take_gradient`). None: the rank has no
+    lanes, or the gradient is in the parameters."""
 
 
 @dataclass
 class OrderedGradient:
-    """The gradient of parameters, of which several threads compute micro-batches.
+    """Sums the gradients of micro-batches that several threads compute.
 
-    These are added in their order, whoever is done first: the sum has the bits that one thread gives.
+    Micro-batches are added in their order, whichever thread finishes first, so the sum has the bits of one thread.
     """
 
     parameters: Sequence[nn.Parameter]
@@ -94,7 +84,7 @@ class OrderedGradient:
 
 @dataclass
 class CompletionCounter:
-    """Reports each completion once, even if the work starts over. Several threads may count."""
+    """Reports each completion once, even if the pass starts over. Several threads may count."""
 
     progress: Progress | None
     num_done: int = 0
@@ -110,9 +100,3 @@ class CompletionCounter:
             if self.progress and self.num_done > self.num_reported:
                 self.progress(self.num_done - self.num_reported)
                 self.num_reported = self.num_done
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether GPU memory ran out: in torch's allocator, or in cuBLAS, cuDNN or a launch, which raise other errors."""
-    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY")
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in signs)

@@ -1,0 +1,237 @@
+"""Gradients of the policy loss over one agent's micro-batches.
+
+On a CPU adapters are trained side by side: threads with a share of the cores each take the micro-batches of all agents.
+An update can be split over ranks: each computes a subset of the (agent, lane) pairs (:mod:`magrpo.stages.lanes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, takewhile
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from magrpo.algo.loss import LossOf, policy_loss
+from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.fleets.side_by_side import Stop, run_side_by_side
+from magrpo.model.collate import Batch, collate, count_padded
+from magrpo.model.policy import Policy
+from magrpo.stages.agent_batch import AgentBatch, CompletionCounter, OrderedGradient, PartialSums
+from magrpo.stages.lanes import LanePlan, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
+from magrpo.stages.model_runs import ModelRuns
+from magrpo.stages.update_metrics import list_sums
+from magrpo_kernels import LossOptions
+
+ResultT = TypeVar("ResultT")
+Constants = dict[str, Sequence[Tensor]]
+"""Tensors without gradient, by field of ``SampledTokens`` and completion, so that micro-batches may change."""
+
+
+@dataclass(eq=False)
+class GradientComputer:
+    """Runs the models of trained agents forward and backward, and leaves gradients in their parameters."""
+
+    policy: Policy
+    algo: AlgoConfig
+    optim: OptimConfig
+    rollout: RolloutConfig
+    agents: Sequence[str]
+    """The holders of trained weights."""
+    ranks: Ranks
+    lag: int
+
+    def __post_init__(self) -> None:
+        # Samples without advantage are dropped before, and token ids are the policy's own: nothing is left to check.
+        self._logps_options = LossOptions(self.rollout.temperature, checked=True, impl=self.algo.kernel)
+        self._loss_options = replace(
+            self._logps_options,
+            normalize=self.algo.normalize,
+            importance_cap=self.algo.importance_cap,
+            backward_once=True,
+        )
+        if self.algo.update_epochs > 1:
+            clip_low, clip_high = self.algo.clip_low, self.algo.clip_high
+            self._loss_options = replace(self._loss_options, clip_low=clip_low, clip_high=clip_high)
+        self.sum_names = list_sums(self.algo, self.lag)
+        """Names of the rows of :attr:`PartialSums.sums`."""
+        self.models = ModelRuns(self.policy, gradient_checkpointing=self.optim.gradient_checkpointing)
+        for agent in self.agents:
+            self.models.probe_model(agent)
+        self._plan = LanePlan.make(self.optim.lanes, len(self.agents), self.ranks.count)
+        self._position = {agent: i for i, agent in enumerate(self.agents)}
+        self._num_threads = torch.get_num_threads()
+        self.at_once = self._count_agents_at_once()
+        """Number of agents that share the cores, each with one thread or more; ranks run theirs in turn."""
+
+    def _count_agents_at_once(self) -> int:
+        # Gradients of full copies that are computed at the same time would need as much memory as the copies.
+        adapters_only = all(self.policy.lineup.weights(agent) == "lora" for agent in self.agents)
+        if self.policy.device.type == "cpu" and adapters_only and self.policy.shares_no_modules:
+            return min(len(self.agents), self._num_threads)
+        return 1
+
+    @property
+    def num_agents_together(self) -> int:
+        """Number of agents whose gradients are computed at the same time."""
+        shares_cores = self.at_once > 1 and self.ranks.count == 1
+        return len(self.agents) if shares_cores else self._plan.agents_at_once
+
+    # --------------------------------------------------------------------------------------------------- gradients
+    def compute_gradients(
+        self, constants: Mapping[str, Constants], counter: CompletionCounter, batches: Sequence[AgentBatch]
+    ) -> list[PartialSums]:
+        """One forward and backward pass over all micro-batches of this rank; :meth:`add_ranks` completes gradients.
+
+        ``constants`` are the tensors of each agent that no pass changes, such as reference log-probabilities.
+        """
+        counter.restart()
+        parts = [
+            PartialSums(
+                torch.zeros(len(self.sum_names), len(batch.micro_batches), device=self.policy.device),
+                torch.zeros(sum(batch.lengths), device=self.policy.device),
+            )
+            for batch in batches
+        ]
+        tasks: list[Callable[[Stop], None]] = []
+        for batch, part in zip(batches, parts, strict=True):
+            self.policy.clear_gradients(batch.agent)
+            run = partial(self._run_micro_batches, constants[batch.agent], counter, batch, part)
+            if self.at_once > 1 and self._plan.is_trivial:
+                numbers_of_batches = range(len(batch.micro_batches))
+                add = OrderedGradient(list(self.policy.parameters(batch.agent).values())).add
+                # Threads take the numbers of micro-batches from one iterator.
+                num_threads = min(self.at_once, len(batch.micro_batches))
+                tasks += [partial(run, add, iter(numbers_of_batches))] * num_threads
+            else:
+                tasks.append(partial(self._sum_lanes, run, batch, part))
+        self._run_tasks(tasks)
+        for idle in self._idle_micro_batches(batches):
+            loss, _, _ = self.compute_loss(batches[0], idle, constants[batches[0].agent])
+            (loss * 0).backward()  # type: ignore[no-untyped-call]
+        for batch in batches:
+            if not self._is_summed_in_place(batch.agent):
+                self.policy.clear_gradients(batch.agent)
+        return parts
+
+    def add_ranks(self, batch: AgentBatch, part: PartialSums) -> Tensor:
+        """Put the gradient of all lanes into the parameters; returns the sums of all micro-batches."""
+        if not self._is_summed_in_place(batch.agent):
+            parameters = list(self.policy.parameters(batch.agent).values())
+            owners = self._plan.find_owners(self._position[batch.agent])
+            size = sum(parameter.numel() + 1 for parameter in parameters)
+            put_gradient(self.ranks.add_branches(part.branch, owners, size), parameters)
+        return self.ranks.fill_in(part.sums)
+
+    def compute_loss(
+        self, batch: AgentBatch, micro_batch: Batch, constants: Constants
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The loss, sums for the metrics, and the log-probabilities of the sampled tokens."""
+        joined: dict[str, Any] = {
+            name: torch.cat([by_sample[i] for i in micro_batch.samples]) for name, by_sample in constants.items()
+        }
+        samples = [i for i in micro_batch.samples for _ in batch.samples[i].completion_ids]
+        joined["groups"] = batch.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
+        tokens = replace(micro_batch.tokens, **joined)
+
+        def finish(loss_of: LossOf) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+            return policy_loss(loss_of, tokens, self._loss_options, batch.divisor, self.algo.beta)
+
+        return self.models.run_model(batch.agent, self.policy.active(batch.agent), micro_batch, finish)
+
+    def _run_micro_batches(
+        self,
+        constants: Constants,
+        counter: CompletionCounter,
+        batch: AgentBatch,
+        part: PartialSums,
+        add: Callable[[int, Tensor], None],
+        numbers: Iterator[int],
+        stop: Stop,
+    ) -> None:
+        """Compute micro-batches by number; ``add`` the gradient of each. Several threads may share ``numbers``."""
+        for number in takewhile(lambda _: not stop(), numbers):
+            self.ranks.tell_progress(f"agent {batch.agent!r}, micro-batch {number + 1} of {len(batch.micro_batches)}")
+            micro_batch = collate(batch.samples, batch.micro_batches[number], self.policy.device)
+            loss, metrics, sampled = self.compute_loss(batch, micro_batch, constants)
+            add(number, loss)
+            values = {"clipped": torch.zeros_like(loss), **metrics, "loss": loss.detach()}
+            part.sums[:, number] = torch.stack([values[name] for name in self.sum_names])
+            batch.put_values(part.logps, micro_batch.samples, sampled)
+            counter.add(len(micro_batch.samples))
+
+    def _sum_lanes(self, run: Callable[..., None], batch: AgentBatch, part: PartialSums, stop: Stop) -> None:
+        """Sum the gradient over the lanes of this rank."""
+        parameters = list(self.policy.parameters(batch.agent).values())
+
+        def backward(_: int, loss: Tensor) -> None:
+            loss.backward()  # type: ignore[no-untyped-call]
+
+        def take_lane(lane: Sequence[int]) -> Tensor:
+            run(backward, iter(lane), stop)
+            return take_gradient(parameters)
+
+        lanes = self._lanes_of(batch, self.ranks.number)
+        if self._is_summed_in_place(batch.agent):
+            run(backward, chain.from_iterable(lanes), stop)
+        elif lanes:
+            part.branch = add_in_pairs(map(take_lane, lanes))
+
+    def _is_summed_in_place(self, agent: str) -> bool:
+        """Whether the backward pass alone sums the gradient: one lane on one rank, or FSDP, which adds over ranks."""
+        return self._plan.is_trivial or self.policy.is_spread(agent)
+
+    # ------------------------------------------------------------------------------------------ log-probabilities
+    def compute_reference(self, batches: Sequence[AgentBatch]) -> list[Tensor]:
+        """Log-probabilities of each agent's sampled tokens under its reference, 0 where another rank computes them."""
+        tables = self._run_tasks([partial(self._compute_reference_logps, batch) for batch in batches])
+        for idle in self._idle_micro_batches(batches):
+            agent = batches[0].agent
+            self.models.compute_logps(agent, self.policy.reference(agent), idle, self._logps_options)
+        return tables
+
+    def share_logps(self, batch: AgentBatch, table: Tensor) -> Sequence[Tensor]:
+        """The log-probabilities that all ranks have computed, by completion."""
+        return torch.split(self.ranks.fill_in(table), batch.lengths)
+
+    def _compute_reference_logps(self, batch: AgentBatch, stop: Stop) -> Tensor:
+        table = torch.zeros(sum(batch.lengths), device=self.policy.device)
+        lanes = self._lanes_of(batch, self.ranks.number)
+        for number in takewhile(lambda _: not stop(), chain.from_iterable(lanes)):
+            self.ranks.tell_progress(f"agent {batch.agent!r}, reference of micro-batch {number + 1}")
+            micro_batch = collate(batch.samples, batch.micro_batches[number], self.policy.device)
+            context = self.policy.reference(batch.agent)
+            logps = self.models.compute_logps(batch.agent, context, micro_batch, self._logps_options)
+            batch.put_values(table, micro_batch.samples, logps)
+        return table
+
+    # -------------------------------------------------------------------------------------------------- lanes, threads
+    def _lanes_of(self, batch: AgentBatch, rank: int) -> list[list[int]]:
+        """The numbers of the micro-batches in each of the agent's lanes that a rank computes."""
+        sizes = [count_padded(batch.samples, rows) for rows in batch.micro_batches]
+        lanes = deal_batches(sizes, self._plan.num_lanes)
+        return [lanes[lane] for lane in self._plan.lanes_of(self._position[batch.agent], rank)]
+
+    def _idle_micro_batches(self, batches: Sequence[AgentBatch]) -> Iterator[Batch]:
+        """Micro-batches of one sample that this rank runs for nothing, once it has no more of its own.
+
+        All ranks must run a spread model equally often: each forward pass waits for the others' weights.
+        """
+        if not self.policy.shards or not batches:
+            return
+        counts = [
+            sum(len(lane) for batch in batches for lane in self._lanes_of(batch, rank))
+            for rank in range(self.ranks.count)
+        ]
+        samples = batches[0].samples
+        shortest = min(range(len(samples)), key=lambda i: len(samples[i].prompt_ids) + len(samples[i].completion_ids))
+        for _ in range(max(counts) - counts[self.ranks.number]):
+            self.ranks.tell_progress("runs along with other ranks")
+            yield collate(samples, [(shortest,)], self.policy.device)
+
+    def _run_tasks(self, tasks: Sequence[Callable[[Stop], ResultT]]) -> list[ResultT]:
+        """Run tasks on the threads of this process, several at a time."""
+        return run_side_by_side(tasks, self._num_threads, self.at_once, in_turn=self.ranks.count > 1)

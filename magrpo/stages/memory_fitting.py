@@ -1,0 +1,98 @@
+"""Micro-batches that fit into GPU memory: halved when it runs out, for this update and later ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from magrpo.config.run import OptimConfig
+from magrpo.model.collate import Row, plan_batches
+from magrpo.model.policy import Policy
+from magrpo.stages.agent_batch import AgentBatch
+from magrpo.stages.lanes import Ranks
+from magrpo.types import Sample
+
+log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+
+class MicroBatchTooLarge(RuntimeError):
+    """A rank that shares models with others ran out of memory; the message is the number of tokens to try next."""
+
+
+class MemoryFitter:
+    """Plans micro-batches, and plans smaller ones when a computation runs out of GPU memory."""
+
+    def __init__(self, policy: Policy, optim: OptimConfig, ranks: Ranks, shares_prompts: Mapping[str, bool]) -> None:
+        self.micro_batch_tokens = optim.count_micro_batch_tokens(policy.device.type)
+        """The number of tokens of a micro-batch, with padding. Lowered when memory runs out."""
+        self._policy, self._num_lanes, self._ranks = policy, optim.lanes, ranks
+        self._shares_prompts = shares_prompts
+
+    def plan_micro_batches(self, agent: str, samples: Sequence[Sample]) -> list[list[Row]]:
+        """Micro-batches of an agent's samples, at the present size."""
+        return self._plan(agent, samples, self.micro_batch_tokens)
+
+    def fit_memory(
+        self, batches: Sequence[AgentBatch], compute: Callable[[Sequence[AgentBatch]], ResultT]
+    ) -> tuple[Sequence[AgentBatch], ResultT]:
+        """The result of ``compute``, repeated with smaller micro-batches as long as a rank runs out of GPU memory.
+
+        Returns the batches of the successful attempt with its result. Gradients are the same up to rounding.
+
+        Raises:
+            MicroBatchTooLarge: models are spread over ranks, which cannot agree to repeat, because the other ranks wait
+                inside a forward pass; they must begin again.
+            torch.cuda.OutOfMemoryError: one completion does not fit.
+        """
+        while True:
+            results: list[ResultT] = []
+            try:
+                results.append(compute(batches))
+            except RuntimeError as error:
+                if not is_out_of_memory(error) or all(batch.is_smallest for batch in batches):
+                    raise
+                if self._policy.shards:
+                    raise MicroBatchTooLarge(str(self._find_smaller(batches))) from error
+            # Outside the except block, where the exception would keep the tensors of its frames alive.
+            if self._ranks.agree_on(bool(results)):
+                return batches, results[0]
+            results.clear()
+            for batch in batches:
+                self._policy.clear_gradients(batch.agent)
+            torch.cuda.empty_cache()
+            self.micro_batch_tokens = self._find_smaller(batches)
+            batches = [
+                replace(batch, micro_batches=self.plan_micro_batches(batch.agent, batch.samples)) for batch in batches
+            ]
+            agents = ", ".join(f"agent {batch.agent!r}" for batch in batches)
+            log.warning(
+                f"update {self._policy.version + 1}, {agents}: out of GPU memory; continuing with "
+                f"micro-batches of {self.micro_batch_tokens} tokens. "
+                f"Set optim.micro_batch_tokens = {self.micro_batch_tokens} to start with them"
+            )
+
+    def _plan(self, agent: str, samples: Sequence[Sample], tokens: int) -> list[list[Row]]:
+        if self._num_lanes > 1:
+            # A micro-batch larger than a lane's share would leave a lane idle.
+            total = sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
+            tokens = min(tokens, max(total // self._num_lanes, 1))
+        return plan_batches(samples, tokens, self._shares_prompts[agent])
+
+    def _find_smaller(self, batches: Sequence[AgentBatch]) -> int:
+        """The largest half, quarter, ... of the present size that changes some micro-batch."""
+        tokens = self.micro_batch_tokens
+        while True:
+            tokens = max(tokens // 2, 1)
+            if any(self._plan(batch.agent, batch.samples, tokens) != batch.micro_batches for batch in batches):
+                return tokens
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether GPU memory ran out: in torch's allocator, or in cuBLAS, cuDNN or a launch, which raise other errors."""
+    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY")
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in signs)
