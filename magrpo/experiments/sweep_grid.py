@@ -28,7 +28,7 @@ _SLUG = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class SweepRun:
     """One run of a sweep. ``setting``: the values that make it differ, by key, as they were written."""
 
     run_id: str
@@ -49,7 +49,7 @@ class Sweep:
 
     name: str
     root: Path
-    children: tuple[Child, ...]
+    children: tuple[SweepRun, ...]
 
     @property
     def folder(self) -> Path:
@@ -60,7 +60,7 @@ class Sweep:
         """The sweep's folder as one that keeps a place: that of the runs not begun yet."""
         return RunStore(self.root / "sweeps", self.name)
 
-    def store(self, child: Child) -> RunStore:
+    def store(self, child: SweepRun) -> RunStore:
         return RunStore(self.root, child.run_id)
 
 
@@ -90,7 +90,7 @@ def plan_sweep(
         first_seed = load_config(config, changes).train.seed
         for seed in range(first_seed, first_seed + seeds):
             resolved = load_config(config, [*changes, f"train.seed={seed}"])
-            children.append(Child(f"{name}{word}-s{seed}", setting, seed, resolved.resolved(secrets=True)))
+            children.append(SweepRun(f"{name}{word}-s{seed}", setting, seed, resolved.resolved(secrets=True)))
     sweep = Sweep(name, resolved.root, tuple(children))
     taken = [sweep.folder, *(sweep.store(child).path for child in children)]
     if clash := next((path for path in taken if path.exists()), None):
@@ -125,7 +125,7 @@ def load_sweep(root: Path, name: str) -> Sweep:
     if not path.is_file():
         known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
         raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
-    return Sweep(name, root, tuple(Child(**child) for child in read_json(path)["children"]))
+    return Sweep(name, root, tuple(SweepRun(**child) for child in read_json(path)["children"]))
 
 
 def check_sweep_place(sweep: Sweep, place: Place | None) -> None:
@@ -144,7 +144,7 @@ def keep_sweep_place(sweep: Sweep, place: Place | None) -> None:
             keep_place(store, place)
 
 
-def _list_unfinished(sweep: Sweep) -> list[Child]:
+def _list_unfinished(sweep: Sweep) -> list[SweepRun]:
     return [child for child in sweep.children if not is_finished(sweep.store(child))]
 
 

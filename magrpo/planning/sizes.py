@@ -40,7 +40,7 @@ KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, for samplin
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class IterationSize:
     """Upper bounds for one iteration: no episode ends early, every completion has the maximal length."""
 
     completions: int
@@ -50,7 +50,7 @@ class Work:
     """Runs in the sandbox, equal programs counted each time; None if the reward does not declare it."""
 
 
-def estimate_work(config: RunConfig) -> Work:
+def estimate_work(config: RunConfig) -> IterationSize:
     """Count the nodes of all trees of an iteration, if no episode ends early."""
     rollout, turns = config.rollout, range(config.env.num_turns)
     levels = list(count_levels(rollout, (len(config.env.acting(turn)) for turn in turns)))
@@ -59,7 +59,7 @@ def estimate_work(config: RunConfig) -> Work:
     if isinstance(config.reward, HasMaxExecutions):
         has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests
         programs = joint_actions * config.reward.max_executions * (2 if has_hidden_tests else 1)
-    return Work(completions, completions * rollout.max_new_tokens, joint_actions, programs)
+    return IterationSize(completions, completions * rollout.max_new_tokens, joint_actions, programs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from magrpo.plugins import ConfigError, quote_value
 from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
-from magrpo.problems.rows import Row
+from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem
 
 _MAX_DIGITS = 4300
@@ -90,7 +90,7 @@ class Apps(Contest):
     shown_tests: int = Field(1, ge=1)
     """Number of tests per problem, from the first, that feedback may show; the others are hidden."""
 
-    def parse(self, row: Row) -> Problem | None:
+    def parse(self, row: DatasetRow) -> Problem | None:
         """The problem; None if its difficulty is excluded, no test is short enough, or a function has no signature."""
         if self.difficulty and row.read_text("difficulty") not in self.difficulty:
             return None
@@ -137,7 +137,7 @@ class CodeContests(Contest):
     hub_split: str = "valid+test"
     """Split to read if ``source`` is a hub id."""
 
-    def parse(self, row: Row) -> Problem | None:
+    def parse(self, row: DatasetRow) -> Problem | None:
         """The problem; None if no public test is short enough."""
         tests = []
         for field in ("public_tests", "private_tests", "generated_tests"):
@@ -164,7 +164,7 @@ def write_call_test(arguments: Sequence[Any], *expected: Any) -> str:
     return f"assert {call} == {expected[0]!r}" if len(expected) == 1 else f"assert {call} in {expected!r}"
 
 
-def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
+def parse_starter_code(row: DatasetRow, name: str) -> ast.FunctionDef:
     """The function ``name`` of the field ``starter_code``, without ``self``; ConfigError if it is not defined there."""
     code = row.read_text("starter_code").rstrip()
     last_line = code.split("\n")[-1]
@@ -177,7 +177,7 @@ def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
     raise ConfigError(f"{row.where}: field 'starter_code' does not define the function {quote_value(name)}")
 
 
-def parse_json(row: Row, field: str, text: str) -> Any:
+def parse_json(row: DatasetRow, field: str, text: str) -> Any:
     """Parse the JSON of a field; ConfigError if it is not JSON, or holds a number that is not finite."""
     try:
         return json.loads(text, parse_int=_parse_integer, parse_constant=_reject_constant)

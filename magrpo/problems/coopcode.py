@@ -20,8 +20,8 @@ from magrpo.problems.operations import (
     OPERATIONS,
     BoundOperation,
     Composition,
+    Difficulty,
     Kind,
-    Level,
     Operation,
     parse_composition,
     read_composition,
@@ -46,7 +46,7 @@ _PROBES: dict[Kind, list[Any]] = {
 _NUM_PROBES = 60
 _NUM_KEYS = 2
 """Number of inputs whose results form the lookup key; functions with equal keys are compared on all inputs."""
-_WARM_START: dict[Level, int] = {"1": 3212, "2": 2913, "3": 4267}
+_WARM_START: dict[Difficulty, int] = {"1": 3212, "2": 2913, "3": 4267}
 """Number of training compositions of each level, from the first, that contain the problems of ``magrpo warm-start``."""
 _SEPARATORS = {2: ("", ", then "), 3: ("", ", ", ", then ")}
 
@@ -65,7 +65,7 @@ class CoopCode(Plugin):
     """Number of held-out problems whose constants differ from those in training."""
     num_ood: int = Field(96, ge=3)
     """Number of held-out problems whose combinations of operations differ from those in training."""
-    levels: tuple[Level, ...] = Field(("1", "2", "3"), min_length=1)
+    levels: tuple[Difficulty, ...] = Field(("1", "2", "3"), min_length=1)
     """Levels of difficulty, in equal shares. 1: two easy operations; 2: two operations, at least one of them hard; 3:
     three operations."""
 
@@ -177,7 +177,7 @@ def _draw_input(kind: Kind, rng: random.Random) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------- compositions
-def _list_families(level: Level, *, held_out: bool) -> list[tuple[Operation, ...]]:
+def _list_families(level: Difficulty, *, held_out: bool) -> list[tuple[Operation, ...]]:
     """The sequences of distinct operations of one level with matching kinds, in a fixed random order.
 
     ``held_out``: those with a pair of neighbours that is kept out of training, otherwise the others.

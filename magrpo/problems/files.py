@@ -10,7 +10,7 @@ from pydantic import Field
 from magrpo.checks.calls import PluginCall
 from magrpo.checks.problems import check_problem
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.rows import Row, check_source, one_line, read_rows, split_by_hash
+from magrpo.problems.rows import DatasetRow, check_source, one_line, read_rows, split_by_hash
 from magrpo.types import Problem, Split
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class FileProblems(Plugin):
     """Fraction of the problems to hold out, chosen by a hash of the prompt."""
 
     @abstractmethod
-    def parse(self, row: Row) -> Problem | None:
+    def parse(self, row: DatasetRow) -> Problem | None:
         """The problem of a row; None leaves the row out.
 
         Raises:
@@ -80,7 +80,7 @@ class FileProblems(Plugin):
             )
         return splits
 
-    def _parse_checked(self, row: Row) -> Problem | None:
+    def _parse_checked(self, row: DatasetRow) -> Problem | None:
         call = PluginCall("problems", self, "parse()", row.where, "row")
         with call:
             problem: Any = self.parse(row)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from magrpo.plugins import ConfigError, quote_value
 from magrpo.problems.files import FileProblems
-from magrpo.problems.rows import Row
+from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem
 
 
@@ -28,7 +28,7 @@ class HumanEval(FileProblems):
     source: str = "openai/openai_humaneval"
     """Path of a .jsonl, .jsonl.gz or .parquet file, or a hub id."""
 
-    def parse(self, row: Row) -> Problem:
+    def parse(self, row: DatasetRow) -> Problem:
         has_solution = row.values.get("canonical_solution") is not None
         problem = Problem(
             task_id=str(row.values["task_id"]) if "task_id" in row.values else row.read_text("task_id"),
@@ -72,14 +72,14 @@ class HumanEvalPlus(HumanEval):
     max_tests: int | None = Field(None, ge=1)
     """Maximum number of hidden tests per problem, taken after the shown ones. None: all, which are several hundred."""
 
-    def parse(self, row: Row) -> Problem:
+    def parse(self, row: DatasetRow) -> Problem:
         """The row as one of HumanEval, its ``test`` split into shown and hidden tests."""
         end = None if self.max_tests is None else self.shown_tests + self.max_tests
         shown, hidden = select_tests(row, slice(self.shown_tests)), select_tests(row, slice(self.shown_tests, end))
         return replace(super().parse(row), test=shown, hidden_test=hidden)
 
 
-def select_tests(row: Row, chosen: slice) -> str:
+def select_tests(row: DatasetRow, chosen: slice) -> str:
     """EvalPlus' field ``test`` with only the chosen ``inputs`` and ``results``; empty if no input is left.
 
     Calls of ``check``, which some versions end with, are removed: the sandbox calls it.

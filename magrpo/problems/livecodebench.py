@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from magrpo.plugins import ConfigError
 from magrpo.problems.contests import Contest, parse_json, parse_starter_code, write_call_test, write_stdin_test
-from magrpo.problems.rows import Row
+from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem
 
 MAX_BYTES = 1 << 30
@@ -30,7 +30,7 @@ class LiveCodeBench(Contest):
     difficulty: tuple[Literal["easy", "medium", "hard"], ...] = ()
     """Difficulties to include. Empty: all."""
 
-    def parse(self, row: Row) -> Problem | None:
+    def parse(self, row: DatasetRow) -> Problem | None:
         """The problem; None if its difficulty is excluded or no public test is short enough."""
         if self.difficulty and row.read_text("difficulty") not in self.difficulty:
             return None
@@ -46,7 +46,7 @@ class LiveCodeBench(Contest):
         return self.make_problem(task_id, statement, function, shown, hidden)
 
 
-def _write_tests(row: Row, field: str, text: str) -> list[str]:
+def _write_tests(row: DatasetRow, field: str, text: str) -> list[str]:
     """The sources of the tests in a field. The input of a test of a function holds one argument a line."""
     sources = []
     try:
@@ -62,7 +62,7 @@ def _write_tests(row: Row, field: str, text: str) -> list[str]:
     return sources
 
 
-def _unpack_json(row: Row, field: str) -> str:
+def _unpack_json(row: DatasetRow, field: str) -> str:
     """The JSON of a field, unpacked if it is a pickled text, compressed and in base 64.
 
     The pickle is never loaded: its opcodes are read, and only a single text is accepted.

@@ -12,7 +12,7 @@ from pydantic import Field
 from magrpo.plugins import ConfigError
 from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
 from magrpo.problems.humaneval import select_tests
-from magrpo.problems.rows import Row
+from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem
 
 
@@ -27,7 +27,7 @@ class Mbpp(FileProblems):
     hub_split: str = "train+validation+prompt+test"
     """Splits to read if ``source`` is a hub id."""
 
-    def parse(self, row: Row) -> Problem:
+    def parse(self, row: DatasetRow) -> Problem:
         """The problem in the HumanEval form.
 
         The entry point is the function of the reference solution that the tests call. Imports of the solution, and
@@ -72,12 +72,12 @@ class MbppPlus(Mbpp):
     max_tests: int | None = Field(None, ge=1)
     """Maximum number of hidden tests per problem, from the first. None: all, which are about a hundred."""
 
-    def parse(self, row: Row) -> Problem:
+    def parse(self, row: DatasetRow) -> Problem:
         """The row as one of MBPP, with its field ``test`` as hidden tests."""
         return replace(super().parse(row), hidden_test=select_tests(row, slice(self.max_tests)))
 
 
-def _find_entry_point(row: Row, code: ast.Module, tests: list[ast.stmt]) -> ast.FunctionDef:
+def _find_entry_point(row: DatasetRow, code: ast.Module, tests: list[ast.stmt]) -> ast.FunctionDef:
     functions = {node.name: node for node in code.body if isinstance(node, ast.FunctionDef)}
     called = [
         node.func.id

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from magrpo.types import Problem
 
 Kind = Literal["int", "list", "str"]
-Level = Literal["1", "2", "3"]
+Difficulty = Literal["1", "2", "3"]
 
 _VARIABLES: dict[Kind, tuple[str, ...]] = {"int": ("n", "m", "k"), "list": ("xs", "ys", "zs"), "str": ("s", "t", "u")}
 
@@ -84,7 +84,7 @@ class Composition:
         return self.family.replace(" ", "_")
 
     @property
-    def level(self) -> Level:
+    def level(self) -> Difficulty:
         """1: two easy operations; 2: two, at least one of them hard; 3: three."""
         if len(self.steps) > 2:
             return "3"

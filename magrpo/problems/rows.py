@@ -25,7 +25,7 @@ _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """One row; ``where`` is ``file:line`` or ``file:row``, for messages."""
 
     where: str
@@ -74,7 +74,7 @@ class Row:
             raise ConfigError(f"{self.where}: field {field!r} is not Python: {reason}") from None
 
 
-def read_rows(source: str, split: str) -> list[Row]:
+def read_rows(source: str, split: str) -> list[DatasetRow]:
     """All rows of ``source``: a file, one file of a hub id (``owner/name:file``), or ``split`` of a hub id.
 
     Raises:
@@ -103,7 +103,7 @@ def check_source(source: str) -> None:
         raise ConfigError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[DatasetRow]:
     try:
         with (gzip.open if path.suffix == ".gz" else open)(
             path, "rt", encoding="utf-8", errors="surrogatepass"
@@ -122,7 +122,7 @@ def _read_json(path: Path) -> Iterator[Row]:
                 if not isinstance(values, dict):
                     remedy = 'every line must be one, like {"task_id": ...}'
                     raise ConfigError(f"{path}:{number}: is not a JSON object; {remedy}")
-                yield Row(f"{path}:{number}", values)
+                yield DatasetRow(f"{path}:{number}", values)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
@@ -137,11 +137,11 @@ def _parse_json(path: Path, text: str, first_line: int = 1) -> Any:
         raise ConfigError(f"{path}:{first_line}: cannot be read as JSON: {quote_error(error)}") from None
 
 
-def _number_rows(source: object, values: Iterable[Any]) -> Iterator[Row]:
-    return (Row(f"{source}:row {number}", dict(value)) for number, value in enumerate(values, start=1))
+def _number_rows(source: object, values: Iterable[Any]) -> Iterator[DatasetRow]:
+    return (DatasetRow(f"{source}:row {number}", dict(value)) for number, value in enumerate(values, start=1))
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[DatasetRow]:
     from pyarrow import ArrowException, parquet  # defers pyarrow
 
     try:
@@ -161,7 +161,7 @@ def _download_file(repository: str, name: str) -> Path:
         raise ConfigError(f"{repository}:{name}: {message}") from None
 
 
-def _load_hub_split(name: str, split: str) -> Iterator[Row]:
+def _load_hub_split(name: str, split: str) -> Iterator[DatasetRow]:
     check_cached(name)
     from datasets import load_dataset  # defers datasets
     from datasets.exceptions import DatasetNotFoundError

@@ -20,7 +20,7 @@ _ABSTRACTS = Path(__file__).with_name("abstracts.json")
 _TLDR = re.compile(r"\s*TL;DR:?\s*$")
 
 
-class Texts(Plugin):
+class TextsPlugin(Plugin):
     """Texts of a hub data set or a file. Texts that differ only in white space count once, in one split."""
 
     name: ClassVar[str]
@@ -91,7 +91,7 @@ class Texts(Plugin):
         return text, {}
 
 
-class Tldr(Texts):
+class Tldr(TextsPlugin):
     """Posts to summarise, in the field ``prompt``; ``SUBREDDIT: ... TITLE: ... POST: ... TL;DR:`` is parsed.
 
     ``tags``: ``subreddit`` if the text names one. The field ``completion`` is not used.
@@ -113,7 +113,7 @@ class Tldr(Texts):
         return f"{title}\n\n{post}".strip(), {"subreddit": subreddit} if subreddit else {}
 
 
-class Arxiv(Texts):
+class Arxiv(TextsPlugin):
     """Abstracts to write an introduction from, in the field ``abstract_text`` or ``abstract``."""
 
     name: ClassVar[str] = "arxiv"

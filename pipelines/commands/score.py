@@ -15,7 +15,7 @@ from rich.progress import Progress, TimeRemainingColumn
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import MAX_QUOTED, ConfigError, Section, plugin_field, quote_error, quote_value, validate_config
-from magrpo.problems.rows import Row
+from magrpo.problems.rows import DatasetRow
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
@@ -165,7 +165,7 @@ def _read_problems(path: Path) -> dict[str, Problem]:
         if missing:
             raise ConfigError(f"{where}: {quote_value(problem.task_id)} has no {' and no '.join(missing)}")
         for field in ("task_id", "prompt", "test", "hidden_test"):
-            Row(where, {}).check_size(field, getattr(problem, field))
+            DatasetRow(where, {}).check_size(field, getattr(problem, field))
         for field in ("test", "hidden_test"):
             _check_test(where, field, getattr(problem, field), problem.entry_point)
         problems[problem.task_id] = problem

@@ -14,7 +14,7 @@ from transformers import MistralConfig, PreTrainedConfig, PreTrainedModel
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.local.decoding import decode_batch, decoding_model
 from magrpo.engines.local.llama_steps import LlamaStep, make_step
-from magrpo.engines.local.steps import ModuleStep, Prompts, Step
+from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
 from magrpo.model.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
@@ -42,7 +42,7 @@ def with_window(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-class BothSteps(Step):
+class BothSteps(DecodingStep):
     """Takes both steps, compares what they say, and goes on with the model's own."""
 
     def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.engines.local.sampling import Sampler, kept_tokens
+from magrpo.engines.local.sampling import TokenSampler, kept_tokens
 from magrpo.types import Request, SamplingParams
 
 
@@ -19,7 +19,7 @@ def requests(*params: SamplingParams) -> list[Request]:
 
 
 def draw(logits: torch.Tensor, asked: list[Request], step: int = 0) -> tuple[list[int], torch.Tensor]:
-    token, logp, _ = Sampler(asked, torch.device("cpu"))(logits, torch.arange(len(asked)), step)
+    token, logp, _ = TokenSampler(asked, torch.device("cpu"))(logits, torch.arange(len(asked)), step)
     return token.tolist(), logp
 
 
@@ -94,7 +94,7 @@ def test_a_recorded_support_is_what_was_kept_and_normalises_the_logps(seed: int,
     logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(6, 200)) * 3).float()
     plain = SamplingParams(temperature=0.7, top_k=top_k, top_p=top_p, max_new_tokens=1)
     params = [replace(plain, keep_support=True), plain, replace(plain, keep_support=True, temperature=0.0)] * 2
-    tokens, logps, support = Sampler(requests(*params), torch.device("cpu"))(logits, torch.arange(6), 0)
+    tokens, logps, support = TokenSampler(requests(*params), torch.device("cpu"))(logits, torch.arange(6), 0)
     full = (logits / torch.tensor([0.7, 0.7, 1.0] * 2)[:, None]).log_softmax(-1)
     kept = kept_tokens(full.exp(), torch.full((6,), top_p), torch.full((6,), top_k))
     assert list(support) == ([0, 3] if plain.truncates else [])
@@ -117,13 +117,13 @@ def test_recording_changes_no_token() -> None:
 def test_a_request_draws_the_same_numbers_in_any_batch_and_room() -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
     asked = requests(*[SamplingParams(max_new_tokens=n) for n in (4, 40, 7)])
-    together = Sampler(asked, torch.device("cpu"))
+    together = TokenSampler(asked, torch.device("cpu"))
     for step in range(4):
         tokens, _, _ = together(logits, torch.arange(3), step)
         backwards, _, _ = together(logits.flip(0), torch.tensor([2, 1, 0]), step)
         assert tokens.tolist() == backwards.flip(0).tolist()
         for row, request in enumerate(asked):
-            alone, _, _ = Sampler([request], torch.device("cpu"))(logits[row : row + 1], torch.tensor([0]), step)
+            alone, _, _ = TokenSampler([request], torch.device("cpu"))(logits[row : row + 1], torch.tensor([0]), step)
             assert alone.item() == tokens[row]
 
 

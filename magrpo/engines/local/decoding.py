@@ -16,8 +16,8 @@ from transformers.cache_utils import DynamicLayer
 
 from magrpo.engines import Completion
 from magrpo.engines.local.llama_steps import make_step
-from magrpo.engines.local.sampling import Sampler
-from magrpo.engines.local.steps import Prompts, Step
+from magrpo.engines.local.sampling import TokenSampler
+from magrpo.engines.local.steps import DecodingStep, Prompts
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError
 from magrpo.types import Request
@@ -68,7 +68,7 @@ def decode_batch(
     stop_token_ids: Sequence[int],
     progress: Progress | None,
     stop: Callable[[], bool] = lambda: False,
-    make_step: Callable[[PreTrainedModel, Prompts, int], Step] = make_step,
+    make_step: Callable[[PreTrainedModel, Prompts, int], DecodingStep] = make_step,
 ) -> list[Completion]:
     """One completion for each request of one agent, in order. Log-probabilities are nan where logits are not finite.
 
@@ -90,13 +90,13 @@ def decode_steps(
     requests: Sequence[Request],
     stop_token_ids: Sequence[int],
     progress: Progress | None = None,
-    make_step: Callable[[PreTrainedModel, Prompts, int], Step] = make_step,
+    make_step: Callable[[PreTrainedModel, Prompts, int], DecodingStep] = make_step,
 ) -> Generator[tuple[Tensor, Tensor], None, list[Completion]]:
     """Decode as :func:`decode_batch`; yields, after each token, the live requests (n,) and their new tokens (n,)."""
     device = model.device
     limits = torch.tensor([request.sampling.max_new_tokens for request in requests], device=device)  # (B,)
     room = int(limits.max())
-    sampler = Sampler(requests, device)
+    sampler = TokenSampler(requests, device)
     stops = torch.tensor(stop_token_ids, device=device)
     tokens = torch.zeros(len(requests), room, dtype=torch.long, device=device)
     logps = torch.zeros(len(requests), room, device=device)

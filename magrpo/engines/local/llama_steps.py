@@ -14,7 +14,7 @@ from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from magrpo.engines.local.steps import CacheLayer, ModuleStep, Prompts, Step, drop_rows
+from magrpo.engines.local.steps import CacheLayer, DecodingStep, ModuleStep, Prompts, drop_rows
 
 
 class _Linear(Protocol):
@@ -22,7 +22,7 @@ class _Linear(Protocol):
     bias: Tensor | None
 
 
-def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> Step:
+def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
     """The step of a causal language model in eval mode, for ``room`` more tokens: without its modules where these do
     nothing else."""
     return LlamaStep(model, prompts, room) if _is_plain(model) else ModuleStep(model, prompts, room)
@@ -46,7 +46,7 @@ def _is_plain(model: PreTrainedModel) -> bool:
     )
 
 
-class LlamaStep(Step):
+class LlamaStep(DecodingStep):
     """The step of a model that :func:`make_step` finds plain."""
 
     def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:

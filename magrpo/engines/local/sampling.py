@@ -15,7 +15,7 @@ from magrpo.types import Request
 _BLOCK = 128
 
 
-class Sampler:
+class TokenSampler:
     """Samples the next tokens of the requests of one batch."""
 
     def __init__(self, requests: Sequence[Request], device: torch.device) -> None:

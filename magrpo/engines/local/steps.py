@@ -23,7 +23,7 @@ class Prompts:
     """Which prompt each row continues."""
 
 
-class Step(ABC):
+class DecodingStep(ABC):
     """Logits (n, V) of the next tokens of live rows, from their last tokens (n,) and the positions of these (n,)."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Step(ABC):
         """Forget the rows where ``over`` (n,); returns the old index of every row that is left, in the new order."""
 
 
-class ModuleStep(Step):
+class ModuleStep(DecodingStep):
     """The step of any model, through its own forward pass: each row has a copy of its prompt's keys and values."""
 
     def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:
@@ -97,7 +97,7 @@ class CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def drop_rows(layers: Sequence[CacheLayer], over: Tensor) -> Tensor:
-    """Drop rows of the layers as in :meth:`Step.drop_rows`: the last ones move into the holes."""
+    """Drop rows of the layers as in :meth:`DecodingStep.drop_rows`: the last ones move into the holes."""
     keep = (~over).nonzero().squeeze(-1)
     count = len(keep)
     holes, movers = over[:count].nonzero().squeeze(-1), keep[keep >= count]
