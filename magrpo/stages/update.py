@@ -32,7 +32,7 @@ from magrpo.interfaces import Progress
 from magrpo.model.collate import Batch, Row, collate, count_padded, plan_batches
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import gather_tensor
-from magrpo.run.layout import WEIGHTS, locate_weights
+from magrpo.run.files import WEIGHTS, locate_weights
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo.stages.model_runs import ModelRuns
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
