@@ -28,7 +28,14 @@ ELSEWHERE = {
 }
 """Documents outside docs/ that are pages of the site."""
 MODULES = {
-    "The library": ["magrpo.types", "magrpo.interfaces", "magrpo.plugins", "magrpo.config.run", "magrpo.run.layout"],
+    "The library": [
+        "magrpo.types",
+        "magrpo.interfaces",
+        "magrpo.plugins",
+        "magrpo.config.run",
+        "magrpo.run.steps",
+        "magrpo.run.files",
+    ],
     "The maths": ["magrpo.algo.*"],
     "The kernels": ["magrpo_kernels", "magrpo_kernels.*"],
 }

@@ -21,8 +21,7 @@ from magrpo.config.run import RunConfig, load_config  # noqa: F401  # load_confi
 from magrpo.model.host import EngineHost
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.process.environment import prepare_environment
-from magrpo.run.layout import (
-    Step,
+from magrpo.run.files import (
     committed_iterations,
     find_evaluations,
     kept_iterations,
@@ -31,6 +30,7 @@ from magrpo.run.layout import (
     read_evaluation,
     read_scored,
 )
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, check_run_name, merge_metrics
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import magrpo
-from magrpo.run.layout import Step
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.types import Problem
 from tests.asking.runs import make_run

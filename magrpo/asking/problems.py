@@ -13,7 +13,8 @@ from magrpo.interfaces import Problems, ReadsSentences, Reward
 from magrpo.plugins import ConfigError
 from magrpo.python_source import parse_python
 from magrpo.rewards.common import ProgramReward
-from magrpo.run.layout import Step, read_problems
+from magrpo.run.files import read_problems
+from magrpo.run.steps import Step
 from magrpo.text import replace_surrogates
 from magrpo.types import Problem, Split
 

@@ -11,7 +11,8 @@ from magrpo.config.run import RunConfig
 from magrpo.config.services import TrackingConfig
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.config_file import CONFIG
-from magrpo.run.layout import checkpoint_weights, kept_iterations, list_iterations, makes_tables
+from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
+from magrpo.run.steps import makes_tables
 from magrpo.run.store import RunStore, read_json
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import CHAMPION, ModelRegistry

@@ -17,7 +17,7 @@ from magrpo.config.services import RegistryConfig
 from magrpo.experiments.baselines import Team, Teams, parse_names, with_baselines
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, validate_config
-from magrpo.run.layout import checkpoint_weights, kept_iterations, list_iterations
+from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
 from magrpo.run.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 

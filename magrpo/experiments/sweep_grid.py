@@ -19,7 +19,7 @@ from magrpo.config.run import load_config, load_resolved
 from magrpo.files.writing import atomic_write
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, list_choices
-from magrpo.run.layout import is_finished, keep_place
+from magrpo.run.files import is_finished, keep_place
 from magrpo.run.store import RunStore, check_run_name, read_json
 
 SWEEP_FILE = "sweep.json"

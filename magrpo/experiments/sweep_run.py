@@ -16,7 +16,7 @@ from magrpo.reports.comparison import judge_settings
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
 from magrpo.reports.over_seeds import OVER_SEEDS, Settings, equal_bar_tables, hide_intervals
 from magrpo.reports.page import Block, Pictures, ReportTable, print_banners, print_tables, write_page
-from magrpo.run.layout import is_finished, keep_place, read_place
+from magrpo.run.files import is_finished, keep_place, read_place
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool

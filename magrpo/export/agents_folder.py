@@ -26,7 +26,7 @@ from magrpo.model.lineup import open_prompt_tokenizer
 from magrpo.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from magrpo.plugins import ConfigError
 from magrpo.run.config_file import CONFIG
-from magrpo.run.layout import AGENTS
+from magrpo.run.files import AGENTS
 from magrpo.run.store import Pointer, RunStore
 
 ORIGIN = "origin.json"

@@ -15,7 +15,8 @@ from magrpo.plugins import ConfigError
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import list_changed_values
-from magrpo.run.layout import Step, describe_start, split_files
+from magrpo.run.files import describe_start, split_files
+from magrpo.run.steps import Step
 from magrpo.tracking.wall_time import read_run_records
 
 CARD = "README.md"

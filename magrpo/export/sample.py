@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from magrpo.export.team import TrainedTeam
 from magrpo.reports.health import describe_answer
-from magrpo.run.layout import TRAJECTORIES
+from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import read_records
 from magrpo.stages.answers import measure_answer
 from magrpo.types import JointReward, Problem, Trajectory

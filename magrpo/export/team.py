@@ -10,15 +10,14 @@ from magrpo.config.agents import AgentConfig
 from magrpo.config.run import RunConfig
 from magrpo.plugins import ConfigError
 from magrpo.reports.run import RunReport
-from magrpo.run.layout import (
-    Step,
+from magrpo.run.files import (
     checkpoint_iteration,
     checkpoint_weights,
     committed_iterations,
     find_evaluations,
-    makes_tables,
     read_evaluation,
 )
+from magrpo.run.steps import Step, makes_tables
 from magrpo.run.store import Pointer, RunStore
 
 

@@ -18,7 +18,7 @@ from magrpo.model.forward import hidden_states
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained
 from magrpo.model.policy import add_adapter
 from magrpo.plugins import ConfigError, quote_error
-from magrpo.run.layout import evaluates_after
+from magrpo.run.steps import evaluates_after
 from magrpo.types import Sample
 from magrpo_kernels.hidden import slice_chunks
 

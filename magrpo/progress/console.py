@@ -26,7 +26,7 @@ from magrpo.progress.state import RunState
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
 from magrpo.reports.health import MAX_CUT_OFF
-from magrpo.run.layout import TRAINING_STAGES, Step
+from magrpo.run.steps import TRAINING_STAGES, Step
 from magrpo.types import Split
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from magrpo.files.writing import atomic_write
 from magrpo.process.environment import prefect_target
 from magrpo.progress.state import Attempt, RunState, describe_error
 from magrpo.reports.verdict import read_verdict
-from magrpo.run.layout import Step, read_place
+from magrpo.run.files import read_place
+from magrpo.run.steps import Step
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from magrpo.config.services import NotifyConfig
 from magrpo.interfaces import Reward
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
-from magrpo.run.layout import Step, first_missing, has_samples, steps
+from magrpo.run.files import has_samples
+from magrpo.run.steps import Step, first_missing, steps
 from magrpo.run.store import RunStore
 
 _MAX_ERROR = 300

@@ -23,7 +23,8 @@ from magrpo.reports.evaluations import (
 from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, has_interval
 from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
-from magrpo.run.layout import TIMED_ANSWERS, Step, read_evaluation, run_of_weights
+from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from magrpo.run.layout import TRAINING_STAGES
+from magrpo.run.steps import TRAINING_STAGES
 
 UNITS = {
     "tokens": "tokens generated",

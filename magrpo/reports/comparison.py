@@ -19,7 +19,7 @@ from magrpo.reports.over_seeds import (
 from magrpo.reports.page import Banner, ReportTable, Section
 from magrpo.reports.verdict import Word, judge_gain, judge_run
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
-from magrpo.run.layout import TRAINING_STAGES
+from magrpo.run.steps import TRAINING_STAGES
 from magrpo.types import HEADLINE, Interval
 
 NUM_KEYS = 12

@@ -10,7 +10,7 @@ from magrpo.config.run import RunConfig
 from magrpo.interfaces import Reward
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import Budget, build_ledger
-from magrpo.run.layout import TRAJECTORIES, find_evaluations, read_evaluations, read_held_out
+from magrpo.run.files import TRAJECTORIES, find_evaluations, read_evaluations, read_held_out
 from magrpo.run.store import RunStore, read_records
 from magrpo.stages.evaluate import values_by_problem
 from magrpo.types import EvalReport, Interval, Problem, Trajectory

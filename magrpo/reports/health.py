@@ -11,7 +11,7 @@ from statistics import fmean
 from magrpo.config.run import RunConfig
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
-from magrpo.run.layout import read_evaluations
+from magrpo.run.files import read_evaluations
 from magrpo.run.store import RunStore
 from magrpo.types import HEADLINE, AnswerStats, EvalReport
 

@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError
 from magrpo.reports.figures import format_wall_time
-from magrpo.run.layout import is_finished, makes_tables, read_evaluations, steps
+from magrpo.run.files import is_finished, read_evaluations
+from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
 

@@ -15,7 +15,8 @@ from magrpo.reports.evaluations import (
 )
 from magrpo.reports.figures import format_difference, quantity_title
 from magrpo.reports.health import NEAR_FULL, find_answer_faults
-from magrpo.run.layout import Step, committed_iterations, read_evaluation
+from magrpo.run.files import committed_iterations, read_evaluation
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, Interval
 

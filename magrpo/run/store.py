@@ -1,6 +1,6 @@
 """The run directory: stage outputs that are either whole or absent.
 
-A run directory holds its resolved configuration and a folder for each committed stage (:mod:`magrpo.run.layout`). A
+A run directory holds its resolved configuration and a folder for each committed stage (:mod:`magrpo.run.files`). A
 stage writes into a temporary folder, which is flushed to disk and renamed into place: a kill loses at most the stage in
 progress. Its manifest carries a key, the digest of the stage's name, configuration and inputs; a later call with the
 same key finds the output and skips the work.

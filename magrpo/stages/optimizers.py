@@ -16,7 +16,7 @@ from magrpo.config.run import OptimConfig
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import spread_like
 from magrpo.plugins import ConfigError, quote_error
-from magrpo.run.layout import OPTIMIZER, OPTIMIZER_SHARDS
+from magrpo.run.files import OPTIMIZER, OPTIMIZER_SHARDS
 
 
 def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:

@@ -27,7 +27,7 @@ from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import gather_tensor
-from magrpo.run.layout import WEIGHTS, locate_weights
+from magrpo.run.files import WEIGHTS, locate_weights
 from magrpo.stages.agent_batch import AgentBatch, CompletionCounter
 from magrpo.stages.gradients import Constants, GradientComputer
 from magrpo.stages.lanes import OneRank, Ranks

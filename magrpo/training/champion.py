@@ -9,7 +9,7 @@ from magrpo.experiments.derive import derive_config, start_from
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError
 from magrpo.run.config_file import CONFIG
-from magrpo.run.layout import START, describe_start, keep_place, read_place
+from magrpo.run.files import START, describe_start, keep_place, read_place
 from magrpo.run.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion

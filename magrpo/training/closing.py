@@ -19,14 +19,8 @@ from magrpo.reports.health import StageMetrics, answer_rows, list_advice, list_f
 from magrpo.reports.origin import find_comparable_run
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
-from magrpo.run.layout import (
-    AGENTS,
-    checkpoint_weights,
-    committed_iterations,
-    makes_tables,
-    read_evaluations,
-    read_place,
-)
+from magrpo.run.files import AGENTS, checkpoint_weights, committed_iterations, read_evaluations, read_place
+from magrpo.run.steps import makes_tables
 from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.training.execute import Result, Timing

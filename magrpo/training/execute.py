@@ -15,7 +15,8 @@ from magrpo.progress.console import RunConsole
 from magrpo.progress.state import Attempt, Observer, RunState, observe_attempt
 from magrpo.reports.publish import publish_report
 from magrpo.run.config_diff import flatten_config
-from magrpo.run.layout import Step, hold_run, makes_tables, read_place
+from magrpo.run.files import hold_run, read_place
+from magrpo.run.steps import Step, makes_tables
 from magrpo.run.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.provenance import collect_provenance

@@ -14,7 +14,7 @@ from threading import Event
 from types import TracebackType
 
 from magrpo.config.run import RunConfig
-from magrpo.run.layout import SAMPLING_STAGES, Step, steps
+from magrpo.run.steps import SAMPLING_STAGES, Step, steps
 from magrpo.run.store import Pointer, RunStore
 from magrpo.training.recorder import RunRecorder
 from magrpo.training.repair import CheckpointPruned, set_aside_damage, set_aside_pruned

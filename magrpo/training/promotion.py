@@ -18,7 +18,7 @@ from magrpo.plugins import ConfigError
 from magrpo.progress.activity import show_activity
 from magrpo.reports.evaluations import mean_returns
 from magrpo.run.config_file import CONFIG
-from magrpo.run.layout import AGENTS, PROMOTE, REGISTER, WEIGHTS, describe_start, read_evaluation, split_file
+from magrpo.run.files import AGENTS, PROMOTE, REGISTER, WEIGHTS, describe_start, read_evaluation, split_file
 from magrpo.run.store import Pointer, RunStore, digest
 from magrpo.seeds import derive_seed
 from magrpo.tracking.connection import tracking_uri

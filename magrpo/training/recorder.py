@@ -10,8 +10,8 @@ from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_difference, format_wall_time
 from magrpo.reports.health import list_advice, list_warnings, read_findings
 from magrpo.reports.verdict import read_verdict
-from magrpo.run import layout
-from magrpo.run.layout import Step
+from magrpo.run import files, steps
+from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore, merge_metrics, read_records
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
@@ -36,7 +36,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         f"seed {config.train.seed}. {_STATES[status]}."
     )
     lines = [summary, ""]
-    verdict = None if layout.makes_tables(config) else read_verdict(store)
+    verdict = None if steps.makes_tables(config) else read_verdict(store)
     if verdict is not None:
         tags["verdict"] = verdict.word
         if verdict.gain is not None:
@@ -45,7 +45,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         findings = read_findings(store)
         lines += [f"- warning: {warning}" for warning in list_warnings(findings, verdict.sentence)]
         lines += [f"- advice: {advice}" for advice in list_advice(findings, verdict.advice)]
-    place = layout.read_place(store)
+    place = files.read_place(store)
     at = "" if place.is_default else f", place: {place.describe()}"
     lines += [f"- on `{socket.gethostname()}` in `{store.path}`{at}"]
     if status == "FINISHED" and (wall_time := read_wall_time(store.path)) is not None:
@@ -89,7 +89,7 @@ class RunRecorder:
         store, tracker = self._store, self._tracker
         folder = store.folder(pointer)
         if step.stage == "prepare":
-            for split, path in layout.split_files(folder).items():
+            for split, path in files.split_files(folder).items():
                 context = "training" if split == "train" else "evaluation"
                 sha = store.file_digest(pointer, path.name)
                 tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
@@ -111,11 +111,11 @@ class RunRecorder:
                 tracker.artifact(folder, pointer["dir"])
         if step.stage == "evaluate":
             assert self._checkpoint is not None
-            tracker.artifact(store.folder(self._checkpoint) / layout.WEIGHTS, f"checkpoints/{step.iteration:05d}")
+            tracker.artifact(store.folder(self._checkpoint) / files.WEIGHTS, f"checkpoints/{step.iteration:05d}")
             self._trace_evaluation(step.iteration, pointer)
             self._on_evaluation()
         if step.stage == "evaluate" or (
-            step.stage == "update" and not layout.evaluates_after(self._config, step.iteration)
+            step.stage == "update" and not steps.evaluates_after(self._config, step.iteration)
         ):
             self._finish_iteration(step.iteration)
         elif step.stage == "baseline":
@@ -135,7 +135,7 @@ class RunRecorder:
             for name, pointer in self._outputs.items()
             if name.startswith("score.")
         ]
-        levels = [layout.read_scored(store.folder(scored)) for _, scored in turns]
+        levels = [files.read_scored(store.folder(scored)) for _, scored in turns]
         times = [TurnTimes(store.work_interval(sampled), store.work_interval(scored)) for sampled, scored in turns]
         for root in spread_evenly(levels[0], tracking.traces):
             trajectory = first_trajectory(root, levels)
@@ -143,7 +143,7 @@ class RunRecorder:
 
     def _trace_evaluation(self, iteration: int, evaluation: Pointer) -> None:
         """Record the first sampled trajectory of some held-out problems, the same at every evaluation of a run."""
-        path = self._store.folder(evaluation) / layout.TRAJECTORIES
+        path = self._store.folder(evaluation) / files.TRAJECTORIES
         if not self._config.tracking.traces or not path.exists():  # early versions kept no trajectories
             return
         sampled = [t for t in read_records(path, Trajectory) if (t.split, t.mode) == ("test", "sampled")]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from magrpo.config.run import RunConfig
 from magrpo.process.environment import shorten_path
-from magrpo.run.layout import PROMOTE, REGISTER, Step, keeps_weights, pruned_tail, steps
+from magrpo.run.files import PROMOTE, REGISTER, keeps_weights
+from magrpo.run.steps import Step, pruned_tail, steps
 from magrpo.run.store import Pointer, RunStore
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from magrpo.fleets import Fleet
 from magrpo.fleets.local import LocalFleet
 from magrpo.fleets.workers import Workers
 from magrpo.model.host import EngineHost
-from magrpo.run.layout import LOGS, checkpoint_iteration, locate_weights, read_place
+from magrpo.run.files import LOGS, checkpoint_iteration, locate_weights, read_place
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox

@@ -16,8 +16,8 @@ from magrpo.engines import EngineError
 from magrpo.interfaces import Progress, Served
 from magrpo.process.faults import name_full_disk
 from magrpo.progress.console import RunConsole
-from magrpo.run import layout
-from magrpo.run.layout import StageName, Step
+from magrpo.run import files, steps
+from magrpo.run.steps import StageName, Step
 from magrpo.run.store import Pointer, RunStore, digest, write_records
 from magrpo.sandboxes import LEVEL_TITLES, SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
@@ -84,11 +84,11 @@ class StageRunner(AbstractContextManager["StageRunner"]):
     def _prune(self, newest: int) -> None:
         """Delete what nothing needs of earlier checkpoints that are not evaluated."""
         keep, train = self._config.optim.keep, self._config.train
-        old = {newest - keep: [layout.OPTIMIZER, layout.OPTIMIZER_SHARDS]}
+        old = {newest - keep: [files.OPTIMIZER, files.OPTIMIZER_SHARDS]}
         if train.keep_weights == "evaluated":  # the rollout of iteration k samples from checkpoint k - 1 - lag
-            old.setdefault(newest - max(keep, train.lag + 1), []).append(layout.WEIGHTS)
+            old.setdefault(newest - max(keep, train.lag + 1), []).append(files.WEIGHTS)
         for iteration, names in old.items():
-            if iteration > 0 and not layout.evaluates_after(self._config, iteration):
+            if iteration > 0 and not steps.evaluates_after(self._config, iteration):
                 self._store.prune(Step("update", iteration).folder, *names)
 
     def _key(self, step: Step, inputs: Sequence[Pointer]) -> str:
@@ -148,7 +148,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             self._progress.say(f"warning: {unused}")
         splits = prepare(config.problems, config.rollout.problems_per_iteration, room, config.rollout.leave_out_long)
         for split, problems in splits.items():
-            write_records(folder / layout.split_file(split), problems)
+            write_records(folder / files.split_file(split), problems)
         return {f"problems/{split}": float(len(problems)) for split, problems in splits.items()}
 
     def _start(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -162,7 +162,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         problems, checkpoint, *parents = inputs
         seed = derive_seed(config.train.seed, "rollout", iteration, int(step.part))
         if parents:
-            nodes = child_nodes(self._read_groups(parents[0], layout.read_scored), config.rollout, seed)
+            nodes = child_nodes(self._read_groups(parents[0], files.read_scored), config.rollout, seed)
         else:
             train = self._load_problems(problems)["train"]
             drawn = draw_problems(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
@@ -172,14 +172,12 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         if nodes:
             backend = self._backend(step, self._resources.serve_checkpoint(checkpoint))
             groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
-        write_records(folder / layout.GROUPS, groups)
+        write_records(folder / files.GROUPS, groups)
         self._drafted[folder] = groups
         actions = [action for group in groups for of_agent in group.actions.values() for action in of_agent]
         tokens = sum(len(action.token_ids) for action in actions)
         cut_off = sum(action.finish_reason == "length" for action in actions)
-        lag = (
-            {"rollout/lag": float(iteration - 1 - layout.checkpoint_iteration(checkpoint))} if config.train.lag else {}
-        )
+        lag = {"rollout/lag": float(iteration - 1 - files.checkpoint_iteration(checkpoint))} if config.train.lag else {}
         return (
             answer_metrics(groups)
             | lag
@@ -194,13 +192,13 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _score(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Run the programs in the sandbox and score every joint action."""
-        groups = self._read_groups(inputs[0], layout.read_groups, last=True)
+        groups = self._read_groups(inputs[0], files.read_groups, last=True)
         team, sandbox = Team.of(self._config), self._resources.sandbox
         advance, workers = self._advances[step], self._resources.workers
         scored, stats = score(groups, team, sandbox, self._reports, advance, workers)
-        layout.write_scores(folder, scored)
+        files.write_scores(folder, scored)
         self._drafted[folder] = scored
-        write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, stats.ran)
+        write_notable_executions(folder / files.NOTABLE_EXECUTIONS, stats.ran)
         metrics = stats.metrics()
         if metrics["sandbox/forgeable_frac"]:
             share = f"{metrics['sandbox/forgeable_frac']:.1%}"
@@ -213,7 +211,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
         config = self._config
         samples, metrics = credit(
-            [group for pointer in inputs for group in self._read_groups(pointer, layout.read_scored, last=True)],
+            [group for pointer in inputs for group in self._read_groups(pointer, files.read_scored, last=True)],
             config.algo,
             [agent.name for agent in config.agents],
             config.own_estimators,
@@ -221,7 +219,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             num_turns=config.env.num_turns,
         )
         for name, samples_of_agent in samples.items():
-            write_records(folder / layout.samples_file(name), samples_of_agent)
+            write_records(folder / files.samples_file(name), samples_of_agent)
         num_trained = sum(len(samples[agent.name]) for agent in config.agents if agent.trained)
         return {**metrics, _NUM_SAMPLES: float(num_trained)}
 
@@ -241,7 +239,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         self._progress.expect_items(self._count_evaluated(splits, eval_config))
         report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
-        write_records(folder / layout.TRAJECTORIES, trajectories)
+        write_records(folder / files.TRAJECTORIES, trajectories)
         metrics = _write_evaluation(folder, report, backend)
         others = {name: summary["return"] for name, summary in report.summary.items() if name != HEADLINE}
         metrics |= {f"{name}/return": interval.mean for name, interval in others.items()}
@@ -255,7 +253,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         votes = 1
         if row.votes != "none":
             votes = count_votes(
-                {p["dir"].partition("baseline.")[2]: layout.read_evaluation(self._store.folder(p)) for p in earlier},
+                {p["dir"].partition("baseline.")[2]: files.read_evaluation(self._store.folder(p)) for p in earlier},
                 voter="single",
             )
         backend = self._backend(step, self._resources.serve_row(row, untrained))
@@ -264,7 +262,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         evaluated = spread_problems(splits["test"], eval_config.max_problems)
         to_time = spread_problems(evaluated, config.baselines.timed_problems)
         timed = time_answers(row, backend, to_time, eval_config, config.rollout, votes)
-        write_records(folder / layout.TIMED_ANSWERS, timed)
+        write_records(folder / files.TIMED_ANSWERS, timed)
         metrics = _write_evaluation(folder, report, backend) | {"votes": float(votes)}
         return {f"baseline/{row.name}/{key}": value for key, value in metrics.items()}
 
@@ -272,7 +270,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Write the closing tables and pictures."""
         from magrpo.reports.run import RunReport  # matplotlib
 
-        reports = [layout.read_evaluation(self._store.folder(pointer)) for pointer in inputs]
+        reports = [files.read_evaluation(self._store.folder(pointer)) for pointer in inputs]
         RunReport(self._store.run_id, self._store, self._config, reports).write_files(folder)
         before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
         return {"report/return_gain": after - before}
@@ -319,7 +317,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _load_problems(self, problems: Pointer) -> dict[Split, list[Problem]]:
         if not self._problems:
-            self._problems = layout.read_problems(self._store.folder(problems))
+            self._problems = files.read_problems(self._store.folder(problems))
         return self._problems
 
 
@@ -351,7 +349,7 @@ _NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {
 
 def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
     """Write the report and the notable executions; returns the metrics that every evaluation has."""
-    write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, backend.stats.ran)
-    (folder / layout.EVALUATION).write_bytes(encode_json(report))
+    write_notable_executions(folder / files.NOTABLE_EXECUTIONS, backend.stats.ran)
+    (folder / files.EVALUATION).write_bytes(encode_json(report))
     metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
     return metrics | {"sandbox/infra_error_frac": backend.stats.metrics()["sandbox/infra_error_frac"]}

@@ -8,7 +8,7 @@ from magrpo.config.run import RunConfig
 from magrpo.fleets.side_by_side import hold_cores
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
-from magrpo.run.layout import locate_weights, samples_file
+from magrpo.run.files import locate_weights, samples_file
 from magrpo.run.store import read_records
 from magrpo.stages.update import Updater
 from magrpo.types import Sample

@@ -26,7 +26,7 @@ from magrpo.config.run import load_resolved
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import Shards
-from magrpo.run.layout import samples_file
+from magrpo.run.files import samples_file
 from magrpo.run.store import read_records
 from magrpo.stages.lanes import add_in_pairs
 from magrpo.stages.update import Updater

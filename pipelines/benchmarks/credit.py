@@ -24,7 +24,8 @@ from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
-from magrpo.run.layout import Step, read_scored
+from magrpo.run.files import read_scored
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater

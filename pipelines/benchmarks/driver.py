@@ -31,8 +31,8 @@ from magrpo.model.lineup import Lineup
 from magrpo.plugins import Plugin
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
-from magrpo.run import layout, store
-from magrpo.run.layout import Step
+from magrpo.run import files, store
+from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore, read_records
 from magrpo.stages import pricing
 from magrpo.training.stages import StageRunner
@@ -117,7 +117,7 @@ def measure_driver(completions: int, tokens: int) -> DriverCosts:
         exits.enter_context(patch.dict(_STAND_INS, {"all": servers}))
         exits.enter_context(patch.object(pool, "check_prompts"))  # the window of a model that computes nothing
         max_batch = max(1, completions // (_WAVES * NUM_SERVERS))
-        layout.keep_place(run, Place.model_validate({"engine": {"servers": servers.urls, "max_batch": max_batch}}))
+        files.keep_place(run, Place.model_validate({"engine": {"servers": servers.urls, "max_batch": max_batch}}))
         measured: list[dict[str, float]] = []
         with (
             RunConsole(RunState(_ITERATIONS, config.reward)) as console,
@@ -145,8 +145,8 @@ def _run_iteration(
         with _measure(part):
             pointers = [stages.run_step(Step(stage, iteration, "" if stage == "credit" else "0"), pointers)]
     with _measure(_READ):
-        files = [layout.samples_file(agent.name) for agent in config.agents]
-        return sum(len(read_records(run.folder(pointers[0]) / file, Sample)) for file in files)
+        names = [files.samples_file(agent.name) for agent in config.agents]
+        return sum(len(read_records(run.folder(pointers[0]) / name, Sample)) for name in names)
 
 
 def _make_config(root: Path, num_problems: int, tokens: int) -> RunConfig:

@@ -27,7 +27,8 @@ from magrpo.planning.throughput import (
     rollout_s,
     update_s,
 )
-from magrpo.run.layout import TRAINING_STAGES, keep_place, steps
+from magrpo.run.files import keep_place
+from magrpo.run.steps import TRAINING_STAGES, steps
 from magrpo.run.store import RunStore
 from magrpo.tracking.provenance import collect_provenance
 from pipelines.arguments import ConfigFile, GivenPlace, Overrides, Positive

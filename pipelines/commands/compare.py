@@ -40,7 +40,7 @@ from magrpo.reports.over_seeds import (
 )
 from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables, write_page
 from magrpo.reports.verdict import judge_run
-from magrpo.run.layout import makes_tables, steps
+from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.mlflow_runs import recorded_runs

@@ -21,7 +21,8 @@ from magrpo.planning.card import check_card, estimate_card
 from magrpo.planning.fit import check_place
 from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
 from magrpo.run.config_diff import list_changed_values
-from magrpo.run.layout import Step, read_place, read_problems, steps, steps_to_repeat
+from magrpo.run.files import read_place, read_problems
+from magrpo.run.steps import Step, steps, steps_to_repeat
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri

@@ -9,7 +9,7 @@ from magrpo.export.agents_folder import write_agents
 from magrpo.export.team import TrainedTeam
 from magrpo.plugins import ConfigError
 from magrpo.process.environment import shorten_path
-from magrpo.run.layout import AGENTS
+from magrpo.run.files import AGENTS
 from magrpo.run.store import RunStore
 from pipelines.arguments import Root
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from magrpo.plugins import ConfigError
 from magrpo.progress.activity import show_activity
 from magrpo.reports.budget import format_count
-from magrpo.run.layout import is_held, steps
+from magrpo.run.files import is_held
+from magrpo.run.steps import steps
 from magrpo.run.store import RunStore
 from magrpo.tracking.spool import DAMAGED, RECORDS, count_damaged
 from magrpo.training.repair import find_damage, find_lost

@@ -20,7 +20,8 @@ from magrpo.progress.state import Attempt, Observer, describe_error, was_refused
 from magrpo.reports.health import read_findings
 from magrpo.reports.publish import render_main_table
 from magrpo.reports.verdict import read_verdict
-from magrpo.run.layout import Step, read_place
+from magrpo.run.files import read_place
+from magrpo.run.steps import Step
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from magrpo.config.place import Place
 from magrpo.config.run import load_config
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
-from magrpo.run.layout import keep_place
+from magrpo.run.files import keep_place
 from magrpo.run.store import RunStore
 from magrpo.training.closing import print_closing
 from pipelines.arguments import list_shipped, locate_config, parse_place

@@ -28,7 +28,7 @@ from magrpo.engines import EngineError
 from magrpo.fleets import ProcessDied
 from magrpo.progress.notify import Notices
 from magrpo.progress.state import Observer, describe_error, was_refused
-from magrpo.run.layout import Step
+from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.tracking.connection import hide_password

@@ -9,7 +9,8 @@ from pathlib import Path
 from magrpo.config.run import RunConfig, load_config
 from magrpo.interfaces import ProblemsPlugin
 from magrpo.model.policy import Policy
-from magrpo.run.layout import Step, split_file
+from magrpo.run.files import split_file
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, write_records
 from magrpo.types import Problem, Split
 from tests.tiny import perturb

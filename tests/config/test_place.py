@@ -10,7 +10,7 @@ from magrpo.config.place import Place, load_place
 from magrpo.config.run import load_config
 from magrpo.planning.fit import find_misfits
 from magrpo.plugins import ConfigError
-from magrpo.run.layout import keep_place, read_place
+from magrpo.run.files import keep_place, read_place
 from magrpo.run.store import RunStore
 from pipelines.arguments import locate_config
 

@@ -15,7 +15,7 @@ from magrpo.config.run import BaselineRow, RunConfig, load_config
 from magrpo.experiments.derive import Source, create_baselines
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselines
-from magrpo.run.layout import read_evaluation
+from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from pipelines.cli import main
 from tests.pipelines.micro import write_config

@@ -12,7 +12,7 @@ from magrpo.experiments.derive import Source, create_evaluation
 from magrpo.plugins import ConfigError
 from magrpo.reports.evaluations import load_evaluated_run
 from magrpo.reports.verdict import judge_run
-from magrpo.run.layout import read_evaluation
+from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from magrpo.types import Interval
 from pipelines.cli import main

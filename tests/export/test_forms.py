@@ -13,7 +13,7 @@ import pytest
 from magrpo.config.run import load_config
 from magrpo.export.agents_folder import write_agents, write_run_agents
 from magrpo.export.team import TrainedTeam, name_base
-from magrpo.run.layout import checkpoint_weights
+from magrpo.run.files import checkpoint_weights
 from magrpo.run.store import RunStore
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
 from tests.tiny import tiny_base, tiny_config

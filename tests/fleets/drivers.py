@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from magrpo.process.children import list_family, send_signal
-from magrpo.run.layout import Step
+from magrpo.run.steps import Step
 from tests.fleets.clusters import add_node
 from tests.pipelines.micro import start
 from tests.processes import assert_all_end

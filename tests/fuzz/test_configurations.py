@@ -14,7 +14,7 @@ from magrpo.config.run import RunConfig, load_config, load_resolved
 from magrpo.planning.sizes import estimate_work
 from magrpo.plugins import find_keys, validate_config
 from magrpo.run.config_diff import flatten_config
-from magrpo.run.layout import steps
+from magrpo.run.steps import steps
 from tests.fuzz.mutations import COUNT, ODD_VALUES, count_outcomes, mutate_bytes, mutate_tree
 
 CONFIGS = sorted((Path(__file__).parents[2] / "pipelines" / "configs").glob("*.toml"))

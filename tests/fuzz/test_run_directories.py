@@ -13,7 +13,7 @@ import pytest
 
 from magrpo.config.place import Place
 from magrpo.config.run import load_config
-from magrpo.run import layout
+from magrpo.run import files, steps
 from magrpo.run.config_file import CONFIG
 from magrpo.run.store import MANIFEST, RunStore
 from magrpo.tracking.spool import RECORDS, count_damaged, encode_record
@@ -38,8 +38,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with blank_pictures():
         store, _, _ = run_locally(load_config(write_config(tmp_path_factory.mktemp("fuzz"), iterations=1)))
     (store.path / RECORDS).write_bytes(b"".join(map(encode_record, RECORDED)))
-    layout.keep_place(store, Place.model_validate({"update": {"ranks": 2}}))
-    (store.path / layout.START).write_text(json.dumps({"model": "team", "version": 3}))
+    files.keep_place(store, Place.model_validate({"update": {"ranks": 2}}))
+    (store.path / files.START).write_text(json.dumps({"model": "team", "version": 3}))
     yield store.path
     shutil.rmtree(store.path)
 
@@ -60,17 +60,17 @@ def mutate_file(path: Path, rng: random.Random) -> None:
         path.write_bytes(mutate_bytes(data, rng))
 
 
-def read_stage(store: RunStore, step: layout.Step) -> None:
+def read_stage(store: RunStore, step: steps.Step) -> None:
     """Read what later stages read of an undamaged stage."""
     folder = store.stage_folder(step.folder)
     if step.stage == "prepare":
-        layout.read_problems(folder)
+        files.read_problems(folder)
     elif step.stage == "rollout":
-        layout.read_groups(folder)
+        files.read_groups(folder)
     elif step.stage == "score":
-        layout.read_scored(folder)
+        files.read_scored(folder)
     elif step.stage == "evaluate":
-        layout.read_evaluation(folder)
+        files.read_evaluation(folder)
 
 
 def inspect_run(path: Path) -> None:
@@ -80,11 +80,11 @@ def inspect_run(path: Path) -> None:
     read_wall_time(path)
     count_damaged(path)
     store = RunStore.open(path.parent, path.name)
-    layout.is_finished(store)
-    layout.describe_start(store)
-    layout.read_place(store)
-    layout.find_evaluations(store)
-    layout.first_missing(store.config(), store)
+    files.is_finished(store)
+    files.describe_start(store)
+    files.read_place(store)
+    files.find_evaluations(store)
+    steps.first_missing(store.config(), store)
     assert all(isinstance(metrics, dict) for *_, metrics in store.stage_metrics())
 
 
@@ -96,7 +96,7 @@ def resume_run(path: Path) -> None:
     set_aside_damage(store, config)
     find_lost(store, config)
     assert find_damage(store, config) == {}
-    for step in layout.steps(config):
+    for step in steps.steps(config):
         if pointer := store.find(step.folder):
             store.metrics(pointer)
             if step.stage != "score" or store.is_committed(step.inputs[0]):
@@ -107,14 +107,14 @@ def test_run_directories(finished: Path) -> None:
     original = finished.with_name("original")
     finished.rename(original)
     path = finished.with_name("mutant")
-    files = sorted(file.relative_to(original) for file in original.rglob("*") if file.is_file())
-    files += [file for file in files if file.name in (MANIFEST, CONFIG)] * 3
-    files += [Path(name) for name in (RECORDS, layout.PLACE, layout.START)] * 5
+    paths = sorted(file.relative_to(original) for file in original.rglob("*") if file.is_file())
+    paths += [file for file in paths if file.name in (MANIFEST, CONFIG)] * 3
+    paths += [Path(name) for name in (RECORDS, files.PLACE, files.START)] * 5
 
     def use(rng: random.Random) -> None:
         shutil.copytree(original, path, copy_function=os.link)
         try:
-            mutate_file(path / rng.choice(files), rng)
+            mutate_file(path / rng.choice(paths), rng)
             rng.choice((inspect_run, resume_run))(path)
         finally:
             shutil.rmtree(path)

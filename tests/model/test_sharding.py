@@ -19,7 +19,7 @@ from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import Shards, gather_tensor
 from magrpo.plugins import ConfigError
-from magrpo.run.layout import OPTIMIZER_SHARDS
+from magrpo.run.files import OPTIMIZER_SHARDS
 from magrpo.stages.memory_fitting import MicroBatchTooLarge
 from magrpo.stages.update import Updater
 from tests.stages.updating import assert_close, assert_equal, make_samples

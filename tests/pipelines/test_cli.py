@@ -13,7 +13,7 @@ import pytest
 
 from magrpo.config.run import load_config
 from magrpo.config.services import TrackingConfig
-from magrpo.run.layout import has_samples
+from magrpo.run.files import has_samples
 from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run, recorded_runs
 from magrpo.tracking.spool import find_folder_id
 from pipelines import cli

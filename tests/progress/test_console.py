@@ -15,7 +15,7 @@ from magrpo.progress import console as module
 from magrpo.progress.console import LiveLine, RunConsole
 from magrpo.progress.state import RunState
 from magrpo.rewards.coding import CodingReward
-from magrpo.run.layout import Step
+from magrpo.run.steps import Step
 
 
 class Clock:

@@ -21,7 +21,7 @@ from magrpo.config.services import RegistryConfig
 from magrpo.export.model_card import find_licence
 from magrpo.plugins import ConfigError
 from magrpo.progress.notify import Notices
-from magrpo.run.layout import read_evaluation
+from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from magrpo.training import champion
 from magrpo.training.champion import RegistryError

@@ -13,7 +13,7 @@ import pytest
 from magrpo.config.run import load_config
 from magrpo.plugins import ConfigError
 from magrpo.run.config_file import CONFIG, CONFIG_COPY
-from magrpo.run.layout import OPTIMIZER
+from magrpo.run.files import OPTIMIZER
 from magrpo.run.store import MANIFEST, RunStore
 from magrpo.tracking.spool import RECORDS
 from magrpo.training.loop import run_steps

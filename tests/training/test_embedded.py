@@ -13,7 +13,7 @@ import pytest
 
 from magrpo.library import open_run
 from magrpo.problems.notes import parse_facts
-from magrpo.run.layout import read_evaluation
+from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main

@@ -16,7 +16,7 @@ from magrpo.config.run import load_config
 from magrpo.plugins import Plugin
 from magrpo.reports.health import list_findings
 from magrpo.reports.verdict import read_verdict
-from magrpo.run.layout import read_evaluations
+from magrpo.run.files import read_evaluations
 from magrpo.run.store import RunStore
 from magrpo.types import (
     Action,

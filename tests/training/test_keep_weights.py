@@ -15,7 +15,8 @@ from magrpo.export.team import TrainedTeam
 from magrpo.library import open_run
 from magrpo.planning.sizes import estimate_disk
 from magrpo.plugins import ConfigError
-from magrpo.run.layout import WEIGHTS, kept_iterations, steps_to_repeat
+from magrpo.run.files import WEIGHTS, kept_iterations
+from magrpo.run.steps import steps_to_repeat
 from magrpo.run.store import RunStore
 from magrpo.training.repair import find_damage
 from tests.pipelines.micro import blank_pictures, run_locally, write_config

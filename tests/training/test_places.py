@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from magrpo.run.layout import LOGS, Step, find_evaluations, read_evaluation
+from magrpo.run.files import LOGS, find_evaluations, read_evaluation
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.types import EvalRow
 from pipelines.cli import main

@@ -25,7 +25,7 @@ from magrpo.reports.figures import format_wall_time
 from magrpo.reports.publish import rebuild_report
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import flatten_config
-from magrpo.run.layout import Step
+from magrpo.run.steps import Step
 from magrpo.run.store import MANIFEST, RunStore
 from magrpo.tracking.mlflow_runs import newest_by_step
 from magrpo.tracking.provenance import collect_provenance

@@ -20,7 +20,7 @@ from magrpo.progress.state import RunState
 from magrpo.reports.evaluations import EvaluatedRun, mean_returns
 from magrpo.reports.exhibits import choose_examples, find_watched
 from magrpo.rewards.coding import CodingReward
-from magrpo.run.layout import Step
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import HEADLINE, AnswerStats, EvalReport, EvalRow, Problem

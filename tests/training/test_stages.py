@@ -14,7 +14,8 @@ from magrpo.config.run import load_config
 from magrpo.engines import EngineError
 from magrpo.interfaces import Progress
 from magrpo.model.lineup import Lineup
-from magrpo.run.layout import GROUPS, SCORES, Step, samples_file
+from magrpo.run.files import GROUPS, SCORES, samples_file
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.types import Action, Request
 from pipelines.cli import main
@@ -112,7 +113,7 @@ def test_nodes_pass_through_memory_and_after_a_resume_through_files(
     with open_stages(config, store, MemoryTracker()) as stages, monkeypatch.context() as patched:
         untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
         sampled = stages.run_step(rollout, untrained)
-        patched.setattr("magrpo.run.layout.read_records", Mock(side_effect=AssertionError("read from a file")))
+        patched.setattr("magrpo.run.files.read_records", Mock(side_effect=AssertionError("read from a file")))
         scored = stages.run_step(score, [sampled])
         credited = stages.run_step(credit, [scored])
         assert not stages._fresh, "nobody needs them any more"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import load_config
-from magrpo.run.layout import read_evaluation
+from magrpo.run.files import read_evaluation
 from magrpo.training.recorder import first_trajectory, spread_evenly
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
 from tests.pipelines.micro import run_locally, write_config

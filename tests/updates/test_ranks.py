@@ -24,7 +24,7 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.fleets.local import LocalFleet
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
-from magrpo.run.layout import samples_file
+from magrpo.run.files import samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.memory_fitting import MicroBatchTooLarge
 from magrpo.stages.update import NonFiniteLoss, SamplingGapTooLarge, Updater

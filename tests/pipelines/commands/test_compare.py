@@ -28,7 +28,7 @@ from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.reports.origin import find_comparable_run, list_next_commands
 from magrpo.rewards.coding import CodingReward
-from magrpo.run.layout import is_held
+from magrpo.run.files import is_held
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.wall_time import sum_attempts

@@ -15,7 +15,7 @@ from magrpo.model.policy import Policy
 from magrpo.planning.sizes import ACTIVATIONS_OF, SECOND_POLICY, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
 from magrpo.problems.rows import check_source
-from magrpo.run.layout import checkpoint_weights
+from magrpo.run.files import checkpoint_weights
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
 from pipelines.arguments import locate_config

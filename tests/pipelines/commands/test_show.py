@@ -17,7 +17,7 @@ from magrpo.config.place import Place
 from magrpo.reports.evaluations import load_evaluated_run
 from magrpo.reports.origin import describe_origin
 from magrpo.reports.verdict import judge_run
-from magrpo.run.layout import keep_place
+from magrpo.run.files import keep_place
 from magrpo.run.store import RunStore
 from magrpo.training.closing import print_commands, print_entry
 from magrpo.training.recorder import NOTE, describe_run

@@ -17,7 +17,7 @@ import pytest
 from mlflow import MlflowClient
 
 from magrpo.fleets.local import find_free_ports
-from magrpo.run.layout import Step
+from magrpo.run.steps import Step
 from magrpo.run.store import Pointer
 from magrpo.tracking.system import PREFIX
 from tests.pipelines.micro import command, start, write_config

@@ -26,7 +26,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from magrpo.engines import EngineError
 from magrpo.plugins import ConfigError
 from magrpo.process.children import find_running, list_family, send_signal
-from magrpo.run.layout import Step
+from magrpo.run.steps import Step
 from magrpo.run.store import Pointer
 from pipelines.flows.local_server import LocalServer, ServerError
 from tests.pipelines.micro import STAGES, command, magrpo, prefect, start, write_config
