@@ -57,8 +57,9 @@ bench: setup ## time an iteration, the loss beside other libraries, and an itera
 	@$(PYTHON_BIN) -m magrpo_kernels.bench
 	@$(PYTHON_BIN) -m tests.benchmarks $(ARGS)
 
-gpu: setup ## measure the GPU in seven steps, about ten minutes; ARGS="humaneval" tries the agents of a configuration
-	@.venv/bin/magrpo doctor --gpu $(ARGS)
+gpu: setup ## run the tests that need a GPU, then time the loss on it (ARGS are for the tests)
+	@MAGRPO_LANE=gpu $(PYTHON_BIN) -m pytest -p no:xdist -m gpu $(ARGS)
+	@$(PYTHON_BIN) -m magrpo_kernels.bench
 
 clean: ## remove caches and build leftovers; keeps .venv and runs
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -124,8 +124,7 @@ LAZY_COMMANDS = {
     ),
     "doctor": (
         "commands.doctor:check_machine",
-        "Check that this machine has everything that training needs, and print how to fix what is missing.\n\n"
-        "Example: magrpo doctor --gpu humaneval",
+        "Check that this machine has everything that training needs, and print how to fix what is missing.",
     ),
     "verify": ("commands.verify:verify_run", "Check every file of a run against its stored digest."),
     "sync": (

@@ -65,7 +65,6 @@ SECONDS = {
     "tests/kernels/test_offline_compile.py": 25,
     "tests/training/test_from_stage.py": 28,
     "tests/progress/test_notify.py": 28,
-    "tests/pipelines/gpu_check/test_steps.py": 20,
     "tests/export/test_agents_folder.py": 45,
     "tests/export/test_forms.py": 25,
     "tests/pipelines/commands/test_dry_run.py": 26,
