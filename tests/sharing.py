@@ -88,7 +88,7 @@ SECONDS = {
     "tests/stages/test_exact_game.py": 15,
     "tests/training/test_variants.py": 15,
     "tests/training/test_roles.py": 15,
-    "tests/pipelines/benchmarks/test_credit.py": 15,
+    "tests/benchmarks/test_credit.py": 15,
     "tests/stages/test_update.py": 14,
     "tests/sandbox/test_pool.py": 14,
     "tests/kernels/test_operations.py": 14,
