@@ -46,7 +46,8 @@ def test_every_table_entry_is_a_plugin(table: Mapping[str, str], kind: str) -> N
     assert issubclass(import_plugin(table, kind), Plugin)
 
 
-def _third_party_imports(path: Path) -> set[str]:
+def third_party_imports(path: Path) -> set[str]:
+    """The top-level names outside the standard library that a module imports, at its top or inside a function."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -69,4 +70,4 @@ def _third_party_imports(path: Path) -> set[str]:
 def test_packages_keep_to_their_dependencies(files: str, allowed: set[str]) -> None:
     paths = list(ROOT.glob(files))
     assert paths
-    assert set().union(*map(_third_party_imports, paths)) <= allowed
+    assert set().union(*map(third_party_imports, paths)) <= allowed

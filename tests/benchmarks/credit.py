@@ -1,8 +1,8 @@
 """The variance of the gradient under crossed and aligned credit, from the same completions.
 
-:mod:`tests.benchmarks.measure` runs it. Batches are sampled and scored with all joint actions and the initial weights. Each problem gives every agent's
-gradients under crossed credit, and under aligned credit for every pairing of the completions: crossed credit is the
-mean over all pairings, and a single pairing would add the noise of its choice.
+:mod:`tests.benchmarks.measure` runs it. Batches are sampled and scored with all joint actions and the initial weights.
+Each problem gives every agent's gradients under crossed credit, and under aligned credit for every pairing of the
+completions: crossed credit is the mean over all pairings, and a single pairing would add the noise of its choice.
 """
 
 import itertools
