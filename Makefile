@@ -47,7 +47,7 @@ docs-pictures: setup ## take the pictures under docs/ anew, of the pages of real
 	@.docs-venv/bin/pip install --no-deps --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-images: setup ## build the container images, train by Compose and in Kubernetes' pods, take all down (Debian, root)
+images: setup ## build the container images, train by Compose, take all down (Debian, root)
 	@type podman runc debootstrap catatonit iptables >/dev/null 2>&1 || { apt-get update -q && \
 		apt-get install -y -q podman runc debootstrap catatonit netavark aardvark-dns iptables; }
 	@$(PYTHON_BIN) -m pytest -m slow tests/infra/test_images.py $(ARGS)
