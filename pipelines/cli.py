@@ -88,7 +88,7 @@ def _make_group(name: str, text: str) -> App:
     return made
 
 
-bench = _make_group("bench", "Measure parts of this project on this machine.")
+bench = _make_group("bench", "Measure parts of this project here; python -m magrpo_kernels.bench measures the loss.")
 config = _make_group("config", "Explain, show and write configurations.")
 app.register_install_completion_command(help="Install shell completion of commands, runs and keys.")
 

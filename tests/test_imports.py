@@ -6,11 +6,13 @@ import ast
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from magrpo.plugins import TABLES, Plugin, import_plugin
+from tests.conftest import CHECKED
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"datasets", "matplotlib", "mlflow", "pandas", "peft", "prefect", "torch", "transformers", "triton", "vllm"}
@@ -44,6 +46,11 @@ def test_the_command_line_loads_the_configuration_when_a_command_needs_it() -> N
 )
 def test_every_table_entry_is_a_plugin(table: Mapping[str, str], kind: str) -> None:
     assert issubclass(import_plugin(table, kind), Plugin)
+
+
+def test_modules_whose_shapes_are_checked_in_tests_exist() -> None:
+    """A module that was moved would silently go unchecked."""
+    assert [name for name in CHECKED if find_spec(name) is None] == []
 
 
 def third_party_imports(path: Path) -> set[str]:
