@@ -47,7 +47,7 @@ docs-pictures: setup ## take the pictures under docs/ anew, of the pages of real
 	@.docs-venv/bin/pip install --no-deps --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-images: setup ## build the container images, train by Compose and in Kubernetes' pods, take all down (Debian, root)
+images: setup ## build the container images, train by Compose, take all down (Debian, root)
 	@type podman runc debootstrap catatonit iptables >/dev/null 2>&1 || { apt-get update -q && \
 		apt-get install -y -q podman runc debootstrap catatonit netavark aardvark-dns iptables; }
 	@$(PYTHON_BIN) -m pytest -m slow tests/infra/test_images.py $(ARGS)
@@ -57,8 +57,9 @@ bench: setup ## time an iteration, the loss beside other libraries, and an itera
 	@$(PYTHON_BIN) -m magrpo_kernels.bench
 	@$(PYTHON_BIN) -m tests.benchmarks $(ARGS)
 
-gpu: setup ## measure the GPU in seven steps, about ten minutes; ARGS="humaneval" tries the agents of a configuration
-	@.venv/bin/magrpo doctor --gpu $(ARGS)
+gpu: setup ## run the tests that need a GPU, then time the loss on it (ARGS are for the tests)
+	@MAGRPO_LANE=gpu $(PYTHON_BIN) -m pytest -p no:xdist -m gpu $(ARGS)
+	@$(PYTHON_BIN) -m magrpo_kernels.bench
 
 clean: ## remove caches and build leftovers; keeps .venv and runs
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# backup.sh [--compose | --kubernetes] FOLDER: copy both servers' databases and the artifacts to a dated folder in
+# backup.sh [--compose] FOLDER: copy both servers' databases and the artifacts to a dated folder in
 # FOLDER, while everything runs. stores.sh says where they are looked for.
 #   KEEP  how many backups to keep in FOLDER, the newest (default: all)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/stores.sh"
-(($# == 1)) || fail "usage: backup.sh [--compose | --kubernetes] FOLDER"
+(($# == 1)) || fail "usage: backup.sh [--compose] FOLDER"
 
 umask 077
 folder=$1

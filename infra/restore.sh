@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# restore.sh [--compose | --kubernetes] [--replace] BACKUP: put what backup.sh wrote back in its place. Stop the servers
+# restore.sh [--compose] [--replace] BACKUP: put what backup.sh wrote back in its place. Stop the servers
 # and workers first. Refuses a place that is not empty, unless --replace is given. stores.sh says where the places are.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -9,7 +9,7 @@ if [[ ${1:-} == --replace ]]; then
     replace=1
     shift
 fi
-(($# == 1)) || fail "usage: restore.sh [--compose | --kubernetes] [--replace] BACKUP"
+(($# == 1)) || fail "usage: restore.sh [--compose] [--replace] BACKUP"
 backup=$1
 [[ -f $backup/SHA256SUMS ]] || fail "$backup is no backup: it has no SHA256SUMS"
 (cd "$backup" && sha256sum --check --quiet SHA256SUMS) || fail "$backup is damaged; nothing was restored"

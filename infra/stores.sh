@@ -1,6 +1,6 @@
 # Sourced by backup.sh and restore.sh: where the databases and the artifacts are. Takes the first argument if it is
-# --compose (by the command in $COMPOSE, default: docker compose) or --kubernetes. Without: SQLite files in $RUNS, or
-# what PREFECT_DB, MLFLOW_DB, MLFLOW_AUTH_DB (a file or postgresql://...) and ARTIFACTS (a folder) name.
+# --compose: the containers of Compose (by the command in $COMPOSE, default: docker compose). Otherwise SQLite files in
+# $RUNS, or what PREFECT_DB, MLFLOW_DB, MLFLOW_AUTH_DB (a file or postgresql://...) and ARTIFACTS (a folder) name.
 # shellcheck shell=bash
 RUNS=${RUNS:-runs}
 ARTIFACTS=${ARTIFACTS:-$RUNS/mlartifacts}
@@ -11,18 +11,10 @@ declare -A DATABASES=(
 )
 in_postgres=() # the command that runs another where PostgreSQL is
 in_store=()    # and where the artifacts are
-case ${1:-} in
-    --compose)
-        read -ra compose <<<"${COMPOSE:-docker compose}"
-        in_postgres=("${compose[@]}" --file "$here/compose.yaml" exec -T postgres)
-        in_store=("${compose[@]}" --file "$here/compose.yaml" run --rm --no-deps -T mlflow)
-        ;;
-    --kubernetes)
-        in_postgres=(kubectl --namespace magrpo exec -i statefulset/postgres --)
-        in_store=(kubectl --namespace magrpo exec -i deployment/mlflow --)
-        ;;
-esac
-if ((${#in_store[@]})); then
+if [[ ${1:-} == --compose ]]; then
+    read -ra compose <<<"${COMPOSE:-docker compose}"
+    in_postgres=("${compose[@]}" --file "$here/compose.yaml" exec -T postgres)
+    in_store=("${compose[@]}" --file "$here/compose.yaml" run --rm --no-deps -T mlflow)
     shift
     # By the socket inside the container, whose owner may be anyone; each database as its own owner.
     DATABASES=(

@@ -6,8 +6,7 @@ are used as they are; a sandbox or an engine holds resources, so its plug-in ope
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
@@ -263,25 +262,7 @@ class ProbesIsolation(Protocol):
         """The strongest isolation level that works here. Raises SandboxError if no accepted level does."""
 
 
-# ------------------------------------------------------------------------------------------------ warm start, tracking
-class Conventions(Protocol):
-    """How the agents of a warm start write about a problem; each agent draws its own convention independently."""
-
-    roles: tuple[str, ...]
-
-    def draw(self, rng: random.Random, role: str) -> str:
-        """Draw the name of a convention."""
-
-    def all(self, role: str) -> Iterable[str]:
-        """Conventions whose texts, over all problems, contain every word that any text can contain."""
-
-    def write(self, problem: Problem, role: str, convention: str) -> str:
-        """The completion of the agent in ``role``: equal arguments give equal texts."""
-
-    def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
-        """The completion of the agent in ``role``, with a mistake."""
-
-
+# ----------------------------------------------------------------------------------------------------------- tracking
 class Tracker(Protocol):
     """Records one training run. Never stalls and never kills training."""
 

@@ -63,7 +63,7 @@ COMMANDS = {
     TRAIN: ("train", "sweep", "evaluate", "schedule"),
     LOOK: ("runs", "show", "report", "compare"),
     USE: ("ask", "export", "score"),
-    OPERATE: ("config", "doctor", "sync", "verify", "place", "warm-start", "bench"),
+    OPERATE: ("config", "doctor", "sync", "verify", "place", "bench"),
 }
 """The commands as ``magrpo --help`` lists them: the daily ones of each group first."""
 
@@ -88,7 +88,7 @@ def _make_group(name: str, text: str) -> App:
     return made
 
 
-bench = _make_group("bench", "Measure parts of this project on this machine.")
+bench = _make_group("bench", "Measure parts of this project here; python -m magrpo_kernels.bench measures the loss.")
 config = _make_group("config", "Explain, show and write configurations.")
 app.register_install_completion_command(help="Install shell completion of commands, runs and keys.")
 
@@ -112,11 +112,6 @@ LAZY_COMMANDS = {
         "Score completions from a file: run their problems' tests in the sandbox.\n\nExample: magrpo score "
         "--problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl",
     ),
-    "warm-start": (
-        "commands.warm_start:make_base_model",
-        "Train a base model like the shipped ones from random weights.\n\n"
-        "Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000",
-    ),
     "export": (
         "commands.export:export_agents",
         "Export the agents of a run to a folder that others can use; push it to the Hugging Face hub with --push.\n\n"
@@ -124,8 +119,7 @@ LAZY_COMMANDS = {
     ),
     "doctor": (
         "commands.doctor:check_machine",
-        "Check that this machine has everything that training needs, and print how to fix what is missing.\n\n"
-        "Example: magrpo doctor --gpu humaneval",
+        "Check that this machine has everything that training needs, and print how to fix what is missing.",
     ),
     "verify": ("commands.verify:verify_run", "Check every file of a run against its stored digest."),
     "sync": (
@@ -148,14 +142,6 @@ LAZY_COMMANDS = {
     "config init": (
         "commands.config_init:write_own_config",
         "Ask five questions and write a commented configuration file.",
-    ),
-    "bench orchestration": (
-        "benchmarks.orchestration:bench_orchestration",
-        "Split the wall time of a run into stages, orchestration and tracking.",
-    ),
-    "bench credit": (
-        "benchmarks.credit:bench_credit",
-        "Compare the variance of the gradient with aligned and crossed credit on the same completions.",
     ),
     "bench iteration": (
         "benchmarks.iteration:bench_iteration",
@@ -188,7 +174,7 @@ for command, (function, text) in LAZY_COMMANDS.items():
         parent.command(path, name=name, help=text, help_epilogue="")
 
 
-LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule", "serve", "warm-start")
+LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule", "serve")
 """Commands that keep running when their output is no longer read."""
 
 

@@ -41,7 +41,7 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 # Shapes and types in these modules' signatures are enforced while tests run. Not in the row kernel's: it refuses bad
 # arguments itself, which is tested, and Triton reads the source of its kernels and cannot have them wrapped.
-CHECKED = [f"magrpo.{name}" for name in ("algo.advantages", "algo.loss", "collate")]
+CHECKED = [f"magrpo.{name}" for name in ("algo.advantages", "algo.loss", "model.collate")]
 CHECKED += [f"magrpo_kernels.{name}" for name in ("advantages", "hidden")]
 install_import_hook(CHECKED, "beartype.beartype")
 

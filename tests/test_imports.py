@@ -6,11 +6,13 @@ import ast
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from magrpo.plugins import TABLES, Plugin, import_plugin
+from tests.conftest import CHECKED
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"datasets", "matplotlib", "mlflow", "pandas", "peft", "prefect", "torch", "transformers", "triton", "vllm"}
@@ -46,7 +48,13 @@ def test_every_table_entry_is_a_plugin(table: Mapping[str, str], kind: str) -> N
     assert issubclass(import_plugin(table, kind), Plugin)
 
 
-def _third_party_imports(path: Path) -> set[str]:
+def test_modules_whose_shapes_are_checked_in_tests_exist() -> None:
+    """A module that was moved would silently go unchecked."""
+    assert [name for name in CHECKED if find_spec(name) is None] == []
+
+
+def third_party_imports(path: Path) -> set[str]:
+    """The top-level names outside the standard library that a module imports, at its top or inside a function."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -69,4 +77,4 @@ def _third_party_imports(path: Path) -> set[str]:
 def test_packages_keep_to_their_dependencies(files: str, allowed: set[str]) -> None:
     paths = list(ROOT.glob(files))
     assert paths
-    assert set().union(*map(_third_party_imports, paths)) <= allowed
+    assert set().union(*map(third_party_imports, paths)) <= allowed

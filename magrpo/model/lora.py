@@ -111,6 +111,9 @@ def list_targets(names: Iterable[str]) -> list[str]:
 
 def fuse_adapters(model: PeftModel) -> None:
     """Let the adapted linear layers of a model compute as :class:`FusedLoraLinear`; they stay layers of peft."""
+    # The class is changed in place because peft 0.21 has no stable way to choose it: ``_register_custom_module`` is
+    # experimental, and its mapping would have to be repeated for every adapter that is loaded. It is safe as long as
+    # the subclass adds no attributes.
     for layer in model.modules():
         if type(layer) is LoraLinear:
             layer.__class__ = FusedLoraLinear

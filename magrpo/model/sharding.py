@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magrpo.plugins import ConfigError
 
@@ -92,9 +93,8 @@ def spread_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _find_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers of a model, which its class says must not be split between devices. Raises ConfigError if none."""
-    names = set(model._no_split_modules or ())
-    if layers := [module for module in model.modules() if type(module).__name__ in names]:
-        return layers
+    """The decoder layers of a model. Raises ConfigError if there are none that transformers marks as layers."""
+    if layers := [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
+        return list[nn.Module](layers)
     kind = f"{type(model).__name__} of {model.name_or_path!r}"
     raise ConfigError(f'place: update.shard = "base" finds no layers in {kind}: remove it')

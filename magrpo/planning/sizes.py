@@ -197,6 +197,7 @@ def _measure_pass(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> f
 
 def _count_kept(model: PreTrainedModel, length: int) -> int:
     """Bytes that a forward pass over ``length`` tokens keeps for backward, beside weights."""
+    # ``_cdata`` is private: torch 2.13 has no other name for a storage on the device "meta", where addresses are 0.
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 

@@ -47,7 +47,7 @@ _NUM_PROBES = 60
 _NUM_KEYS = 2
 """Number of inputs whose results form the lookup key; functions with equal keys are compared on all inputs."""
 _WARM_START: dict[Difficulty, int] = {"1": 3212, "2": 2913, "3": 4267}
-"""Number of training compositions of each level, from the first, that contain the problems of ``magrpo warm-start``."""
+"""By level: the embedded base model was trained on problems among this many first compositions of the train split."""
 _SEPARATORS = {2: ("", ", then "), 3: ("", ", ", ", then ")}
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from magrpo.config.run import RunConfig
 from magrpo.config.services import HIDDEN, SECRETS
@@ -56,7 +55,7 @@ def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
         elif isinstance(value, tuple) and value and all(isinstance(item, BaseModel) for item in value):
             for index, item in enumerate(value):
                 yield from list_changed_values(item, f"{key}.{index}.")
-        elif name == "kind" or (field.default is PydanticUndefined and field.default_factory is None):
+        elif name == "kind" or field.is_required():
             yield f"{key} = {value}"
         else:
             default = field.get_default(call_default_factory=True, validated_data={})

@@ -27,13 +27,18 @@ from magrpo.engines.transformers import LocalEngine
 from magrpo.model.lora import FusedLoraLinear
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
+from magrpo.progress.console import RunConsole
+from magrpo.progress.state import RunState
+from magrpo.run.files import read_scored
+from magrpo.run.steps import Step
+from magrpo.run.store import RunStore
 from magrpo.seeds import derive_seed
 from magrpo.stages.credit import credit
 from magrpo.stages.rollout import sampling_params
 from magrpo.stages.update import Updater
+from magrpo.training.stages import StageRunner
 from magrpo.types import Request, RolloutGroup, ScoredTurn
 from pipelines.arguments import ConfigFile, Overrides
-from pipelines.benchmarks.credit import score_batches
 from pipelines.benchmarks.pool import time_by_turns
 
 PLAIN_TOKENS = 16_384
@@ -68,6 +73,22 @@ def bench_iteration(
         update = _compare_updates(resolved, policy, groups, rounds, Path(folder))
         _print_kinds({"sampling": sampling, "update": update})
     return 0
+
+
+def score_batches(config: RunConfig, number: int) -> list[RolloutGroup[ScoredTurn]]:
+    """Sample and score the first batches of a run, with the weights before training."""
+    store, groups = RunStore.create(config, "bench"), list[RolloutGroup[ScoredTurn]]()
+    with (
+        RunConsole(RunState(number, config.reward)) as console,
+        StageRunner(config, store, console, lambda _: None) as stages,
+    ):
+        untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
+        for iteration in range(1, number + 1):
+            rollout = stages.run_step(Step("rollout", iteration, "0"), untrained)
+            scored = stages.run_step(Step("score", iteration, "0"), [rollout])
+            groups += read_scored(store.folder(scored))
+            console.say(f"batch {iteration} of {number}")
+    return groups
 
 
 def _compare_sampling(

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,16 +18,23 @@ from rich.text import Text
 from magrpo.config.services import TrackingConfig
 from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.planning.card import GIB
-from magrpo.plugins import ConfigError
 from magrpo.process.environment import find_command, prefect_target
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
-from pipelines.arguments import ConfigFile, Overrides, Root, locate_config
+from pipelines.arguments import Root
 from pipelines.flows.local_server import find_fault
 
 ENOUGH_DISK_GIB = 5.0
+MIN_CAPABILITY = (8, 0)
+"""Compute capability of the first cards with bfloat16 arithmetic."""
+MIN_FREE_FRAC = 0.9
+"""Fraction of a card's memory that no other process should use."""
+MIN_DRIVER = 580
+"""The first NVIDIA driver for CUDA 13, for which PyTorch is built."""
+NVIDIA_DEVICE = Path("/dev/nvidiactl")
+"""Exists where an NVIDIA driver is loaded."""
 STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
@@ -42,31 +48,19 @@ class Finding:
     remedy: str = ""
 
 
-def check_machine(
-    config: ConfigFile | None = None,
-    /,
-    *overrides: Overrides,
-    gpu: Annotated[bool, Parameter(negative=())] = False,
-    only: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    root: Root = Path("runs"),
-) -> int:
-    """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing.
-
-    Args:
-        config: With --gpu: TOML file or shipped configuration whose agents to test; embedded by default.
-        gpu: Measure the GPU in seven steps, about ten minutes; write gpu-report.json and gpu-report.md.
-        only: With --gpu: run only this step; repeatable.
-    """
-    if gpu:
-        from pipelines.gpu_check.command import check_gpu  # torch
-
-        return check_gpu(config or locate_config("embedded"), overrides, only, root)
-    if config or overrides or only:
-        raise ConfigError("CONFIG, overrides and --only need --gpu")
+def check_machine(*, root: Root = Path("runs")) -> int:
+    """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing."""
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     table = Table(box=None, show_header=False, pad_edge=False)
     with console.status("checking this machine"):
-        findings = [*check_libraries(), *check_sandbox(), *check_servers(root), *check_disk(root)]
+        findings = [
+            *check_libraries(),
+            *check_gpus(),
+            *check_vllm(),
+            *check_sandbox(),
+            *check_servers(root),
+            *check_disk(root),
+        ]
     for finding in findings:
         table.add_row(finding.name, f"[{STYLES[finding.verdict]}]{finding.verdict}", Text(finding.text))
         if finding.remedy:
@@ -79,18 +73,48 @@ def check_machine(
 
 
 def check_libraries() -> Iterator[Finding]:
-    """Look for Python, PyTorch, GPUs and vLLM."""
+    """Report Python and PyTorch."""
     version, cores = platform.python_version(), len(os.sched_getaffinity(0))
     yield Finding("Python", "ok", f"{version} at {sys.executable}, {cores} CPU cores")
     yield Finding("PyTorch", "ok", torch.__version__)
+
+
+def check_gpus() -> Iterator[Finding]:
+    """Check each GPU and the C compiler that Triton needs for it, or report why PyTorch has no GPU."""
     if not torch.cuda.is_available():
-        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        remedy = "not needed for the embedded model; larger ones need a CUDA GPU and make setup GPU=1 in a clone"
-        yield Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
+        yield _explain_missing_gpu()
+        return
     for index in range(torch.cuda.device_count()):
-        free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
-        name = torch.cuda.get_device_name(index)
-        yield Finding("GPU", "ok", f"{index}: {name}, {free:.0f} of {total:.0f} GiB free")
+        yield _check_gpu(index)
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "cc", "gcc", "clang"))):
+        remedy = "install one (apt-get install gcc), or set CC to its path"
+        yield Finding("compiler", "missing", "no C compiler, which Triton needs to launch kernels", remedy)
+
+
+def _check_gpu(index: int) -> Finding:
+    free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
+    major, minor = torch.cuda.get_device_capability(index)
+    name = torch.cuda.get_device_name(index)
+    text = f"{index}: {name}, sm_{major}{minor}, {free:.0f} of {total:.0f} GiB free"
+    if (major, minor) < MIN_CAPABILITY:
+        remedy = "it has no bfloat16 arithmetic; use an Ampere card (sm_80) or a newer one"
+        return Finding("GPU", "note", text, remedy)
+    if free < MIN_FREE_FRAC * total:
+        return Finding("GPU", "note", text, "other processes use its memory; nvidia-smi lists them")
+    return Finding("GPU", "ok", text)
+
+
+def _explain_missing_gpu() -> Finding:
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    if NVIDIA_DEVICE.exists():
+        remedy = f"make setup GPU=1 in a clone; if that does not help, install driver {MIN_DRIVER} or newer"
+        return Finding("GPU", "note", f"this machine has an NVIDIA GPU, but PyTorch ({built}) cannot use it", remedy)
+    remedy = "not needed for the embedded model; larger ones need a CUDA GPU and make setup GPU=1 in a clone"
+    return Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
+
+
+def check_vllm() -> Iterator[Finding]:
+    """Look for a vLLM build that fits this machine."""
     if obstacle := find_obstacle("cuda" if torch.cuda.is_available() else "cpu"):
         found, _, remedy = obstacle.partition("; ")
         yield Finding("vLLM", "note", found, f"not needed for engine.kind=transformers; to use it: {remedy}")

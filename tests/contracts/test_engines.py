@@ -380,11 +380,20 @@ def test_no_requests_no_actions(world: World) -> None:
     assert world.served.generate([]) == []
 
 
-def test_sleep_and_wake_change_nothing(world: World) -> None:
+@pytest.mark.parametrize("share", [0.8, 0.01])
+def test_sleep_and_wake_change_nothing(world: World, share: float) -> None:
+    """On a GPU the trainer meanwhile takes a share of the free memory: a small one lets an engine keep its weights."""
     asked = requests(GREEDY, siblings=1, count=2)
     before = world.served.generate(asked)
-    world.engine.sleep()
-    world.engine.wake()
+    for _ in range(2):  # the first time the engine learns how much memory the trainer takes
+        world.policy.lineup.release_cached_memory()
+        if world.policy.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        world.engine.sleep()
+        if world.policy.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info()
+            torch.ones(int(share * free), dtype=torch.uint8, device="cuda")
+        world.engine.wake()
     again = world.served.generate(asked)
     if world.policy.device.type == "cpu":
         assert again == before

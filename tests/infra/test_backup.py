@@ -123,7 +123,7 @@ def test_postgresql_backup_comes_back_as_the_databases_own_user(
         return subprocess.run(call, check=True, capture_output=True, text=True).stdout.strip()
 
     secrets = {"POSTGRES_USER": "postgres", "PREFECT_DATABASE_PASSWORD": "one'quote", "MLFLOW_DATABASE_PASSWORD": "two"}
-    made = _run("kubernetes/postgres-init.sh", PGDATABASE="postgres", **secrets)
+    made = _run("images/postgres-init.sh", PGDATABASE="postgres", **secrets)
     assert made.returncode == 0, made.stderr
     psql("prefect", "prefect", "CREATE EXTENSION pg_trgm")  # as Prefect's first migration does
     for user, database in (("prefect", "prefect"), ("mlflow", "mlflow"), ("mlflow", "mlflow_auth")):

@@ -1,4 +1,4 @@
-"""The images, the Compose file and the manifests for real: built, started, trained through, killed, restored, removed.
+"""The images and the Compose file for real: built, started, trained through, killed, restored, removed.
 
 Needs root, podman and runc, and debootstrap where Docker Hub is out of reach: ``make images`` installs them. Images are
 kept under ``build/podman`` for the next time.
@@ -6,7 +6,6 @@ kept under ``build/podman`` for the next time.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import resource
@@ -21,9 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-
-from tests.infra.test_manifests import KUBERNETES, fill_job
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +80,7 @@ class Podman:
             wait_for(lambda name=container: self.succeeds("healthcheck", "run", name), f"{container} is not healthy")
 
     def list_what_is_left(self) -> list[str]:
-        kinds = ("container", "pod", "volume", "secret")
+        kinds = ("container", "pod", "volume")
         return [name for kind in kinds for name in self(kind, "ls", "--quiet").split()]
 
 
@@ -266,110 +262,6 @@ def test_compose(podman: Podman, tmp_path: Path) -> None:
     assert podman.list_what_is_left() == []
 
 
-def test_kubernetes(podman: Podman, tmp_path: Path) -> None:
-    """The pods of the manifests, and a run in a pod of the job template, as the worker would start it."""
-    lines = (podman.project / "infra" / ".env").read_text().splitlines()
-    secrets = dict(line.split("=", 1) for line in lines if line[:1].isupper())
-    add_secret(podman, {name: base64.b64encode(value.encode()).decode() for name, value in secrets.items()})
-    podman("network", "create", "kube")
-    for name in ("postgres", "prefect", "mlflow"):
-        play(podman, name, list_pods(name), tmp_path)
-    for name, url in HEALTH.items():
-        ask = ("exec", f"{name}-pod-0-{name}", "python", "-c", f"import urllib.request as r; r.urlopen({url!r})")
-        wait_for(lambda ask=ask: podman.succeeds(*ask), f"{name} is not healthy")
-
-    client = [
-        "run",
-        "--rm",
-        "--network",
-        "kube",
-        "--env",
-        "HOME=/tmp",
-        "--env",
-        "PREFECT_API_URL=http://prefect:4200/api",
-    ]
-    client += ["--env", f"PREFECT_API_AUTH_STRING={secrets['PREFECT_API_AUTH_STRING']}", WORKER, "prefect"]
-
-    def prefect(*command: str) -> str:
-        return podman(*client, *command)
-
-    template = "infra/kubernetes/work-pool.json"
-    prefect("work-pool", "create", "--type", "kubernetes", "--base-job-template", template, "magrpo")
-    flow_run = start_run(prefect)
-    play(podman, "run", make_job(flow_run), tmp_path)
-    wait_for(lambda: podman.inspect("run-prefect-job", "State.Status") == "exited", "the run did not end")
-    printed = podman("logs", "run-prefect-job")
-    assert podman.inspect("run-prefect-job", "State.ExitCode") == "0", printed[-3000:]
-    assert "sandbox: Landlock without namespaces" in printed
-    assert "Completed" in prefect("flow-run", "inspect", flow_run)
-    for container in ("postgres-pod-0-postgres", "prefect-pod-0-prefect", "mlflow-pod-0-mlflow"):
-        assert not podman.succeeds("exec", container, "touch", "/etc/written")
-    podman("pod", "rm", "--all", "--force")
-    podman("volume", "rm", "--all", "--force")
-    podman("secret", "rm", "--all")
-    assert podman.list_what_is_left() == []
-
-
-def add_secret(podman: Podman, data: dict[str, str]) -> None:
-    """A secret as ``podman kube play`` makes it; version 4.3 makes one that it cannot read."""
-    manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "magrpo"}, "data": data}
-    major, minor = map(int, podman("version", "--format", "{{.Client.Version}}").split(".")[:2])
-    podman("secret", "create", "magrpo", "-", text=json.dumps(data if (major, minor) < (4, 4) else manifest))
-
-
-def list_pods(name: str) -> list[dict[str, Any]]:
-    """A manifest's objects as podman knows them: Services are aliases, a StatefulSet a Deployment and its claims."""
-    objects = []
-    for item in yaml.safe_load_all((KUBERNETES / f"{name}.yaml").read_text()):
-        if item["kind"] == "StatefulSet":
-            item["kind"] = "Deployment"
-            for claim in item["spec"].pop("volumeClaimTemplates"):
-                objects.append({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim})
-                volume = {"name": "data", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
-                item["spec"]["template"]["spec"]["volumes"].append(volume)
-        if item["kind"] != "Service":
-            objects.append(item)
-    if name == "postgres":
-        script = (KUBERNETES / "postgres-init.sh").read_text()
-        metadata = {"name": "postgres-init"}
-        objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"init.sh": script}})
-    return objects
-
-
-def make_job(flow_run: str) -> list[dict[str, Any]]:
-    """The pod of the job template for a flow run, with a smaller image, and the claim that it names."""
-    job = fill_job(image=WORKER, gpus=0, cpus="1", memory="8Gi", command=f"prefect flow-run execute {flow_run}")
-    pod = job["spec"]["template"]["spec"]
-    for name in ("parallelism", "completions"):
-        del pod[name]
-    [container] = pod["containers"]
-    del container["resources"]["limits"]["nvidia.com/gpu"]
-    secret = {"secretKeyRef": {"name": "magrpo", "key": "PREFECT_API_AUTH_STRING"}}
-    container["env"] += [  # as the worker adds them
-        {"name": "PREFECT_API_URL", "value": "http://prefect:4200/api"},
-        {"name": "PREFECT_API_AUTH_STRING", "valueFrom": secret},
-    ]
-    claims = [item for item in yaml.safe_load_all((KUBERNETES / "worker.yaml").read_text()) if "Claim" in item["kind"]]
-    return [*claims, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "run"}, "spec": pod}]
-
-
-def play(podman: Podman, name: str, objects: list[dict[str, Any]], folder: Path) -> None:
-    """Start objects in the network, under the name of their Service.
-
-    An emptyDir is a folder that everybody may write: podman would make it a volume of root's that all pods share.
-    """
-    for item in objects:
-        pod = item["spec"].get("template", item)["spec"] if item["kind"] in ("Deployment", "Pod") else {}
-        for volume in pod.get("volumes", []):
-            if volume.pop("emptyDir", None) is not None:
-                path = folder / f"{name}-{volume['name']}"
-                path.mkdir()
-                path.chmod(0o777)
-                volume["hostPath"] = {"path": str(path), "type": "Directory"}
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump_all(objects))
-    podman("kube", "play", "--network", f"kube:alias={name}", folder / f"{name}.yaml")
-
-
 @pytest.mark.timeout(3600)
 def test_images_are_no_larger_than_what_they_run(podman: Podman) -> None:
     sizes_gb = {name: int(podman.inspect(name, "Size")) / 1e9 for name in (PYTHON, WORKER, MLFLOW)}
@@ -380,7 +272,7 @@ def test_images_are_no_larger_than_what_they_run(podman: Podman) -> None:
 
 @pytest.mark.timeout(3600)
 def test_the_gpu_image_has_all_that_a_gpu_needs(podman: Podman) -> None:
-    """Looked at without a GPU: builds for CUDA, an ordinary user, and the check of the GPU in its small form."""
+    """Looked at without a GPU: builds for CUDA, and an ordinary user."""
     if (free := shutil.disk_usage(STORAGE).free) < BUILD_ROOM:
         pytest.skip(f"{STORAGE} has {free / 1e9:.0f} GB free; building takes {BUILD_ROOM / 1e9:.0f}")
     podman.build(WORKER_GPU, find_dockerfile(podman, WORKER_GPU), podman.project)
@@ -388,6 +280,4 @@ def test_the_gpu_image_has_all_that_a_gpu_needs(podman: Podman) -> None:
     ask = "import os, torch, vllm; print(os.getuid(), torch.version.cuda.split('.')[0], vllm.__version__)"
     run = ("run", "--rm", "--env", "HOME=/tmp", "--workdir", RUNS, WORKER_GPU)
     assert podman(*run, "python", "-c", ask).split() == ["1000", "13", "0.32.0"]
-    found = podman(*run, "magrpo", "doctor", "--gpu", "--only", "kernels")
-    assert "the GPU is ready for training" in found
     podman("rmi", "--force", WORKER_GPU)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.embedded.conventions import AUX, WEIGHTS, write_completion
-from magrpo.embedded.warm_start import WarmStartConfig
+from infra.embedded.conventions import AUX, WEIGHTS, write_completion
+from infra.embedded.warm_start import WarmStartConfig
 from magrpo.problems.coopcode import CoopCode, make_problem
 from magrpo.problems.operations import OPERATIONS, Composition, parse_composition, parse_operation
 from magrpo.types import Problem, Split

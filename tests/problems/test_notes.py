@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from magrpo.embedded.conventions import LENGTHS, MANNERS, Voices
+from infra.embedded.conventions import LENGTHS, MANNERS, Voices
 from magrpo.envs.writing import WritingEnv
 from magrpo.problems.notes import KINDS, Notes, format_sentence, parse_facts
 from magrpo.rewards.writing import WritingReward, count_transition_categories

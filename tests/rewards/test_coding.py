@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magrpo.embedded.conventions import write_completion
+from infra.embedded.conventions import write_completion
 from magrpo.interfaces import Sandbox
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.operations import parse_composition

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from infra.embedded.demonstrations import RECIPES, make_revisions
 from magrpo.config.run import RunConfig, load_config
-from magrpo.embedded.demonstrations import RECIPES, make_revisions
 from magrpo.problems.coopcode import CoopCode
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState

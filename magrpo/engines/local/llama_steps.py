@@ -40,6 +40,7 @@ def _is_plain(model: PreTrainedModel) -> bool:
     return (
         {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.float32, "cpu")}
         and all(type(module) in kinds for module in leaves)
+        # private: transformers 5.19 has a public function to set the attention, but none to read it
         and config._attn_implementation == "sdpa"
         and config.hidden_act == "silu"
         and all(kind == "full_attention" for kind in layer_types)

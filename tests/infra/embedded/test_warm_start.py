@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from infra.embedded import warm_start as recipe
+from infra.embedded.demonstrations import RECIPES, Example, make_first_turns, render_plain_text
+from infra.embedded.warm_start import EOS, PAD, WarmStart, WarmStartConfig, build_tokenizer, train_base_model
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.embedded import warm_start as recipe
-from magrpo.embedded.demonstrations import RECIPES, Example, make_first_turns, render_plain_text
-from magrpo.embedded.warm_start import EOS, PAD, WarmStart, WarmStartConfig, build_tokenizer, train_base_model
 from magrpo.model.policy import Policy
 from magrpo.problems.coopcode import CoopCode
 from magrpo.types import Problem

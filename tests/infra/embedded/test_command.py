@@ -1,4 +1,4 @@
-"""``magrpo warm-start``: the recipe from the command line, at a size of seconds."""
+"""``python -m infra.embedded``, at a size of seconds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.embedded.command import main
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.model.policy import Policy
-from pipelines.cli import main
 
 TINY = ["num_problems=64", "num_revisions=2", "num_steps=3", "hidden_size=32", "intermediate_size=32", "num_layers=1"]
 
@@ -17,7 +17,7 @@ TINY = ["num_problems=64", "num_revisions=2", "num_steps=3", "hidden_size=32", "
 @pytest.mark.parametrize(("problems", "role", "text"), [("coopcode", "helper", "def aux"), ("notes", "summary", "I")])
 def test_a_base_that_agents_can_be_opened_on(tmp_path: Path, problems: str, role: str, text: str) -> None:
     base = tmp_path / "bases" / "mine"
-    assert main(["warm-start", "--output", str(base), "--local", f"problems={problems}", *TINY]) == 0
+    assert main(["--output", str(base), f"problems={problems}", *TINY]) == 0
     recipe = json.loads((base / "recipe.json").read_text())
     assert (recipe["problems"], recipe["num_steps"], recipe["seed"]) == (problems, 3, 0)
     agent = AgentConfig(name=role, role=role, model=str(base))
@@ -38,7 +38,7 @@ def test_a_base_that_agents_can_be_opened_on(tmp_path: Path, problems: str, role
 def test_a_mistake_is_one_clear_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    assert main(["warm-start", "--output", str(tmp_path), "--local", *arguments]) == 2
+    assert main(["--output", str(tmp_path), *arguments]) == 2
     errors = capsys.readouterr().err
     assert said in errors
     assert len(errors.splitlines()) == 1

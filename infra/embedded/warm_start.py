@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from magrpo.embedded.demonstrations import RECIPES, Example, Recipe, collect_texts, make_first_turns, make_revisions
+from infra.embedded.demonstrations import RECIPES, Example, Recipe, collect_texts, make_first_turns, make_revisions
 from magrpo.interfaces import Problems, Progress
 from magrpo.plugins import Section, build_plugin
 from magrpo.run.store import read_records, write_records

@@ -1,4 +1,4 @@
-"""Conventions of the warm start's agents: how programmers divide a ``coopcode`` problem, how authors retell a note.
+"""Conventions of the demonstrations: how programmers divide a ``coopcode`` problem, how authors retell a note.
 
 Each agent draws one of its role's conventions independently of the other agent. A program works, and two texts fit each
 other, only by chance; training has to make them agree.
@@ -6,6 +6,7 @@ other, only by chance; training has to make them agree.
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from magrpo.problems.notes import Fact, format_sentence, parse_facts
 from magrpo.problems.operations import OPERATIONS, BoundOperation, Composition, parse_composition
@@ -43,8 +44,26 @@ _JOINS = {
 }
 
 
+class Conventions(Protocol):
+    """How the agents of a warm start write about a problem; each agent draws its own convention independently."""
+
+    roles: tuple[str, ...]
+
+    def draw(self, rng: random.Random, role: str) -> str:
+        """Draw the name of a convention."""
+
+    def all(self, role: str) -> Iterable[str]:
+        """Conventions whose texts, over all problems, contain every word that any text can contain."""
+
+    def write(self, problem: Problem, role: str, convention: str) -> str:
+        """The completion of the agent in ``role``: equal arguments give equal texts."""
+
+    def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
+        """The completion of the agent in ``role``, with a mistake."""
+
+
 class Divisions:
-    """The conventions of programmers. See :class:`magrpo.interfaces.Conventions`."""
+    """The conventions of programmers."""
 
     roles: tuple[str, ...] = ("helper", "main")
 

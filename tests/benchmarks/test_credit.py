@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from magrpo.config.run import AlgoConfig
+from magrpo.plugins import ConfigError
 from magrpo.stages.credit import credit
 from magrpo.types import Action, Estimator, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
-from pipelines.benchmarks.credit import NodeGradients, list_pairings, multiply_gradients
-from pipelines.cli import main
+from tests.benchmarks.credit import NodeGradients, bench_credit, list_pairings, multiply_gradients
 from tests.pipelines.micro import write_config
 
 SIZE = 3
@@ -94,8 +94,8 @@ def test_noise_and_ratio_by_hand() -> None:
 
 
 def test_it_compares_the_same_completions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = str(write_config(tmp_path))
-    assert main(["bench", "credit", config, "--batches", "2"]) == 0
+    config = write_config(tmp_path)
+    assert bench_credit(config, batches=2) == 0
     said = capsys.readouterr().out
     rows = {
         line.split()[0]: line.split() for line in said.splitlines() if line.strip().startswith(("aligned", "cross"))
@@ -103,5 +103,5 @@ def test_it_compares_the_same_completions(tmp_path: Path, capsys: pytest.Capture
     assert (rows["aligned"][1], rows["crossed"][1]) == ("16", "64")  # 2 batches, 2 problems, 4 or 4 x 4
     assert said.count("times that of aligned credit, over 4 problems") == 2
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mlflow.db"], "it leaves nothing"
-    assert main(["bench", "credit", config, "env.num_turns=2"]) == 2
-    assert "num_turns = 1" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="num_turns = 1"):
+        bench_credit(config, "env.num_turns=2")

@@ -1,4 +1,4 @@
-"""``magrpo bench orchestration``: the wall time of a run, split by stage."""
+"""The wall time of a run, split by stage: see :mod:`tests.benchmarks.measure`."""
 
 import tempfile
 

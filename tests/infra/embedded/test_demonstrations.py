@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from magrpo.embedded.conventions import WEIGHTS, write_completion
-from magrpo.embedded.demonstrations import RECIPES, Example, collect_texts, make_first_turns, make_revisions
+from infra.embedded.conventions import WEIGHTS, write_completion
+from infra.embedded.demonstrations import RECIPES, Example, collect_texts, make_first_turns, make_revisions
 from magrpo.envs.diagnosis import BARE_LINES
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.notes import Notes

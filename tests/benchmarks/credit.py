@@ -1,8 +1,8 @@
-"""``magrpo bench credit``: the variance of the gradient under crossed and aligned credit, from the same completions.
+"""The variance of the gradient under crossed and aligned credit, from the same completions.
 
-Batches are sampled and scored with all joint actions and the initial weights. Each problem gives every agent's
-gradients under crossed credit, and under aligned credit for every pairing of the completions: crossed credit is the
-mean over all pairings, and a single pairing would add the noise of its choice.
+:mod:`tests.benchmarks.measure` runs it. Batches are sampled and scored with all joint actions and the initial weights.
+Each problem gives every agent's gradients under crossed credit, and under aligned credit for every pairing of the
+completions: crossed credit is the mean over all pairings, and a single pairing would add the noise of its choice.
 """
 
 import itertools
@@ -22,16 +22,11 @@ from rich.table import Table
 from magrpo.config.run import RunConfig, load_config
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from magrpo.progress.console import RunConsole
-from magrpo.progress.state import RunState
-from magrpo.run.files import read_scored
-from magrpo.run.steps import Step
-from magrpo.run.store import RunStore
 from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
-from magrpo.training.stages import StageRunner
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
 from pipelines.arguments import ConfigFile, Overrides
+from pipelines.benchmarks.iteration import score_batches
 
 Group = RolloutGroup[ScoredTurn]
 _NUM_RESAMPLES = 1000
@@ -55,14 +50,12 @@ def bench_credit(
         resolved = load_config(config, [*overrides, "rollout.joint_mode=crossed", f"root={folder}"])
         if resolved.env.num_turns > 1 or resolved.rollout.crossed_pairs is not None:
             raise ConfigError(
-                "bench credit measures one turn with all joint actions: remove crossed_pairs, set env.num_turns = 1"
+                "this benchmark measures one turn with all joint actions: remove crossed_pairs, set env.num_turns = 1"
             )
         groups = score_batches(resolved, batches)
         complete = [group for group in groups if not any(turn.masked for turn in group.turns)]
         if len(complete) < 2:
-            raise ConfigError(
-                "bench credit: fewer than two problems are left to compare: the sandbox failed on the others"
-            )
+            raise ConfigError("fewer than two problems are left to compare: the sandbox failed on the others")
         gradients = _compute_gradients(resolved, complete)
     console = Console(highlight=False, soft_wrap=True)
     console.print(_make_table(groups, batches, gradients, resolved.rollout.problems_per_iteration))
@@ -152,22 +145,6 @@ def multiply_gradients(
         aligned_rows.append((means[node] / size).astype(np.float32) @ gradients)
     of_crossed, of_aligned = np.stack(crossed_rows), np.stack(aligned_rows)
     return NodeGradients((of_crossed @ of_crossed.T).astype(float), (of_aligned @ of_aligned.T).astype(float), spread)
-
-
-def score_batches(config: RunConfig, number: int) -> list[Group]:
-    """Sample and score the first batches of a run, with the weights before training."""
-    store, groups = RunStore.create(config, "bench"), list[Group]()
-    with (
-        RunConsole(RunState(number, config.reward)) as console,
-        StageRunner(config, store, console, lambda _: None) as stages,
-    ):
-        untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
-        for iteration in range(1, number + 1):
-            rollout = stages.run_step(Step("rollout", iteration, "0"), untrained)
-            scored = stages.run_step(Step("score", iteration, "0"), [rollout])
-            groups += read_scored(store.folder(scored))
-            console.say(f"batch {iteration} of {number}")
-    return groups
 
 
 def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, NodeGradients]:

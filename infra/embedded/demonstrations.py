@@ -8,10 +8,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from magrpo.embedded.conventions import Divisions, Voices
+from infra.embedded.conventions import Conventions, Divisions, Voices
 from magrpo.envs import diagnosis, writing
 from magrpo.envs.coding import CodingEnv
-from magrpo.interfaces import Conventions, Env, Reward, Sandbox, SandboxPlugin
+from magrpo.interfaces import Env, Reward, Sandbox, SandboxPlugin
 from magrpo.rewards.coding import CodingReward
 from magrpo.rewards.writing import WritingReward
 from magrpo.sandboxes.none import NoSandbox
