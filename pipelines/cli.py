@@ -130,7 +130,7 @@ LAZY_COMMANDS = {
     "verify": ("commands.verify:verify_run", "Check every file of a run against its stored digest."),
     "sync": (
         "commands.runs:sync_run",
-        "Deliver the tracking records in a run's retry queue to MLflow.",
+        "Deliver the tracking records in a run's outbox to MLflow.",
     ),
     "place": (
         "commands.place_view:show_place",

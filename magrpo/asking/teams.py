@@ -13,9 +13,8 @@ from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.config_file import CONFIG
 from magrpo.run.layout import checkpoint_weights, kept_iterations, list_iterations, makes_tables
 from magrpo.run.store import RunStore, read_json
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import CHAMPION, ModelRegistry
-from magrpo.tracking.spool import Unavailable
 
 CHAMPIONS = "champions"
 """The folder in the root of runs that downloaded champions go to."""

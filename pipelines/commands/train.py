@@ -22,9 +22,9 @@ from magrpo.progress.state import was_refused
 from magrpo.reports.budget import format_count
 from magrpo.run.layout import Step, hold_run, keep_place, steps_to_repeat
 from magrpo.run.store import RunStore
-from magrpo.tracking.connection import check_tracking, tracking_uri
+from magrpo.tracking.connection import Unavailable, check_tracking, tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run
-from magrpo.tracking.spool import Unavailable, find_folder_id
+from magrpo.tracking.outbox import find_folder_id
 from magrpo.training.closing import print_closing
 from pipelines.commands.inputs import check_inputs
 from pipelines.flows.launch import run_stages

@@ -15,7 +15,7 @@ from magrpo.config.run import load_config
 from magrpo.config.services import TrackingConfig
 from magrpo.run.layout import has_samples
 from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run, recorded_runs
-from magrpo.tracking.spool import find_folder_id
+from magrpo.tracking.outbox import find_folder_id
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped, locate_config
 from tests.pipelines.micro import STAGES, run_locally, write_config
@@ -145,10 +145,10 @@ def test_a_record_with_measurements_is_not_deleted(tmp_path: Path) -> None:
     write_config(tmp_path)
     root = tmp_path / "runs"
     uri = f"sqlite:///{root}/mlflow.db"
-    tracker = MlflowTracker(TrackingConfig(uri=uri), root, "again", tmp_path / "spool")
+    tracker = MlflowTracker(TrackingConfig(uri=uri), root, "again", tmp_path / "again")
     tracker.metrics({"eval/return": 0.5}, 0)
     tracker.close("FINISHED")
-    delete_empty_run(uri, find_folder_id(tmp_path / "spool"))
+    delete_empty_run(uri, find_folder_id(tmp_path / "again"))
     assert [run.run_id for run in recorded_runs(uri)] == ["again"]
 
 
