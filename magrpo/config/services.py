@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import logging
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from magrpo.plugins import Section
+
+if TYPE_CHECKING:
+    from apprise import Apprise
 
 SECRETS = ("notify.urls",)
 """Keys whose values are shown as ``HIDDEN``."""
@@ -70,9 +74,8 @@ class NotifyConfig(Section):
     def _check_services(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         urls = tuple(value for value in values if value.get_secret_value() != HIDDEN)
         if urls:
-            from apprise import Apprise  # loads a hundred services
-
-            if not all(Apprise().add(url.get_secret_value()) for url in urls):
+            services = make_apprise()
+            if not all(services.add(url.get_secret_value()) for url in urls):
                 raise ValueError("must be URLs of apprise, such as mailto://user:password@example.org")
         return urls
 
@@ -81,3 +84,11 @@ class NotifyConfig(Section):
         if (info.context or {}).get("secrets"):
             return [value.get_secret_value() for value in values]
         return [HIDDEN] * len(values)
+
+
+def make_apprise() -> Apprise:
+    """An empty list of services for notices. apprise is kept from logging, because it quotes URLs with secrets."""
+    from apprise import Apprise  # loads a hundred services
+
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    return Apprise()

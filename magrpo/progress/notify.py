@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Literal
 
-from magrpo.config.services import NotifyConfig
+from magrpo.config.services import NotifyConfig, make_apprise
 from magrpo.files.writing import atomic_write
 from magrpo.progress.state import Attempt, RunState, describe_error
 from magrpo.reports.verdict import read_verdict
@@ -24,6 +24,7 @@ Event = Literal["failure", "recovery", "promotion"]
 PATIENCE_S = 10.0
 """A notice that takes longer is given up."""
 _KILLED = "its process was killed, or its machine went down"
+_NOT_SENT = "the notice of a %s could not be sent through %s: %s"
 _HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "is now the champion"}
 
 
@@ -107,26 +108,29 @@ class Notices:
 
 
 def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
-    """Send a notice to every service, within ``PATIENCE_S``; log a warning if that fails, without any URL."""
-    from apprise import Apprise, NotifyType  # loads a hundred services
+    """Send a notice to every service, within ``PATIENCE_S``; log a warning for each that fails, without its URL."""
+    from apprise import NotifyBase, NotifyType  # loads a hundred services
 
-    services, faults = Apprise(), list[str]()
+    services, event = make_apprise(), fields["event"]
     if not services.add(_list_urls(config)):  # those of the configuration are checked
-        faults.append("MAGRPO_NOTIFY_URLS holds a URL that apprise does not know")
+        log.warning(_NOT_SENT, event, "MAGRPO_NOTIFY_URLS", "apprise does not know a URL in it")
     subject, body = _format_notice(fields)
-    kind = NotifyType.FAILURE if fields["event"] == "failure" else NotifyType.SUCCESS
+    kind = NotifyType.FAILURE if event == "failure" else NotifyType.SUCCESS
 
-    def notify_services() -> None:
-        if services and not services.notify(body=body, title=subject, notify_type=kind):
-            faults.append("a service did not accept it")  # apprise warns why
+    def notify_service(service: NotifyBase) -> None:
+        if not service.notify(body=body, title=subject, notify_type=kind):
+            log.warning(_NOT_SENT, event, service.service_name, "the service did not answer or did not accept it")
 
-    thread = threading.Thread(target=notify_services, daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    if thread.is_alive():
-        faults.append(f"not finished after {PATIENCE_S:g} s")
-    for fault in faults:
-        log.warning("the notice of a %s could not be sent: %s", fields["event"], fault)
+    threads = {
+        threading.Thread(target=notify_service, args=(service,), daemon=True): service.service_name
+        for service in services
+    }
+    for thread in threads:
+        thread.start()
+    for thread, name in threads.items():
+        thread.join(PATIENCE_S)
+        if thread.is_alive():
+            log.warning(_NOT_SENT, event, name, f"not finished after {PATIENCE_S:g} s")
 
 
 def _list_urls(config: NotifyConfig) -> list[str]:
