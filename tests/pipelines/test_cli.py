@@ -48,9 +48,8 @@ def _levels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (["sweep", "embedded", "--train.seed", "3"], "are written train.seed=3"),
         (["train", "embedded", "--bogus"], "(see magrpo train --help)"),
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
-        (["schedule", "embedded"], "schedule needs one of --cron, --interval and --rrule"),
+        (["schedule", "embedded"], "schedule needs either --cron or --interval"),
         (["schedule", "embedded", "--cron", "every night"], "--cron 'every night': needs five fields"),
-        (["serve", "embedded"], "serve is now called schedule"),
     ],
 )
 def test_a_mistake_names_its_remedy(
