@@ -44,6 +44,8 @@ def open_tracker(folder: Path) -> MlflowTracker:
 
 
 def find_run(folder: Path) -> Run | None:
+    if not (folder / "mlflow.db").exists():  # MLflow would create it, beside the tracker
+        return None
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("magrpo")
     found = client.search_runs([experiment.experiment_id]) if experiment else []
