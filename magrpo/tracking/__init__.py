@@ -2,5 +2,5 @@
 
 Records are written to the outbox of the run directory and sent from there (``outbox``, where to begin); ``mlflow_runs``
 is the receiver, ``traces`` turns trajectories into MLflow's traces, ``experiment_view`` arranges MLflow's page, and
-``model_registry`` keeps trained teams. ``connection`` holds the addresses of stores and the translation of their errors.
+``model_registry`` keeps trained teams. ``connection`` checks the addresses of stores and translates their errors.
 """
