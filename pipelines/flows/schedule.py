@@ -1,5 +1,7 @@
 """The flow of scheduled training runs, and ``magrpo schedule``, which serves it on one machine."""
 
+import asyncio
+import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +10,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import StateType
+from prefect.runner import Runner
 from prefect.runtime import deployment, flow_run
 from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL
@@ -98,11 +101,30 @@ def serve_flow(
     console.print(f"runs:    {root}/{name}-*")
     console.print(f"page:    {api.removesuffix('/api')}")
     console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nPress Ctrl-C to stop")
-    scheduled.serve(
-        name=name,
-        schedule=schedule,
-        paused=False,  # it was paused when the last process that served it ended
-        parameters=parameters,
-        limit=limit,
-        print_starting_message=False,
-    )
+    runner = _Runner(name=name, limit=limit)
+    # The last process that served the deployment paused it when it ended.
+    runner.add_flow(scheduled, name=name, parameters=parameters, schedule=schedule, paused=False)
+    asyncio.run(_run_until_interrupted(runner))
+
+
+class _Runner(Runner):
+    def handle_sigterm(self, *_: object) -> None:
+        """Leave SIGTERM to the event loop: Prefect's handler leaves the run in progress behind, still running."""
+
+
+async def _run_until_interrupted(runner: Runner) -> None:
+    """Run ``runner`` as ``Flow.serve`` does, but on a signal stop it the way that cancels the run in progress."""
+    task = asyncio.current_task()
+    assert task is not None
+    stopping = set[asyncio.Task[None]]()
+
+    def stop() -> None:
+        if runner.started:
+            stopping.add(asyncio.ensure_future(runner.astop()))
+        else:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+    await runner.start()
