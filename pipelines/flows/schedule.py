@@ -95,15 +95,15 @@ def serve_flow(
         "name": name,
         "place": str(place.absolute()) if place is not None else "",
     }
+    runner = _Runner(name=name, limit=limit)
+    # The last process that served the deployment paused it when it ended.
+    runner.add_flow(scheduled, name=name, parameters=parameters, schedule=schedule, paused=False)
     api = str(PREFECT_API_URL.value()).rstrip("/")
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"serving {name}: {timetable}")
     console.print(f"runs:    {root}/{name}-*")
     console.print(f"page:    {api.removesuffix('/api')}")
     console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nPress Ctrl-C to stop")
-    runner = _Runner(name=name, limit=limit)
-    # The last process that served the deployment paused it when it ended.
-    runner.add_flow(scheduled, name=name, parameters=parameters, schedule=schedule, paused=False)
     asyncio.run(_run_until_interrupted(runner))
 
 
