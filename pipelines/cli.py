@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -124,7 +125,7 @@ LAZY_COMMANDS = {
     "verify": ("commands.verify:verify_run", "Check every file of a run against its stored digest."),
     "sync": (
         "commands.runs:sync_run",
-        "Deliver the tracking records in a run's retry queue to MLflow.",
+        "Deliver the tracking records in a run's outbox to MLflow.",
     ),
     "place": (
         "commands.place_view:show_place",
@@ -174,7 +175,7 @@ for command, (function, text) in LAZY_COMMANDS.items():
         parent.command(path, name=name, help=text, help_epilogue="")
 
 
-LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule", "serve")
+LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule")
 """Commands that keep running when their output is no longer read."""
 
 
@@ -203,9 +204,6 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # so that `kind = "my_pkg.rewards:Mine"` is found there
-    if tokens[:1] == ["serve"]:
-        print("magrpo: serve is now called schedule; the old name will be removed in a later version", file=sys.stderr)
-        tokens[0] = "schedule"
     try:
         with _show_startup(tokens, from_shell=from_shell):
             code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
@@ -464,8 +462,7 @@ def schedule(
     /,
     *overrides: Overrides,
     cron: str | None = None,
-    interval: str | None = None,
-    rrule: str | None = None,
+    interval: timedelta | None = None,
     timezone: str = "UTC",
     limit: Positive = 1,
     name: RunName | None = None,
@@ -481,7 +478,6 @@ def schedule(
         config: TOML file, or the name of a shipped configuration; read again for every run.
         cron: Cron expression: minute, hour, day, month, day of the week.
         interval: Time between starts: 90s, 30m, 6h, 1d.
-        rrule: Recurrence rule (RFC 5545), such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
         timezone: Time zone of the schedule.
         limit: Maximum number of runs at the same time.
         name: Name of the schedule and prefix of its runs' names; by default the file's name.
@@ -490,7 +486,7 @@ def schedule(
     set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.flows.timetable import Timetable
 
-    timetable = Timetable(cron, interval, rrule, timezone)
+    timetable = Timetable(cron, interval, timezone)
     from magrpo.run.store import check_run_name  # the configuration: --help need not load it
     from pipelines.commands.train import serve_schedule  # torch: a mistake is reported at once
 

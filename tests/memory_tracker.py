@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from magrpo.tracking.spool import FINAL, check_keys
+from magrpo.tracking.outbox import FINAL, check_keys
 from magrpo.types import Trajectory, TurnTimes
 
 

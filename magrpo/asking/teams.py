@@ -14,9 +14,8 @@ from magrpo.run.config_file import CONFIG
 from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
 from magrpo.run.steps import makes_tables
 from magrpo.run.store import RunStore, read_json
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import CHAMPION, ModelRegistry
-from magrpo.tracking.spool import Unavailable
 
 CHAMPIONS = "champions"
 """The folder in the root of runs that downloaded champions go to."""

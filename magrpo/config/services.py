@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-from urllib.parse import urlsplit
+import logging
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from magrpo.plugins import Section
 
-SECRETS = ("notify.webhook", "notify.urls")
+if TYPE_CHECKING:
+    from apprise import Apprise
+
+SECRETS = ("notify.urls",)
 """Keys whose values are shown as ``HIDDEN``."""
 HIDDEN = "***"
 MAX_EXPERIMENT = 500
@@ -28,7 +31,7 @@ class TrackingConfig(Section):
     trace_every: int = Field(10, ge=1)
     """Number of iterations between two with traces."""
     system_metrics: bool = True
-    """Whether to record the use of CPUs, memory and GPUs every ten seconds."""
+    """Whether MLflow records the use of CPUs, memory, disk, network and GPUs every ten seconds."""
 
     @field_validator("experiment")
     @classmethod
@@ -60,45 +63,32 @@ class RegistryConfig(Section):
 class NotifyConfig(Section):
     """Notices of a run's failure, recovery or promotion."""
 
-    webhook: SecretStr | None = None
-    """URL that receives each notice as JSON; kept out of records. None: the environment variable
-    MAGRPO_NOTIFY_WEBHOOK."""
     urls: tuple[SecretStr, ...] = ()
-    """Services that receive each notice, as apprise URLs (``slack://...``, ``mailto://...``); kept out of records."""
-    block: str | None = Field(None, pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
-    """Notification block on the Prefect server that receives each notice, by type and name, such as
-    ``slack-webhook/ops``."""
+    """Services that receive each notice, as apprise URLs: ``slack://...``, ``mailto://...``, ``json://...`` for a
+    webhook. Kept out of records. Empty: the environment variable MAGRPO_NOTIFY_URLS, separated by spaces."""
     on: tuple[Literal["failure", "recovery", "promotion"], ...] = ("failure", "recovery", "promotion")
     """Events that send a notice. ``recovery``: a run continues after a failure."""
-
-    @field_validator("webhook")
-    @classmethod
-    def _check_url(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is None or value.get_secret_value() == HIDDEN:
-            return None
-        check_webhook(value.get_secret_value())
-        return value
 
     @field_validator("urls")
     @classmethod
     def _check_services(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         urls = tuple(value for value in values if value.get_secret_value() != HIDDEN)
         if urls:
-            from apprise import Apprise  # loads a hundred services
-
-            if not all(Apprise().add(url.get_secret_value()) for url in urls):
+            services = make_apprise()
+            if not all(services.add(url.get_secret_value()) for url in urls):
                 raise ValueError("must be URLs of apprise, such as mailto://user:password@example.org")
         return urls
 
-    @field_serializer("webhook", "urls", when_used="json-unless-none")
-    def _hide(self, value: SecretStr | tuple[SecretStr, ...], info: SerializationInfo) -> str | list[str]:
-        if isinstance(value, tuple):
-            return [str(self._hide(url, info)) for url in value]
-        return value.get_secret_value() if (info.context or {}).get("secrets") else HIDDEN
+    @field_serializer("urls", when_used="json-unless-none")
+    def _hide(self, values: tuple[SecretStr, ...], info: SerializationInfo) -> list[str]:
+        if (info.context or {}).get("secrets"):
+            return [value.get_secret_value() for value in values]
+        return [HIDDEN] * len(values)
 
 
-def check_webhook(url: str) -> None:
-    """Raise ValueError unless ``url`` can be posted to; the message does not repeat it, as it may be a secret."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "{{" in url:
-        raise ValueError("must be an http:// or https:// URL with a host")
+def make_apprise() -> Apprise:
+    """An empty list of services for notices. apprise is kept from logging, because it quotes URLs with secrets."""
+    from apprise import Apprise  # loads a hundred services
+
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    return Apprise()

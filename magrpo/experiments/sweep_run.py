@@ -19,7 +19,7 @@ from magrpo.reports.page import Block, Pictures, ReportTable, print_banners, pri
 from magrpo.run.files import is_finished, keep_place, read_place
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
-from magrpo.tracking.spool import Spool
+from magrpo.tracking.outbox import Outbox
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 _NOTE = (
@@ -55,9 +55,9 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
                 if not store.exists():
                     RunStore.create(load_resolved(child.config).model_copy(update={"root": sweep.root}), child.run_id)
                     keep_place(store, read_place(sweep.folder_store))
-                with closing(Spool(store.path)) as spool:
-                    if not spool.num_records:  # the first one: the run belongs to the sweep
-                        spool.append({"kind": "tags", "values": {PARENT_TAG: sweep.name}})
+                with closing(Outbox(store.path)) as outbox:
+                    if not outbox.size:  # the first one: the run belongs to the sweep
+                        outbox.append({"kind": "tags", "values": {PARENT_TAG: sweep.name}})
                 run_one(store)
             except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
                 failures[child.run_id] = f"{type(error).__name__}: {error}".partition("\n")[0]

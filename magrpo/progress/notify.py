@@ -1,23 +1,19 @@
-"""Notices of a run's failure, recovery or promotion: to a webhook, to services of apprise, to a Prefect block.
+"""Notices of a run's failure, recovery or promotion, sent by apprise to services such as Slack, mail or a webhook.
 
-A notice that cannot be sent is one line of warning. A thread sends it, and is waited for ``PATIENCE_S`` seconds.
+A notice never fails a run: if it cannot be sent within ``PATIENCE_S`` seconds, a warning is logged.
 """
 
-import asyncio
 import json
 import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Literal
-from urllib.parse import urlsplit
 
-from magrpo.config.services import NotifyConfig, check_webhook
+from magrpo.config.services import NotifyConfig, make_apprise
 from magrpo.files.writing import atomic_write
-from magrpo.process.environment import prefect_target
 from magrpo.progress.state import Attempt, RunState, describe_error
 from magrpo.reports.verdict import read_verdict
 from magrpo.run.files import read_place
@@ -26,17 +22,11 @@ from magrpo.run.steps import Step
 log = logging.getLogger(__name__)
 
 Event = Literal["failure", "recovery", "promotion"]
-Send = Callable[[Mapping[str, str]], None]
 PATIENCE_S = 10.0
 """A notice that takes longer is given up."""
-_TIMEOUT_S = 5.0
 _KILLED = "its process was killed, or its machine went down"
 _NOT_SENT = "the notice of a %s could not be sent through %s: %s"
 _HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "is now the champion"}
-
-
-class Unsent(Exception):
-    """A notice could not be sent. The message holds no secret."""
 
 
 class Notices:
@@ -87,7 +77,7 @@ class Notices:
 
     @property
     def _wanted(self) -> bool:
-        return bool(_list_channels(self._attempt.notify))
+        return bool(_list_urls(self._attempt.notify))
 
     def _report_recovery(self) -> None:
         reason, self._failure = f"earlier: {self._failure}", None
@@ -119,97 +109,41 @@ class Notices:
 
 
 def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
-    """Send a notice through every channel of the configuration, within ``PATIENCE_S``; log a warning for a failure."""
+    """Send a notice to every service, within ``PATIENCE_S``; log a warning for each that fails, without its URL."""
+    from apprise import NotifyBase, NotifyType  # loads a hundred services
 
-    def try_send(name: str, send: Send) -> None:
-        try:
-            send(fields)
-        except Unsent as error:
-            log.warning(_NOT_SENT, fields["event"], name, error)
+    services, event = make_apprise(), fields["event"]
+    if not services.add(_list_urls(config)):  # those of the configuration are checked
+        log.warning(_NOT_SENT, event, "MAGRPO_NOTIFY_URLS", "apprise does not know a URL in it")
+    subject, body = _format_notice(fields)
+    kind = NotifyType.FAILURE if event == "failure" else NotifyType.SUCCESS
 
-    channels = _list_channels(config).items()
-    threads = {name: threading.Thread(target=try_send, args=(name, send), daemon=True) for name, send in channels}
-    for thread in threads.values():
+    def notify_service(service: NotifyBase) -> None:
+        if not service.notify(body=body, title=subject, notify_type=kind):
+            log.warning(_NOT_SENT, event, service.service_name, "the service did not answer or did not accept it")
+
+    threads = {
+        threading.Thread(target=notify_service, args=(service,), daemon=True): service.service_name
+        for service in services
+    }
+    for thread in threads:
         thread.start()
-    for name, thread in threads.items():
+    for thread, name in threads.items():
         thread.join(PATIENCE_S)
         if thread.is_alive():
-            log.warning(_NOT_SENT, fields["event"], name, f"not finished after {PATIENCE_S:g} s")
+            log.warning(_NOT_SENT, event, name, f"not finished after {PATIENCE_S:g} s")
 
 
-def _list_channels(config: NotifyConfig) -> dict[str, Send]:
-    """The functions that send a notice, by the name used in warnings."""
-    webhook = config.webhook.get_secret_value() if config.webhook else os.environ.get("MAGRPO_NOTIFY_WEBHOOK")
-    channels: dict[str, Send] = {}
-    if webhook:
-        channels["the webhook"] = partial(_post_webhook, webhook)
+def _list_urls(config: NotifyConfig) -> list[str]:
+    """The URLs of the services that receive notices."""
     if config.urls:
-        channels["notify.urls"] = partial(_notify_services, config)
-    if config.block is not None:
-        channels[f"block {config.block}"] = partial(_notify_block, config.block)
-    return channels
+        return [url.get_secret_value() for url in config.urls]
+    return os.environ.get("MAGRPO_NOTIFY_URLS", "").split()
 
 
 def _format_notice(fields: Mapping[str, str]) -> tuple[str, str]:
-    """The subject and the body of a notice for people."""
+    """The subject and the body of a notice."""
     subject = f"magrpo: run {fields['run_id']} {_HEADLINES[fields['event']]}"
     shown = {key: value for key, value in fields.items() if key not in ("event", "run_id") and value}
-    width = max(map(len, shown))
-    return subject, "\n".join(f"{key + ':':<{width + 1}} {value}" for key, value in shown.items())
-
-
-def _post_webhook(url: str, fields: Mapping[str, str]) -> None:
-    """POST the fields as JSON, with ``subject`` and ``text`` for people; Slack and Mattermost show ``text``."""
-    import httpx  # takes a tenth of a second
-
-    try:
-        check_webhook(url)
-    except ValueError as error:
-        raise Unsent(f"MAGRPO_NOTIFY_WEBHOOK {error}") from None
-    subject, body = _format_notice(fields)
-    host = urlsplit(url).hostname
-    try:
-        answer = httpx.post(url, json={"subject": subject, **fields, "text": f"{subject}\n{body}"}, timeout=_TIMEOUT_S)
-        answer.raise_for_status()
-    except httpx.HTTPStatusError as error:  # httpx's own messages may hold the URL
-        raise Unsent(f"{host} answers {error.response.status_code}") from None
-    except httpx.RequestError as error:
-        raise Unsent(f"{host} does not answer ({type(error).__name__})") from None
-
-
-def _notify_services(config: NotifyConfig, fields: Mapping[str, str]) -> None:
-    """Send through the services of ``notify.urls``. apprise logs why one refuses, maybe with secrets, at level INFO."""
-    from apprise import Apprise  # loads a hundred services
-
-    subject, body = _format_notice(fields)
-    if not Apprise([url.get_secret_value() for url in config.urls]).notify(body=body, title=subject):
-        raise Unsent("a service did not accept it")
-
-
-def _notify_block(name: str, fields: Mapping[str, str]) -> None:
-    """Send through a notification block on the Prefect server. Words of its service may hold its address."""
-    if prefect_target() is None:
-        raise Unsent("the notification block is stored on a Prefect server; set PREFECT_API_URL")
-    import prefect.blocks.notifications  # noqa: F401  prefect; registers the types of blocks
-    from httpx import HTTPError  # takes a tenth of a second
-    from prefect.blocks.abstract import NotificationBlock, NotificationError  # prefect
-    from prefect.blocks.core import Block  # prefect
-
-    try:
-        block = Block.load(name)
-    except ValueError:
-        raise Unsent("the Prefect server has no such block") from None
-    except HTTPError as error:
-        raise Unsent(f"the Prefect server does not answer ({type(error).__name__})") from None
-    if not isinstance(block, NotificationBlock):
-        raise Unsent("it is not a notification block")
-
-    async def notify(block: NotificationBlock) -> None:
-        subject, body = _format_notice(fields)
-        with block.raise_on_failure():
-            await block.notify(body, subject)
-
-    try:
-        asyncio.run(notify(block))
-    except (NotificationError, HTTPError, OSError) as error:
-        raise Unsent(f"its service did not accept it ({type(error).__name__})") from None
+    width = max(map(len, shown)) + 1
+    return subject, "\n".join(f"{key + ':':<{width}} {value}" for key, value in shown.items())

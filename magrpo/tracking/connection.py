@@ -14,13 +14,20 @@ from uuid import uuid4
 from magrpo.config.services import TrackingConfig
 from magrpo.files.locks import lock_folder
 from magrpo.plugins import ConfigError, list_choices, quote_value
-from magrpo.tracking.spool import Refused, Unavailable
 
 _DATABASE_ERROR = re.compile(r"^\(\S*Error\) .*", re.MULTILINE)
 _SERVERS = ("http", "https")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql", "databricks")  # databricks: also alone, without ://
 TRAINING_MODE = "workflowType=machine_learning"
 """The query of MLflow's pages that chooses their mode for training."""
+
+
+class Unavailable(Exception):
+    """MLflow cannot be used at the moment."""
+
+
+class Refused(Exception):
+    """MLflow rejects a record for its content; sending it again is pointless."""
 
 
 def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:
@@ -133,6 +140,7 @@ def quieten_mlflow() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # the outbox reports unreachable servers
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
 

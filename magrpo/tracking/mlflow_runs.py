@@ -1,7 +1,7 @@
 """Training runs in MLflow: delivery of their records, and reading them back.
 
 Importing MLflow and creating its SQLite file take seconds; both happen in the delivering thread
-(:mod:`magrpo.tracking.spool`) while the run starts.
+(:mod:`magrpo.tracking.outbox`) while the run starts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from magrpo.config.services import TrackingConfig
 from magrpo.tracking.connection import (
+    Unavailable,
     check_tracking,
     hide_password,
     make_database,
@@ -29,13 +30,13 @@ from magrpo.tracking.connection import (
     translate_errors,
 )
 from magrpo.tracking.experiment_view import missing_tags, view_link
-from magrpo.tracking.spool import FINAL, FOLDER_TAG, Record, Spool, SpooledTracker, Unavailable, find_folder_id
-from magrpo.tracking.system import PREFIX, sample_system
+from magrpo.tracking.outbox import FINAL, FOLDER_TAG, Outbox, OutboxTracker, Record, find_folder_id
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import Trajectory, TurnTimes
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ SWEEP_TAG = "magrpo.sweep"
 """The tag of the MLflow run that stands for a sweep."""
 PARENT_TAG = "magrpo.parent"
 """The tag with the name of the run's sweep; MLflow shows the run below that of the sweep."""
-POSITION_TAG = "magrpo.delivered"
-"""The tag that says how many of the run's records MLflow has: a database that was restored or replaced has fewer."""
+SYSTEM_PREFIX = "system/"
+"""How the keys begin under which MLflow records the use of the machine."""
 _PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
 _BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 _DIGEST_LENGTH = 36
@@ -69,8 +70,11 @@ class MlflowSink:
     """When a run created here began, in seconds since 1970; None: when it is created."""
     folder_id: str = ""
     """The :data:`FOLDER_TAG` of the run; empty: the run of that name counts, whatever its folder."""
+    watches_system: bool = False
+    """Whether MLflow samples the use of processors, memory, disk, network and GPUs while the run is under way."""
     mlflow_run_id: str = ""
     experiment_id: str = ""
+    _monitor: SystemMetricsMonitor | None = None
 
     def connect(self) -> str:
         quieten_mlflow()
@@ -81,11 +85,7 @@ class MlflowSink:
             self._client = MlflowClient(self.uri)
             self.experiment_id = self._find_experiment()
             self.mlflow_run_id = self._find_run(self.tag, self.run_id, self.folder_id)
-            return str(self._client.get_run(self.mlflow_run_id).data.tags.get(POSITION_TAG, ""))
-
-    def note_position(self, position: str) -> None:
-        with translate_errors(self.uri):
-            self._client.set_tag(self.mlflow_run_id, POSITION_TAG, position)
+        return self.mlflow_run_id
 
     def deliver(self, records: Sequence[Record]) -> None:
         from mlflow.exceptions import MlflowException  # loaded by connect
@@ -206,13 +206,30 @@ class MlflowSink:
     def _deliver_status(self, records: Sequence[Record]) -> None:
         status, time_ms = records[-1]["value"], records[-1]["time_ms"]
         if status in FINAL:
+            if self._monitor is not None:
+                self._monitor.finish()  # type: ignore[no-untyped-call]
+                self._monitor = None
             self._client.set_terminated(self.mlflow_run_id, status, time_ms)
         else:
             self._client.update_run(self.mlflow_run_id, status=status)
+            if self.watches_system and self._monitor is None:
+                self._monitor = start_monitor(self.uri, self.mlflow_run_id)
 
 
-class MlflowTracker(SpooledTracker):
-    """Records a run in MLflow: see :class:`SpooledTracker` and :class:`MlflowSink`. ``folder`` holds the spool."""
+def start_monitor(uri: str, mlflow_run_id: str) -> SystemMetricsMonitor:
+    """Let MLflow sample the use of the machine, numbered after earlier samples of the run.
+
+    MLflow's thread ends with the status RUNNING of the run, and at the first request that fails.
+    """
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor  # mlflow takes seconds
+
+    monitor = SystemMetricsMonitor(mlflow_run_id, resume_logging=True, tracking_uri=uri)  # type: ignore[no-untyped-call]
+    monitor.start()  # type: ignore[no-untyped-call]
+    return monitor
+
+
+class MlflowTracker(OutboxTracker):
+    """Records a run in MLflow: see :class:`OutboxTracker` and :class:`MlflowSink`. ``folder`` holds the outbox."""
 
     def __init__(
         self,
@@ -227,18 +244,18 @@ class MlflowTracker(SpooledTracker):
         self.uri = check_tracking(config, root)
         local = self.uri.startswith("sqlite:")  # MLflow would store artifacts in the working directory
         artifacts = root / "mlartifacts" if local else None
-        spool = Spool(folder)
-        folder_id = _identify(spool)
+        outbox = Outbox(folder)
+        folder_id = _identify(outbox)
         self._mlflow = MlflowSink(self.uri, config.experiment, run_id, artifacts, tag, began_s, folder_id)
-        super().__init__(spool, self._mlflow)
+        super().__init__(outbox, self._mlflow)
 
     def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
         """Record a trajectory for delivery as an MLflow trace (:mod:`magrpo.tracking.traces`)."""
         self.append_record(trace_record(trajectory, step, times))
 
-    def watch_system(self) -> AbstractContextManager[None]:
-        """Sample the use of processors, memory and GPUs while the block lasts, numbered after earlier samples."""
-        return sample_system(self.metrics, self.next_step(PREFIX))
+    def watch_system(self) -> None:
+        """Let MLflow sample the use of the machine from :meth:`record_start` to :meth:`record_end`."""
+        self._mlflow.watches_system = True
 
     def mlflow_page(self) -> tuple[str, str]:
         """See :func:`magrpo.tracking.connection.mlflow_page`."""
@@ -257,14 +274,14 @@ class MlflowTracker(SpooledTracker):
         return self._mlflow.mlflow_run_id
 
 
-def _identify(spool: Spool) -> str:
+def _identify(outbox: Outbox) -> str:
     """The id of a run directory, which its first record holds. Empty if it was lost: MLflow has a run of it already."""
-    known, is_new = find_folder_id(spool.folder), spool.num_records == 0
+    known, is_new = find_folder_id(outbox.folder), outbox.size == 0
     if known:
         return known
     made = uuid4().hex
     with suppress(OSError):  # the disk is full
-        spool.append({"kind": "tags", "values": {FOLDER_TAG: made}})
+        outbox.append({"kind": "tags", "values": {FOLDER_TAG: made}})
     return made if is_new else ""
 
 
@@ -330,7 +347,7 @@ def delete_empty_run(uri: str, folder_id: str) -> None:
         client = MlflowClient(uri)
         experiments = [experiment.experiment_id for experiment in _read_pages(client.search_experiments)]
         for run in client.search_runs(experiments, f"tags.`{FOLDER_TAG}` = '{folder_id}'"):
-            if all(key.startswith(PREFIX) for key in run.data.metrics):
+            if all(key.startswith(SYSTEM_PREFIX) for key in run.data.metrics):
                 client.delete_run(run.info.run_id)
 
 

@@ -1,7 +1,7 @@
 """Trajectories as MLflow traces: a span for the problem, one for each agent's answer, one for each scoring.
 
 MLflow usually makes spans during the work and queues them in memory. Here a whole trace is built from a record of the
-spool. Its ids derive from the run and the trajectory, so delivering it again replaces it.
+outbox. Its ids derive from the run and the trajectory, so delivering it again replaces it.
 
 Times are those of the stage: the engine answers all prompts of a turn as one batch, so a span shows when the batch ran,
 not the duration of one completion. Spans of one batch begin nanoseconds apart, which keeps them in order.
@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from magrpo.tracking.spool import Record, Refused
+from magrpo.tracking.connection import Refused
+from magrpo.tracking.outbox import Record
 from magrpo.types import ExecutionReport, Trajectory, TrajectoryStep, TurnTimes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _HOPELESS = frozenset(range(400, 500)) - {401, 403, 408, 429}
 
 
 def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> Record:
-    """The spool's record of a trajectory of iteration ``step``: plain JSON, whole without the files of the run."""
+    """The outbox's record of a trajectory of iteration ``step``: plain JSON, whole without the files of the run."""
     turns = [
         {
             "rollout": list(when.rollout),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from magrpo.tracking.spool import FINAL, read_records
+from magrpo.tracking.outbox import FINAL, read_records
 
 
 @dataclass(frozen=True, slots=True)

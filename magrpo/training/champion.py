@@ -11,9 +11,8 @@ from magrpo.plugins import ConfigError
 from magrpo.run.config_file import CONFIG
 from magrpo.run.files import START, describe_start, keep_place, read_place
 from magrpo.run.store import RunStore
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
-from magrpo.tracking.spool import Unavailable
 
 FETCHED = "champions"
 """The folder of a run with the versions that it fetched, by number."""

@@ -223,7 +223,7 @@ def _print_services(result: Result, console: Console) -> None:
         print_entry(
             console,
             "waiting:",
-            f"{format_count(result.undelivered, 'records')} for MLflow in the retry queue; to deliver them:",
+            f"{format_count(result.undelivered, 'records')} for MLflow in the outbox; to deliver them:",
         )
         print_command("", f"{magrpo} sync {store.run_id}{_root_flag(store)}", console)
     command, page = result.mlflow_page

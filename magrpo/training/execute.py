@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -141,6 +141,8 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
         root, began_s = store.path.parent, startup.began_s
         tracker = MlflowTracker(config.tracking, root, store.run_id, store.path, began_s=began_s)
         attempt.mlflow_page = tracker.mlflow_page
+        if config.tracking.system_metrics:
+            tracker.watch_system()
 
         def describe(status: str) -> None:
             tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
@@ -149,9 +151,8 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
             tracker.params(flatten_config(config))
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **place.list_tags(), **tags})
             describe("RUNNING")
-            watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
             recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
-            with watched, StageRunner(config, store, console, tracker.tags) as stages:
+            with StageRunner(config, store, console, tracker.tags) as stages:
                 run_step = wrap(_watch_steps(stages.run_step, timing.stages, []))
                 run_step = _watch_steps(run_step, timing.wrapped, observers)
                 started = perf_counter()

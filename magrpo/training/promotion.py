@@ -21,9 +21,8 @@ from magrpo.run.config_file import CONFIG
 from magrpo.run.files import AGENTS, PROMOTE, REGISTER, WEIGHTS, describe_start, read_evaluation, split_file
 from magrpo.run.store import Pointer, RunStore, digest
 from magrpo.seeds import derive_seed
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
-from magrpo.tracking.spool import Unavailable
 from magrpo.training.champion import create_challenge, fetch_version
 from magrpo.training.gate import CONFIRMATION, FIRST, FRESH_SAMPLES, Lead, lead_over
 from magrpo.training.loop import Outcome

@@ -42,9 +42,8 @@ from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_ban
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.mlflow_runs import recorded_runs
-from magrpo.tracking.spool import Unavailable
 from magrpo.types import HEADLINE
 from pipelines.arguments import Json, Root, RunId
 

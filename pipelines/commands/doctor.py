@@ -21,8 +21,7 @@ from magrpo.planning.card import GIB
 from magrpo.process.environment import find_command, prefect_target
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
-from magrpo.tracking.spool import Unavailable
+from magrpo.tracking.connection import Unavailable, check_reachable, hide_password, tracking_uri
 from pipelines.arguments import Root
 from pipelines.flows.local_server import find_fault
 

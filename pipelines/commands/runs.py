@@ -1,4 +1,4 @@
-"""``magrpo runs`` and ``magrpo sync``: the table of runs, and the delivery of records that their server has not got."""
+"""``magrpo runs`` and ``magrpo sync``: the table of runs, and delivery of the records that MLflow lacks."""
 
 import json
 import re
@@ -22,9 +22,8 @@ from magrpo.run.config_diff import list_differing_keys, read_flat_config
 from magrpo.run.config_file import CONFIG
 from magrpo.run.files import hold_run, is_held
 from magrpo.run.store import RunStore
-from magrpo.tracking.connection import hide_password, tracking_uri
+from magrpo.tracking.connection import Unavailable, hide_password, tracking_uri
 from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
-from magrpo.tracking.spool import Unavailable
 from magrpo.tracking.wall_time import read_run_records, sum_attempts
 from pipelines.arguments import Json, Root, RunId
 
@@ -90,7 +89,7 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
         tracker.flush()
     if not tracker.is_connected or tracker.num_undelivered:
         waiting = format_count(tracker.num_undelivered, "records") if tracker.num_undelivered else "the records"
-        print(f"{waiting} of {run} still wait in the retry queue for {hide_password(tracker.uri)}")
+        print(f"{waiting} of {run} still wait in the outbox for {hide_password(tracker.uri)}")
         return 1
     print(f"all records of {run} are delivered")
     return 0

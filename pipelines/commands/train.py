@@ -23,9 +23,9 @@ from magrpo.reports.budget import format_count
 from magrpo.run.files import hold_run, keep_place
 from magrpo.run.steps import Step, steps_to_repeat
 from magrpo.run.store import RunStore
-from magrpo.tracking.connection import check_tracking, tracking_uri
+from magrpo.tracking.connection import Unavailable, check_tracking, tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run
-from magrpo.tracking.spool import Unavailable, find_folder_id
+from magrpo.tracking.outbox import find_folder_id
 from magrpo.training.closing import print_closing
 from pipelines.commands.inputs import check_inputs
 from pipelines.flows.launch import run_stages
@@ -132,7 +132,7 @@ def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> in
 
 
 def serve_schedule(
-    config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int, place: Path | None = None
+    config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int, place: Path | None
 ) -> int:
     """Start runs by a schedule until interrupted, then return 0."""
     resolved = load_config(config, overrides)
@@ -141,13 +141,12 @@ def serve_schedule(
     root = resolved.root
     with LocalServer(root / "prefect", schedules=True) as server:
         with show_activity(LOADING["Prefect"]):
-            from pipelines.flows.schedule import build_schedule, serve_flow  # prefect, loaded while the server starts
+            from pipelines.flows.schedule import serve_flow  # prefect, loaded while the server starts
 
-            build_schedule(timetable)  # rejects an unusable rule before the server answers
             server.wait_until_ready()
         with suppress(KeyboardInterrupt, CancelledError):
             serve_flow(config, overrides, timetable, name, limit, place)
-    print("stopped; when you start this schedule again, one run replaces all runs missed in between")
+    print("stopped; the schedule is paused until you start it again")
     return 0
 
 

@@ -8,7 +8,6 @@ from magrpo.reports.budget import format_count
 from magrpo.run.files import is_held
 from magrpo.run.steps import steps
 from magrpo.run.store import RunStore
-from magrpo.tracking.spool import DAMAGED, RECORDS, count_damaged
 from magrpo.training.repair import find_damage, find_lost
 from pipelines.arguments import Root, RunId
 from pipelines.commands.train import resume_command
@@ -46,8 +45,4 @@ def _check_run(store: RunStore) -> tuple[list[str], int]:
     lines += [
         f"{step.folder}: is missing, although later stages were computed from it" for step in find_lost(store, config)
     ]
-    if damaged := count_damaged(store.path):
-        lines.append(
-            f"{RECORDS}: {format_count(damaged, 'lines')} damaged; the next resume skips them, with a copy in {DAMAGED}"
-        )
     return lines, sum(store.is_committed(step.folder) for step in steps(config))

@@ -15,19 +15,16 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
-from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
+
+import httpx
 
 from magrpo.files.locks import lock_folder
 from magrpo.fleets.local import find_free_ports
 from magrpo.fleets.process import read_last_words
 from magrpo.plugins import ConfigError
-from magrpo.process.environment import LOOPBACK, prefect_target, reach_loopback_directly
+from magrpo.process.environment import prefect_target, reach_loopback_directly
 from magrpo.progress.activity import show_activity
 from magrpo.tracking.connection import hide_password
 
@@ -77,7 +74,7 @@ class LocalServer:
             module = [sys.executable, "-m", "pipelines.flows.local_server"]
             command = [*module, str(port), str(os.getpid()), *self._flags]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        self._url = os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
         if not self._flags:
             os.environ.setdefault("PREFECT_UI_URL", "")  # no links to a page that is not served
         self._variables = set(os.environ) - before
@@ -88,15 +85,20 @@ class LocalServer:
 
         Raises ServerError if it ended, or did not answer within two minutes; one of the user has half a minute.
         """
-        if (chosen := prefect_target()) is not None and self.process is None:
-            _wait_for_chosen(chosen)
-        deadline = time.monotonic() + _START_S
-        while self.process is not None and find_fault(self._url):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                last = f" ({words})" if (words := read_last_words(self._log)) else ""
-                raise ServerError(f"the Prefect server did not start{last}: see {self._log}, or run with --local")
+        url = prefect_target() or ""
+        deadline = time.monotonic() + (_CHOSEN_S if self.process is None else _START_S)
+        while fault := find_fault(url):
+            has_ended = self.process is not None and self.process.poll() is not None
+            if has_ended or time.monotonic() > deadline:
+                raise ServerError(self._describe_failure(url, fault))
             time.sleep(0.1)
         self._is_ready = True
+
+    def _describe_failure(self, url: str, fault: str) -> str:
+        if self.process is None:
+            return f"PREFECT_API_URL = {hide_password(url)!r}: {fault}{_REMEDY}"
+        last = f" ({words})" if (words := read_last_words(self._log)) else ""
+        return f"the Prefect server did not start{last}: see {self._log}, or run with --local"
 
     def __exit__(self, *_: object) -> None:
         for name in self._variables:
@@ -117,42 +119,26 @@ class LocalServer:
 def is_address(url: str) -> bool:
     """Whether ``url`` can be the address of Prefect's API."""
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
         return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
 
 
 def find_fault(url: str) -> str:
-    """Why the Prefect API at ``url`` cannot be used; empty if it answers. Loopback is asked without a proxy."""
+    """Why the Prefect API at ``url`` cannot be used; empty if it answers."""
     if not is_address(url):
         return _NO_ADDRESS
     try:
-        with _open_url(f"{url.rstrip('/')}/health") as answer:
-            kind = answer.headers.get_content_type()
-    except HTTPError as error:
-        kind = error.headers.get_content_type()
-        if error.code >= 500 or kind != _JSON:
-            return f"it answers {error.code}"
-    except TimeoutError:
+        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=_TIMEOUT_S)
+    except httpx.TimeoutException:
         return "it does not answer"
-    except (OSError, HTTPException) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        return f"it does not answer ({reason})"
+    except httpx.HTTPError as error:
+        return f"it does not answer ({error})"
+    kind = answer.headers.get("content-type", "nothing").partition(";")[0]
+    if answer.is_server_error or (answer.is_error and kind != _JSON):
+        return f"it answers {answer.status_code}"
     return "" if kind == _JSON else f"it answers {kind}, so it is not Prefect's API; the address must end in /api"
-
-
-def _wait_for_chosen(url: str) -> None:
-    deadline = time.monotonic() + _CHOSEN_S
-    while fault := find_fault(url):
-        if time.monotonic() > deadline:
-            raise ServerError(f"PREFECT_API_URL = {hide_password(url)!r}: {fault}{_REMEDY}")
-        time.sleep(1)
-
-
-def _open_url(url: str) -> Any:
-    handlers = [ProxyHandler({})] if urlsplit(url).hostname in LOOPBACK else []
-    return build_opener(*handlers).open(url, timeout=_TIMEOUT_S)
 
 
 def serve_api(port: int, parent: int, *, schedules: bool) -> None:

@@ -4,7 +4,6 @@ A thread updates the Prefect server every ``PERIOD_S`` seconds: a slow or absent
 run that ends waits for it ``PATIENCE_S`` seconds at most.
 """
 
-import hashlib
 import logging
 import re
 import threading
@@ -129,6 +128,5 @@ class ProgressPage(Observer):
 
 
 def artifact_key(name: str) -> str:
-    """``name`` as a key of Prefect: lower-case letters, digits, dashes; a digest tells apart what comes out alike."""
-    key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"magrpo-{key}" if key == name else f"magrpo-{key}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    """``name`` as a key of Prefect, which allows lower-case letters, digits and dashes."""
+    return "magrpo-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -16,7 +16,7 @@ from magrpo.config.run import load_config
 from magrpo.run import files, steps
 from magrpo.run.config_file import CONFIG
 from magrpo.run.store import MANIFEST, RunStore
-from magrpo.tracking.spool import RECORDS, count_damaged, encode_record
+from magrpo.tracking.outbox import RECORDS, encode_record
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.training.repair import find_damage, find_lost, set_aside_damage
 from pipelines.commands.runs import summarize_folder
@@ -78,7 +78,6 @@ def inspect_run(path: Path) -> None:
     if (path / CONFIG).is_file():  # else it is not listed
         summarize_folder(path)
     read_wall_time(path)
-    count_damaged(path)
     store = RunStore.open(path.parent, path.name)
     files.is_finished(store)
     files.describe_start(store)

@@ -15,7 +15,7 @@ from magrpo.config.run import load_config
 from magrpo.config.services import TrackingConfig
 from magrpo.run.files import has_samples
 from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run, recorded_runs
-from magrpo.tracking.spool import find_folder_id
+from magrpo.tracking.outbox import find_folder_id
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped, locate_config
 from tests.pipelines.micro import STAGES, run_locally, write_config
@@ -48,9 +48,8 @@ def _levels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (["sweep", "embedded", "--train.seed", "3"], "are written train.seed=3"),
         (["train", "embedded", "--bogus"], "(see magrpo train --help)"),
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
-        (["schedule", "embedded"], "schedule needs one of --cron, --interval and --rrule"),
+        (["schedule", "embedded"], "schedule needs either --cron or --interval"),
         (["schedule", "embedded", "--cron", "every night"], "--cron 'every night': needs five fields"),
-        (["serve", "embedded"], "serve is now called schedule"),
     ],
 )
 def test_a_mistake_names_its_remedy(
@@ -145,10 +144,10 @@ def test_a_record_with_measurements_is_not_deleted(tmp_path: Path) -> None:
     write_config(tmp_path)
     root = tmp_path / "runs"
     uri = f"sqlite:///{root}/mlflow.db"
-    tracker = MlflowTracker(TrackingConfig(uri=uri), root, "again", tmp_path / "spool")
+    tracker = MlflowTracker(TrackingConfig(uri=uri), root, "again", tmp_path / "again")
     tracker.metrics({"eval/return": 0.5}, 0)
     tracker.close("FINISHED")
-    delete_empty_run(uri, find_folder_id(tmp_path / "spool"))
+    delete_empty_run(uri, find_folder_id(tmp_path / "again"))
     assert [run.run_id for run in recorded_runs(uri)] == ["again"]
 
 

@@ -165,7 +165,7 @@ def test_lines_fit_the_terminal(width: int, bar: int, line: str, clock: Clock, m
     with progress:
         evaluate(progress, 0, 0.531)
         iterate(progress, 1, clock)
-        logging.getLogger("magrpo.tracking.spool").warning(
+        logging.getLogger("magrpo.tracking.outbox").warning(
             "tracking: no [answer] from %s", "http://127.0.0.1:5000/" + "a" * 20
         )
         advance = progress.start_step(Step("evaluate", 1))

@@ -16,7 +16,7 @@ from magrpo.reports.figures import BEFORE
 from magrpo.reports.origin import describe_origin, list_next_commands
 from magrpo.reports.page import write_page
 from magrpo.run.store import RunStore
-from magrpo.tracking.spool import RECORDS, encode_record
+from magrpo.tracking.outbox import RECORDS, encode_record
 from magrpo.types import EvalReport
 from tests.reports.pages import ATTACK, BUDGETS, Page, make_report
 

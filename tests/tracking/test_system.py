@@ -1,26 +1,26 @@
-"""Use of the machine, recorded while a run goes on."""
+"""Use of the machine, sampled by MLflow while a run goes on."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import threading
+import time
 import types
-from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from magrpo.config.services import TrackingConfig
 from magrpo.tracking.mlflow_runs import MlflowTracker
-from magrpo.tracking.system import run_memory, sample_system
 
 MACHINE = (
     "system/cpu_utilization_percentage",
-    "system/run_memory_megabytes",
+    "system/disk_available_megabytes",
+    "system/disk_usage_megabytes",
+    "system/disk_usage_percentage",
+    "system/network_receive_megabytes",
+    "system/network_transmit_megabytes",
     "system/system_memory_usage_megabytes",
     "system/system_memory_usage_percentage",
 )
@@ -33,92 +33,64 @@ GPU = (
 )
 
 
-class Samples:
-    """Takes up samples, and lets wait for a number of them."""
-
-    def __init__(self) -> None:
-        self.taken: list[tuple[int, dict[str, float]]] = []
-        self.came = threading.Semaphore(0)
-
-    def __call__(self, metrics: Mapping[str, float], step: int) -> None:
-        self.taken.append((step, dict(metrics)))
-        self.came.release()
-
-    def wait(self, count: int) -> None:
-        for _ in range(count):
-            assert self.came.acquire(timeout=60)
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
 
 
-def test_samples_are_numbered_from_the_first_and_end_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magrpo.tracking.system.INTERVAL_S", 0.01)
-    samples = Samples()
-    with sample_system(samples, 5):
-        samples.wait(2)
-    assert "magrpo-system-metrics" not in {thread.name for thread in threading.enumerate()}
-    assert [step for step, _ in samples.taken[:2]] == [5, 6]
-    values = samples.taken[1][1]
-    assert set(MACHINE) == {key for key in values if "gpu" not in key}
-    assert 0 < values["system/system_memory_usage_percentage"] < 100
-    # The machine's figure leaves out pages of files, which the run's has: the two need not be in order.
-    assert 0 < values["system/run_memory_megabytes"] < psutil.virtual_memory().total / 1e6
+def open_tracker(folder: Path) -> MlflowTracker:
+    config = TrackingConfig(uri=f"sqlite:///{folder / 'mlflow.db'}")
+    return MlflowTracker(config, folder, "run-1", folder / "run-1")
 
 
-# Fills a mapping of 256 MB, forks four children that read all of it, and prints the memory of the run in bytes.
-FAMILY = """
-import mmap, os, signal
-from magrpo.tracking.system import run_memory
-size = 256_000_000
-big = mmap.mmap(-1, size, flags=FLAGS)
-for start in range(0, size, 1 << 20):
-    big[start : start + (1 << 20)] = bytes([1]) * min(1 << 20, size - start)
-ready, tell = os.pipe()
-children = []
-for _ in range(4):
-    if not (child := os.fork()):
-        assert sum(big[start] for start in range(0, size, 4096)) == -(-size // 4096)
-        os.write(tell, b"x")
-        signal.pause()
-    children.append(child)
-for _ in children:
-    os.read(ready, 1)
-print(run_memory(), flush=True)
-for child in children:
-    os.kill(child, signal.SIGKILL)
-"""
+def find_run(folder: Path) -> Run | None:
+    if not (folder / "mlflow.db").exists():  # MLflow would create it, beside the tracker
+        return None
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("magrpo")
+    found = client.search_runs([experiment.experiment_id]) if experiment else []
+    return found[0] if found else None
 
 
-@pytest.mark.parametrize("flags", ["mmap.MAP_SHARED | mmap.MAP_ANONYMOUS", "mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS"])
-def test_what_processes_of_a_run_share_counts_once(flags: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FAMILY.replace("FLAGS", flags)], capture_output=True, text=True, check=True
-    )
-    assert 256e6 < int(done.stdout) < 2 * 256e6
+def list_steps(folder: Path) -> list[int]:
+    run = find_run(folder)
+    if run is None:
+        return []
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    return [point.step for point in client.get_metric_history(run.info.run_id, MACHINE[0])]
 
 
-def test_memory_of_processes_that_vanish_or_deny_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen(["sleep", "600"]) as child:
-        denied = psutil.Process().memory_info()
-        try:
-            for error, expected in ((psutil.NoSuchProcess, 0), (psutil.AccessDenied, denied.rss - denied.shared)):
-                monkeypatch.setattr(psutil.Process, "memory_full_info", lambda self, kind=error: raise_for(self, kind))
-                monkeypatch.setattr(psutil.Process, "memory_info", lambda self: answer_for(self, denied))
-                assert run_memory() == expected
-        finally:
-            child.kill()
+def wait_for_samples(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(list_steps(folder)) < count:
+        assert time.monotonic() < deadline, "no samples came"
+        time.sleep(0.1)
 
 
-def raise_for(process: psutil.Process, error: type[psutil.Error]) -> None:
-    raise error(process.pid)
+def sample_run(folder: Path, count: int) -> None:
+    """Record an attempt at a run until MLflow has that many samples of the run."""
+    tracker = open_tracker(folder)
+    tracker.watch_system()
+    tracker.record_start()
+    wait_for_samples(folder, count)
+    tracker.close("FINISHED")
 
 
-def answer_for(process: psutil.Process, memory: object) -> object:
-    """``memory`` for this process; a child has ended meanwhile."""
-    if process.pid != os.getpid():
-        raise psutil.NoSuchProcess(process.pid)
-    return memory
+def test_samples_of_a_resumed_run_follow_earlier_ones_and_end_with_it(tmp_path: Path) -> None:
+    sample_run(tmp_path, 2)
+    sample_run(tmp_path, len(list_steps(tmp_path)) + 2)
+    steps = list_steps(tmp_path)
+    assert sorted(steps) == list(range(len(steps)))
+    run = find_run(tmp_path)
+    assert run is not None
+    assert run.info.status == "FINISHED"
+    assert set(MACHINE) == {key for key in run.data.metrics if "gpu" not in key}
+    assert 0 < run.data.metrics["system/system_memory_usage_percentage"] < 100
+    time.sleep(0.2)  # four samples' worth
+    assert list_steps(tmp_path) == steps
 
 
-def test_a_gpu_is_sampled_where_nvml_finds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_sampled_where_nvml_finds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = types.ModuleType("pynvml")
     answers = {
         "nvmlInit": None,
@@ -134,39 +106,17 @@ def test_a_gpu_is_sampled_where_nvml_finds_one(monkeypatch: pytest.MonkeyPatch) 
     nvml.NVMLError = RuntimeError  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr("mlflow.system_metrics.metrics.gpu_monitor.pynvml", nvml, raising=False)
-    monkeypatch.setattr("magrpo.tracking.system.INTERVAL_S", 0.01)
-    samples = Samples()
-    with sample_system(samples, 0):
-        samples.wait(1)
-    values = samples.taken[0][1]
-    assert set(values) == {*MACHINE, *(f"system/gpu_0_{key}" for key in GPU)}
-    assert values["system/gpu_0_utilization_percentage"] == 80
-    assert values["system/gpu_0_memory_usage_percentage"] == 25
-    assert values["system/gpu_0_power_usage_watts"] == 300
+    sample_run(tmp_path, 1)
+    run = find_run(tmp_path)
+    assert run is not None
+    assert set(run.data.metrics) == {*MACHINE, *(f"system/gpu_0_{key}" for key in GPU)}
+    assert run.data.metrics["system/gpu_0_utilization_percentage"] == 80
 
 
-def test_a_short_run_is_over_before_a_sample() -> None:
-    samples = Samples()
-    with sample_system(samples, 0):
-        pass
-    assert samples.taken == []
-
-
-def test_samples_of_a_resumed_run_follow_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magrpo.tracking.system.INTERVAL_S", 0.01)
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    for _ in range(2):
-        tracker = MlflowTracker(TrackingConfig(uri=uri), tmp_path, "run-1", tmp_path / "run-1")
-        samples = Samples()
-        tracked = tracker.metrics
-        monkeypatch.setattr(tracker, "metrics", lambda m, s, to=tracked, also=samples: (to(m, s), also(m, s)))
-        with tracker.watch_system():
-            samples.wait(2)
-        tracker.close("FINISHED")
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("magrpo")
-    assert experiment is not None
-    [run] = client.search_runs([experiment.experiment_id])
-    steps = [point.step for point in client.get_metric_history(run.info.run_id, "system/run_memory_megabytes")]
-    assert len(steps) >= 4
-    assert sorted(steps) == list(range(len(steps)))
+def test_records_delivered_later_start_no_samples(tmp_path: Path) -> None:
+    """``magrpo sync`` delivers the start of a run that is over."""
+    tracker = open_tracker(tmp_path)
+    tracker.record_start()
+    tracker.flush()
+    time.sleep(0.3)
+    assert list_steps(tmp_path) == []

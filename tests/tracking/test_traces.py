@@ -17,8 +17,8 @@ from mlflow.entities import Trace
 
 from magrpo.config.services import TrackingConfig
 from magrpo.fleets.local import find_free_ports
+from magrpo.tracking.connection import Refused
 from magrpo.tracking.mlflow_runs import MlflowTracker
-from magrpo.tracking.spool import Refused
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import (
     Action,
@@ -96,8 +96,8 @@ def check(trace: Trace, uri: str, experiment: str) -> None:
 
 
 def again(root: Path) -> None:
-    """Make the spool forget that anything was delivered."""
-    (root / "run-1" / "tracking.sent").write_text("0")
+    """Make the outbox forget that anything was delivered."""
+    (root / "run-1" / "tracking.sent").unlink()
 
 
 def test_a_trajectory_becomes_one_trace_however_often_it_is_delivered(tmp_path: Path) -> None:

@@ -125,10 +125,12 @@ def test_the_first_team_is_the_champion_and_is_registered_and_told_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with receiving() as receiver:
-        monkeypatch.setenv("MAGRPO_NOTIFY_WEBHOOK", receiver.url)
+        monkeypatch.setenv("MAGRPO_NOTIFY_URLS", receiver.url)
         first = world.promotion("one", "once")
         again = world.promotion("one", "once")
-    assert [(notice["event"], notice["reason"]) for notice in receiver.posted] == [("promotion", str(first))]
+    [notice] = receiver.posted
+    assert notice["title"].endswith(" is now the champion")
+    assert notice["reason"] == str(first)
     assert (first.promoted, first.champion, first.fresh, world.champion("once")) == (True, None, True, 1)
     assert (again.promoted, again.reason, again.fresh) == (True, first.reason, False)
     assert len(world.client.search_model_versions("name = 'once'")) == 1

@@ -27,9 +27,8 @@ from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import flatten_config
 from magrpo.run.steps import Step
 from magrpo.run.store import MANIFEST, RunStore
-from magrpo.tracking.mlflow_runs import newest_by_step
+from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX, newest_by_step
 from magrpo.tracking.provenance import collect_provenance
-from magrpo.tracking.system import PREFIX
 from magrpo.tracking.wall_time import read_wall_time
 from tests.pipelines.micro import command, write_config
 
@@ -150,7 +149,7 @@ class Runs:
         """What MLflow holds of a run, with no value twice; of a step done again, the later one."""
         client, run = self.mlflow, self.mlflow_run(name)
         histories: dict[str, list[tuple[int, float]]] = {}
-        for key in (key for key in run.data.metrics if not key.startswith(PREFIX)):
+        for key in (key for key in run.data.metrics if not key.startswith(SYSTEM_PREFIX)):
             points = client.get_metric_history(run.info.run_id, key)
             values = [(p.step, p.value) for p in sorted(points, key=lambda p: (p.step, p.timestamp))]
             assert all(one != other for one, other in pairwise(values)), f"{key}: {values}"

@@ -49,11 +49,11 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_listed(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     root = tmp_path / "m[/old]k"
     config = load_config(write_config(tmp_path), [f"root={root}"])
-    for name in ("whole", "spool", "manifest", "foreign", "config", "swapped"):
+    for name in ("whole", "records", "manifest", "foreign", "config", "swapped"):
         store = RunStore.create(config, name)
         store.commit("00001/update", "k", lambda _: {"update/lr": 1.0})
-    (root / "spool" / "tracking.jsonl").write_text("garbage\n{}\n")
-    (root / "spool" / "tracking.sent").write_text("abc")
+    (root / "records" / "tracking.jsonl").write_text("garbage\n{}\n")
+    (root / "records" / "tracking.sent").write_text("abc")
     (root / "manifest" / "stages" / "00001" / "update" / "_SUCCESS").write_text("{}")
     (root / "foreign" / "stages" / "backup" / "update").mkdir(parents=True)
     (root / "foreign" / "stages" / "backup" / "update" / "_SUCCESS").write_text("{}")
@@ -66,7 +66,7 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_listed(
     assert main(["runs", "--root", str(root), "--json"]) == 0
     out, told = capsys.readouterr()
     iterations = {run["run"]: run["iterations"] for run in json.loads(out)}
-    assert iterations == {"whole": 1, "spool": 1, "manifest": 0, "foreign": 1}
+    assert iterations == {"whole": 1, "records": 1, "manifest": 0, "foreign": 1}
     lines = sorted(line for line in told.splitlines() if "skipped" in line)
     assert [line.partition(" skipped: ")[2].removeprefix(str(root)).split()[0] for line in lines] == [
         "/config/config.json",

@@ -41,9 +41,9 @@ def unfinished(finished: RunStore, tmp_path: Path) -> RunStore:
     shutil.rmtree(copy.path / "stages/00002/report")
     shutil.rmtree(copy.path / "stages/00002/evaluate")
     (copy.path / "report.html").unlink()
-    spool = copy.path / "tracking.jsonl"
-    lines = spool.read_text().splitlines(keepends=True)
-    spool.write_text("".join(line for line in lines if '"FINISHED"' not in line))
+    records = copy.path / "tracking.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(line for line in lines if '"FINISHED"' not in line))
     return copy
 
 

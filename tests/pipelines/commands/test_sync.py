@@ -69,7 +69,7 @@ def test_records_of_a_deleted_experiment_wait_until_it_is_restored(
     caplog.clear()
     assert main(["sync", "one", "--root", str(root)]) == 1
     assert remedy in caplog.text
-    assert "still wait in the retry queue" in capsys.readouterr().out
+    assert "still wait in the outbox" in capsys.readouterr().out
     client.restore_experiment("1")
     assert main(["sync", "one", "--root", str(root)]) == 0
     [run] = client.search_runs(["1"])

@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from magrpo.fleets.local import find_free_ports
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer
-from magrpo.tracking.system import PREFIX
+from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX
 from tests.pipelines.micro import command, start, write_config
 from tests.servers import answers
 from tests.training.test_resume import TIMED
@@ -94,7 +94,7 @@ def recorded(uri: str, name: str) -> tuple[str, dict[str, list[tuple[int, float]
     assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id], f"tags.`magrpo.run_id` = '{name}'")
     metrics = {}
-    for key in (key for key in run.data.metrics if not key.startswith(PREFIX)):
+    for key in (key for key in run.data.metrics if not key.startswith(SYSTEM_PREFIX)):
         points = client.get_metric_history(run.info.run_id, key)
         metrics[key] = sorted((p.step, 0.0 if key.startswith(TIMED) else p.value) for p in points)
     return run.info.status, metrics, len(client.list_artifacts(run.info.run_id, "stages"))
@@ -148,7 +148,7 @@ def test_servers_that_are_gone_for_a_minute_cost_nothing(tmp_path: Path, monkeyp
             assert flow_states(f"{servers.prefect}/api", name) == ["Completed"]
             said = log(name).read_text()
             assert "Traceback" not in said
-            assert said.count("the run continues, and its records wait in the retry queue") == 1
+            assert said.count("the run continues, and its records wait in the outbox") == 1
 
 
 def flow_states(api: str, name: str) -> list[str | None]:

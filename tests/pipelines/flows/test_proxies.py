@@ -72,8 +72,8 @@ def test_servers_on_loopback_are_reached_directly(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert find_fault(f"http://127.0.0.1:{server_port}") == ""
     reach_loopback_directly()
+    assert find_fault(f"http://127.0.0.1:{server_port}") == ""
     for host in ("127.0.0.1", "localhost"):
         url = f"http://{host}:{server_port}/"
         assert httpx.get(url).status_code == requests.get(url, timeout=60).status_code == 200

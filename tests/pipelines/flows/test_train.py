@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 from mlflow import MlflowClient
@@ -72,15 +71,6 @@ class Flows:
         if (self.root / name).exists():
             return ["train", "--resume", name, "--root", str(self.root)]
         return ["train", str(self.config), "--name", name, *self.overrides]
-
-    def save_block(self, slug: str, url: str) -> UUID:
-        """A notification block that posts to ``url``; its id."""
-        kind, _, name = slug.partition("/")
-        assert kind == "custom-webhook"
-        template = {"run_id": "by block", "text": "{{body}}"}
-        block = CustomWebhookNotificationBlock.model_validate({"name": name, "url": url, "json_data": template})
-        with temporary_settings({PREFECT_API_URL: self.url}):
-            return UUID(str(block.save(name, overwrite=True)))
 
     def artifacts(self, run: FlowRun) -> dict[str, Artifact]:
         """The artifacts of a flow run by key."""
@@ -185,11 +175,8 @@ def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
 def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
     flows: Flows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And who is to know is told, by webhook and by block."""
     with receiving() as receiver:
-        flows.save_block("custom-webhook/ops", receiver.url)
-        told = ["notify.block=custom-webhook/ops", f"notify.webhook={receiver.url}", 'notify.on=["failure"]']
-        monkeypatch.setattr(flows, "overrides", told)
+        monkeypatch.setattr(flows, "overrides", [f'notify.urls=["{receiver.url}"]', 'notify.on=["failure"]'])
         assert flows.train("broken", partial(fail, "update", 3, OSError)) != 0
         [failed] = flows.seen("broken")
         assert failed.state_name == "Failed"
@@ -206,17 +193,15 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
     assert flows.tracked("broken")[0] == "FINISHED"
     assert "resuming with update, iteration 1 of " in flows.log("broken").read_text()
 
-    [notice] = receiver.events("broken")
-    assert notice["event"] == "failure"
+    [notice] = receiver.notices("broken")
+    assert notice["title"] == "magrpo: run broken failed"
+    assert notice["type"] == "failure"
     assert notice["reason"] == "OSError: update is made to fail"
     assert notice["stage"] == "update, iteration 1 of 1"
     assert notice["returns"].startswith("training ")
     assert notice["resume"] == f"magrpo train --resume broken --root {flows.root}"
     assert notice["prefect"] == flows.page(failed)
     assert "/#/experiments/1/runs/" in notice["mlflow"]
-    [by_block] = receiver.events("by block")
-    assert "update, iteration 1 of 1" in by_block["text"]
-    assert flows.page(failed) in by_block["text"]
 
 
 def test_a_refused_run_is_no_failure(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,23 +258,26 @@ def test_a_mistake_is_not_tried_again_but_by_prefects_own_retry(flows: Flows) ->
 
 def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving() as receiver:
-        monkeypatch.setattr(flows, "overrides", [f"notify.webhook={receiver.url}"])
+        monkeypatch.setattr(flows, "overrides", [f'notify.urls=["{receiver.url}"]'])
         assert flows.train("killed", partial(die_at_work, "rollout.0")) == -signal.SIGKILL
         assert [run.state_name for run in flows.seen("killed")] == ["Running"]
         assert receiver.posted == []
         assert flows.train("killed") == 0
     crashed, completed = flows.seen("killed")
     assert [run.state_name for run in (crashed, completed)] == ["Crashed", "Completed"]
-    failure, recovery = receiver.events("killed")
-    assert (failure["event"], failure["stage"]) == ("failure", "rollout.0, iteration 1 of 1")
+    failure, recovery = receiver.notices("killed")
+    assert (failure["title"], failure["type"]) == ("magrpo: run killed failed", "failure")
+    assert failure["stage"] == recovery["stage"] == "rollout.0, iteration 1 of 1"
     assert failure["reason"] == "its process was killed, or its machine went down"
-    assert (recovery["event"], recovery["stage"]) == ("recovery", "rollout.0, iteration 1 of 1")
+    assert (recovery["title"], recovery["type"]) == ("magrpo: run killed continues after a failure", "success")
     assert recovery["prefect"] == flows.page(completed)
 
 
 def test_the_server_accepts_the_automations(flows: Flows, tmp_path: Path) -> None:
     """By the command of docs/orchestration.md."""
-    identity = flows.save_block("custom-webhook/ops", "http://127.0.0.1:9/hook")
+    block = CustomWebhookNotificationBlock.model_validate({"name": "ops", "url": "http://127.0.0.1:9/hook"})
+    with temporary_settings({PREFECT_API_URL: flows.url}):
+        identity = block.save("ops", overwrite=True)
     text = (Path(__file__).parents[3] / "infra" / "automations.yaml").read_text()
     file, log = tmp_path / "automations.yaml", tmp_path / "log"
     file.write_text(text.replace("BLOCK_ID", str(identity)))

@@ -1,0 +1,308 @@
+"""The outbox in front of MLflow: records go to a file at once, and a thread sends them on.
+
+A run never waits for MLflow and never fails because of it. Each record becomes a line of ``tracking.jsonl`` in the run
+directory. A thread sends the lines in order and saves its position in ``tracking.sent``. Records that MLflow did not
+receive are sent when the run is started again, or by ``magrpo sync RUN_ID``. A process that is killed after sending
+records and before saving the position sends them twice, which changes nothing: a metric is stored once for each step,
+time and value.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from errno import ENOSPC
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from magrpo.files.writing import atomic_write
+from magrpo.tracking.connection import Refused, Unavailable
+
+log = logging.getLogger(__name__)
+
+FINAL = ("FINISHED", "FAILED", "KILLED")
+"""How a run can end."""
+RECORDS = "tracking.jsonl"
+"""The file of a run directory that holds its records, one a line."""
+SENT = "tracking.sent"
+"""The file of a run directory that says how many bytes of :data:`RECORDS` were sent, and to which MLflow run."""
+FOLDER_TAG = "magrpo.folder"
+"""The tag with the id of a run directory, by which runs of one name in several roots are told apart."""
+Record = dict[str, Any]
+
+_KEY = re.compile(r"[A-Za-z0-9_\-.:/ ]{1,250}")
+_ALWAYS = ("tags", "status")  # tags may return to an old value, and every start and end counts
+_BATCH = 1000  # records sent at once
+_RETRY_S = 15.0
+
+
+class Sink(Protocol):
+    """The destination of records. All methods raise :class:`Unavailable`."""
+
+    def connect(self) -> str:
+        """Find or create the run, and return its id there. May be called again."""
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        """Store records of one kind, or raise :class:`Refused`; storing them twice changes nothing."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
+def encode_record(record: Record) -> bytes:
+    """A record as a line with its checksum."""
+    text = json.dumps(record)
+    return f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
+
+
+def decode_record(line: bytes) -> Record | None:
+    """The record in a line; None if the line is damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    checksum = record.pop("crc", None) if isinstance(record, dict) else None
+    return record if checksum == zlib.crc32(json.dumps(record).encode()) else None
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """The records in a run directory, oldest first, without damaged lines and one that is being written."""
+    path = folder / RECORDS
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n") and (record := decode_record(line)) is not None:
+                    yield record
+
+
+def find_folder_id(folder: Path) -> str:
+    """The :data:`FOLDER_TAG` of a run directory; empty if its records have none."""
+    tags = (record["values"].get(FOLDER_TAG) for record in read_records(folder) if record["kind"] == "tags")
+    return next(filter(None, tags), "")
+
+
+class Outbox:
+    """The records of a run on disk, in order, and the position up to which they were sent. Positions count bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._path, self._sent_path = folder, folder / RECORDS, folder / SENT
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("ab", buffering=0)
+        with self._path.open("rb") as file:
+            self.size = sum(len(line) for line in file if line.endswith(b"\n"))
+        self._file.truncate(self.size)  # without a line torn by a kill
+        sent = self._sent_path.read_bytes().decode(errors="replace") if self._sent_path.is_file() else ""
+        found = re.fullmatch(r"([0-9]{1,15}) (.+)", sent)
+        self.position, self._destination = (int(found[1]), found[2]) if found else (0, "")
+        if self.position > self.size:
+            self.position = 0
+
+    def append(self, record: Record) -> None:
+        """Append a record. Raises OSError, and leaves it out, if it cannot be written whole."""
+        line = encode_record(record)
+        if self._file.write(line) < len(line):
+            self._file.truncate(self.size)
+            raise OSError(ENOSPC, os.strerror(ENOSPC), str(self._path))
+        self.size += len(line)
+
+    def choose_destination(self, destination: str) -> None:
+        """Send to the MLflow run with this id: from the first record on, unless the saved position is about it."""
+        if destination != self._destination:
+            self._destination, self.position = destination, 0
+
+    def read_next(self) -> tuple[list[Record], int]:
+        """The next records to send, all of one kind and at most ``_BATCH``, and the position after them."""
+        records, position = list[Record](), self.position
+        with self._path.open("rb") as file:
+            file.seek(position)
+            for line in islice(file, _BATCH):
+                record = decode_record(line)
+                if not line.endswith(b"\n") or (records and record and record["kind"] != records[0]["kind"]):
+                    break
+                position += len(line)
+                if record:
+                    records.append(self._locate(record))
+                else:
+                    log.warning("tracking: skipped a damaged line of %s", self._path)
+        return records, position
+
+    def _locate(self, record: Record) -> Record:
+        """The record, with the path of an artifact where the run directory is now."""
+        return record | {"path": str(self.folder / record["path"])} if record["kind"] == "artifact" else record
+
+    def save_position(self, position: int) -> None:
+        """Note that the records before ``position`` were sent."""
+        self.position = position
+        atomic_write(self._sent_path, f"{position} {self._destination}".encode())
+
+    def count_unsent(self) -> int:
+        """The number of records after the position."""
+        with self._path.open("rb") as file:
+            file.seek(self.position)
+            return sum(1 for _ in file)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+# -------------------------------------------------------------------------------------------------------- the tracker
+class OutboxTracker:
+    """A Tracker that writes to an outbox at once and to a sink in the background; thread-safe.
+
+    A resumed run may repeat its records: values that the outbox has already are left out. A metric with another value
+    for its step is recorded: the step was repeated, and the newest value counts. ``blocked_s`` is the time spent in
+    calls, in seconds.
+    """
+
+    def __init__(self, outbox: Outbox, sink: Sink) -> None:
+        self._outbox, self._sink = outbox, sink
+        self._changed = threading.Condition()
+        self._closing = self._failed_to_write = False
+        self.is_connected = False
+        """Whether the sink answered last."""
+        self._known = {name: value for record in read_records(outbox.folder) for name, value in _list_facts(record)}
+        """The newest facts in the outbox: see :func:`_list_facts`."""
+        self.blocked_s = 0.0
+        self._pusher = threading.Thread(target=self._push_records, name="magrpo-tracking", daemon=True)
+        self._pusher.start()
+
+    def params(self, params: Mapping[str, object]) -> None:
+        self.append_record({"kind": "params", "values": {key: str(value) for key, value in params.items()}})
+
+    def tags(self, tags: Mapping[str, str]) -> None:
+        self.append_record({"kind": "tags", "values": dict(tags)})
+
+    def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
+        self.append_record({"kind": "dataset", "name": name, "path": str(path), "digest": digest, "context": context})
+
+    def metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        check_keys(metrics)
+        values = {key: float(value) for key, value in metrics.items()}
+        self.append_record({"kind": "metrics", "step": step, "time_ms": int(time.time() * 1000), "values": values})
+
+    def artifact(self, path: Path, folder: str) -> None:
+        if not path.exists():
+            raise FileNotFoundError(f"artifact {path} does not exist")
+        stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
+        path = path.absolute()
+        if path.is_relative_to(self._outbox.folder):  # which may move
+            path = path.relative_to(self._outbox.folder)
+        self.append_record({"kind": "artifact", "path": str(path), "folder": folder, "stamp": stamp})
+
+    def record_start(self, began_s: float | None = None) -> None:
+        """Record that the run is under way, again if it had ended, since ``began_s`` (seconds since 1970) or now."""
+        time_s = time.time() if began_s is None else began_s
+        self.append_record({"kind": "status", "value": "RUNNING", "time_ms": int(time_s * 1000)})
+
+    def record_end(self, status: str, loading: Mapping[str, float] | None = None) -> None:
+        """Record how the run ended, and the seconds that it spent loading, by what was loaded."""
+        assert status in FINAL, status
+        record = {"kind": "status", "value": status, "time_ms": int(time.time() * 1000)}
+        self.append_record(record | ({"loading": dict(loading)} if loading else {}))
+
+    def close(self, status: str) -> None:
+        """Record how the run ended, and :meth:`flush`."""
+        self.record_end(status)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the remaining records, or warn that some are left; takes at most the sink's timeouts. The last call."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._pusher.join()
+        if self.num_undelivered:
+            log.warning("tracking: %d records could not be delivered; they stay in the outbox", self.num_undelivered)
+        self._outbox.close()
+
+    @property
+    def num_undelivered(self) -> int:
+        return self._outbox.count_unsent()
+
+    def append_record(self, record: Record) -> None:
+        """Append a record, without facts that the outbox has already.
+
+        A record that cannot be written is left out with a warning: the next resume of the run repeats it.
+        """
+        start = time.perf_counter()
+        with self._changed:
+            news = {name: value for name, value in _list_facts(record) if self._known.get(name) != value}
+            if record["kind"] == "metrics":
+                values = {key: value for key, value in record["values"].items() if (key, record["step"]) in news}
+                record = record | {"values": values}
+            if news or record["kind"] in _ALWAYS:
+                self._write(record, news)
+            self.blocked_s += time.perf_counter() - start
+
+    def _write(self, record: Record, news: Mapping[tuple[str, int], str]) -> None:
+        try:
+            self._outbox.append(record)
+        except OSError as error:
+            if not self._failed_to_write:
+                log.warning("tracking: %s; the run continues, and the next resume records the missing values", error)
+            self._failed_to_write = True
+        else:
+            self._known |= news
+            self._changed.notify()
+
+    def _push_records(self) -> None:
+        """Send records until :meth:`flush`, and once more then; the work of the thread."""
+        failed = closing = False
+        while not closing:
+            with self._changed:
+                if failed:
+                    self._changed.wait_for(lambda: self._closing, _RETRY_S)
+                else:
+                    self._changed.wait_for(lambda: self._closing or not self.is_connected or self._has_unsent())
+                closing = self._closing
+            try:
+                self._push_all()
+                failed = False
+            except (Unavailable, OSError) as error:
+                self.is_connected = False
+                if not failed:
+                    log.warning("tracking: %s; the run continues, and its records wait in the outbox", error)
+                failed = True
+
+    def _has_unsent(self) -> bool:
+        return self._outbox.position < self._outbox.size
+
+    def _push_all(self) -> None:
+        if not self.is_connected:
+            self._outbox.choose_destination(self._sink.connect())
+            self.is_connected = True
+        while self._has_unsent():
+            records, position = self._outbox.read_next()
+            if records:
+                self._deliver(records)
+            self._outbox.save_position(position)
+
+    def _deliver(self, records: Sequence[Record]) -> None:
+        """Deliver records of one kind; if some are refused, each alone."""
+        try:
+            self._sink.deliver(records)
+        except Refused as error:
+            if len(records) > 1:
+                for record in records:
+                    self._deliver([record])
+            else:
+                log.warning("tracking: MLflow refused a %s record, which is skipped: %s", records[0]["kind"], error)
+
+
+def check_keys(metrics: Mapping[str, float]) -> None:
+    """Assert that MLflow accepts these keys."""
+    for key in metrics:
+        assert _KEY.fullmatch(key), f"metric key {key!r}: MLflow allows letters, digits, _ - . : / and space"
+
+
+def _list_facts(record: Record) -> Iterator[tuple[tuple[str, int], str]]:
+    """What a record says, as pairs of name and value: its metrics by key and step, any other record as a whole."""
+    if record["kind"] == "metrics":
+        yield from (((key, record["step"]), repr(value)) for key, value in record["values"].items())
+    else:
+        digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        yield (digest, 0), ""
