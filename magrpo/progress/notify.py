@@ -113,7 +113,8 @@ def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
     from apprise import NotifyBase, NotifyType  # loads a hundred services
 
     services, event = make_apprise(), fields["event"]
-    if not services.add(_list_urls(config)):  # those of the configuration are checked
+    are_known = [services.add(url) for url in _list_urls(config)]
+    if not all(are_known):  # the configuration's URLs were checked when it was read
         log.warning(_NOT_SENT, event, "MAGRPO_NOTIFY_URLS", "apprise does not know a URL in it")
     subject, body = _format_notice(fields)
     kind = NotifyType.FAILURE if event == "failure" else NotifyType.SUCCESS
