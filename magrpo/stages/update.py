@@ -24,8 +24,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from magrpo.algo.advantages import tabulate_returns
-from magrpo.algo.loss import LossOf, loss_divisor, policy_loss
+from magrpo.algo.loss import LossOf, loss_divisor, policy_loss, tabulate_returns
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.interfaces import Progress
@@ -80,7 +79,6 @@ class Updater:
         self._logps_options = LossOptions(self.rollout.temperature, checked=True, impl=self.algo.kernel)
         self._loss_options = replace(
             self._logps_options,
-            normalize=self.algo.normalize,
             importance_cap=self.algo.importance_cap,
             backward_once=True,
         )
@@ -215,16 +213,14 @@ class Updater:
         The groups hold the returns of all samples, kept or not.
         """
         samples = list(chain.from_iterable(samples_by_agent.values()))
-        estimators = {
-            name: self.policy.lineup.config(name).estimator or self.algo.estimator for name in samples_by_agent
-        }
-        groups = tabulate_returns(samples_by_agent, estimators, self.algo.normalize)
+        groups = tabulate_returns(samples_by_agent, self.algo.normalize)
         chosen = [i for i, sample in enumerate(samples) if sample.weight and (sample.advantage or self.algo.beta)]
         kept = [samples[i] for i in chosen]
         num_sequences = math.fsum(sample.weight for sample in samples)
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         divisor = loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens)
-        groups = groups.select_tokens(torch.tensor(chosen, dtype=torch.long)).move_to(self.policy.device)
+        if groups is not None:
+            groups = groups.select_tokens(torch.tensor(chosen, dtype=torch.long)).move_to(self.policy.device)
         return Work(agent, kept, groups, self._plan_batches(agent, kept, self.micro_batch_tokens), divisor)
 
     def _plan_batches(self, agent: str, samples: Sequence[Sample], limit: int) -> list[list[Row]]:
@@ -389,8 +385,9 @@ class Updater:
         joined: dict[str, Any] = {
             name: torch.cat([by_sample[i] for i in batch.samples]) for name, by_sample in constants.items()
         }
-        samples = [i for i in batch.samples for _ in work.samples[i].completion_ids]
-        joined["groups"] = work.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
+        if work.groups is not None:
+            samples = [i for i in batch.samples for _ in work.samples[i].completion_ids]
+            joined["groups"] = work.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
         tokens = replace(batch.tokens, **joined)
 
         def finish(loss_of: LossOf) -> tuple[Tensor, dict[str, Tensor], Tensor]:

@@ -34,8 +34,8 @@ class Work:
 
     agent: str
     samples: Sequence[Sample]
-    groups: Groups
-    """Of the samples, with the returns of their siblings."""
+    groups: Groups | None
+    """Of the samples, with the returns of their siblings; None: the loss takes the stored advantages."""
     batches: Sequence[Sequence[Row]]
     divisor: float
 

@@ -62,9 +62,9 @@ def measure_errors(setting: Setting, case: Case, dtype: torch.dtype) -> tuple[fl
     logits, inputs = draw_inputs(setting, case, dtype)
     options = replace(MODE, temperature=case.temperature)
     gradient = torch.full_like(logits, torch.nan)
-    _, logps, _ = row_loss(logits.clone(), inputs, options, gradient)
+    _, logps = row_loss(logits.clone(), inputs, options, gradient)
     exact = torch.empty_like(logits, dtype=torch.float64)
-    _, wanted, _ = row_loss(logits.double(), inputs, replace(options, impl="torch"), exact)
+    _, wanted = row_loss(logits.double(), inputs, replace(options, impl="torch"), exact)
     absolute, relative = LOGP_BOUND
     of_logps = ((logps.double() - wanted).abs() / (absolute + relative * wanted.abs())).max()
     bound = GRADIENT_BOUND[dtype] * exact.abs().amax(1, keepdim=True) + 1e-5 / case.temperature
@@ -138,7 +138,7 @@ def _check_repeats(setting: Setting) -> Result:
     inputs = TokenInputs(ids, torch.randn(tokens, generator=generator).to(setting.device))
     outcomes = []
     for _ in range(2 if setting.is_small else 10):
-        loss, logps, _ = group_policy_loss(hidden, head, inputs, LossOptions(impl="triton"))
+        loss, logps = group_policy_loss(hidden, head, inputs, LossOptions(impl="triton"))
         outcomes.append((loss.detach(), logps, *torch.autograd.grad(loss, [hidden, head])))
     differing = sum(not all(map(torch.equal, outcome, outcomes[0])) for outcome in outcomes)
     finite = all(bool(values.isfinite().all()) for values in outcomes[0])
@@ -153,7 +153,7 @@ def _check_offsets(setting: Setting) -> Result:
     logits = torch.zeros(count, vocabulary, dtype=torch.bfloat16, device=setting.device)
     ids = torch.full((count,), 3, device=setting.device)
     inputs = TokenInputs(ids, torch.ones(count, device=setting.device))
-    _, logps, _ = row_loss(logits, inputs, MODE, logits)
+    _, logps = row_loss(logits, inputs, MODE, logits)
     wanted = -torch.tensor(float(vocabulary)).log()
     good = bool((logps - wanted.to(logps)).abs().max() < 1e-4) and bool((logits[-1, 3] < -0.9) & (logits[-1, 4] > 0))
     found = "as in the first row" if good else "wrong"
