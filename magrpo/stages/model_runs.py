@@ -66,7 +66,7 @@ class ModelRuns:
                 dtype = self._policy.dtype
                 hidden = hidden_states(model, batch).to(dtype)
                 bias = None if bias is None else bias.to(dtype)
-                loss_of: LossOf = partial(self._lose_from_hidden, logit_map, hidden, weight.to(dtype), bias)
+                loss_of: LossOf = partial(self._loss_from_hidden, logit_map, hidden, weight.to(dtype), bias)
             else:
                 loss_of = partial(policy_loss_from_logits, token_logits(model, batch))
             with torch.autocast(self._policy.device.type, enabled=False):
@@ -84,7 +84,7 @@ class ModelRuns:
         inputs = TokenInputs(tokens.token_ids, torch.ones_like(tokens.sampling_logps), support=tokens.support)
         return self.run_model(agent, context, batch, lambda loss_of: loss_of(inputs, options).logps)
 
-    def _lose_from_hidden(
+    def _loss_from_hidden(
         self,
         logit_map: LogitMap,
         hidden: Tensor,
