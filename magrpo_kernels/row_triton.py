@@ -26,6 +26,8 @@ LOG2E = math.log2(math.e)
 LN2 = tl.constexpr(math.log(2.0))
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 """Where a running maximum starts: finite, so that a difference to it is never ``inf - inf``."""
+FARTHEST = tl.constexpr(-1e30)
+"""The least difference of running maxima: ``exp2`` of it is 0, and its product with the scale does not overflow."""
 LAUNCH = Lock() if triton.knobs.runtime.interpret else nullcontext()
 """Held during a launch. The interpreter replaces functions of ``triton.language``, so only one thread may be in it."""
 
@@ -36,7 +38,7 @@ def add_block(x, high, total, scale, VECTORS: tl.constexpr, LANES: tl.constexpr)
     x = tl.reshape(x.to(tl.float32), (VECTORS, LANES))
     base = tl.maximum(high, tl.max(x, 1))
     power = tl.exp2((x - base[:, None]) * scale)
-    shrink = tl.exp2((high - base) * scale)
+    shrink = tl.exp2(tl.maximum(high - base, FARTHEST) * scale)
     return base, total * shrink + tl.sum(power, 1)
 
 
@@ -61,7 +63,8 @@ def sum_exponentials(  # type: ignore[no-untyped-def]
         x = tl.load(logits_ptr + rest, mask=rest < vocabulary, other=float("-inf"))
         high, total = add_block(x, high, total, scale, VECTORS, LANES)
     base = tl.max(high, 0)
-    total = tl.sum(total * tl.exp2((high - base) * scale), 0)
+    shrink = tl.exp2(tl.maximum(high - base, FARTHEST) * scale)
+    total = tl.sum(total * shrink, 0)
     return base, tl.log2(total)
 
 
