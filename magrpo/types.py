@@ -13,7 +13,6 @@ from typing import Generic, Literal, TypeVar, get_args
 Split = Literal["train", "test", "ood"]
 Mode = Literal["sampled", "greedy"]
 MessageRole = Literal["system", "user", "assistant"]
-Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
 Normalize = Literal["none", "std"]
 LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
 _Unfinished = Literal["timeout", "crash", "memory", "output_limit", "protocol", "load_error", "not_run"]

@@ -29,11 +29,9 @@ from magrpo_kernels import (
     Groups,
     LossOptions,
     TokenInputs,
-    group_advantages,
     group_policy_loss,
     policy_loss_from_logits,
 )
-from magrpo_kernels.advantages import ESTIMATORS
 from magrpo_kernels.hidden import add_product_, allocate_logits, slice_chunks
 from magrpo_kernels.inputs import Impl
 
@@ -119,13 +117,15 @@ def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, dege
     ids = torch.randint(args.vocabulary, (args.tokens,), generator=generator)
     weight = torch.randn(args.vocabulary, args.hidden, generator=generator) * args.hidden**-0.5
     hidden = torch.randn(args.tokens, args.hidden, generator=generator)
+    sequences = torch.arange(args.sequences, device=args.device)
+    starts = sequences // size * size
     groups = Groups(
-        sequences=torch.arange(args.sequences, device=args.device).repeat_interleave(args.tokens // args.sequences),
+        sequences=sequences.repeat_interleave(args.tokens // args.sequences),
         returns=returns.to(args.device),
-        bounds=torch.arange(num_groups + 1, device=args.device) * size,
-        estimators=torch.full((num_groups,), ESTIMATORS.index("magrpo"), device=args.device),
+        starts=starts,
+        ends=(starts + size).clamp(max=args.sequences),
     )
-    coefficients = group_advantages(groups.returns, groups.bounds).float()[groups.sequences]
+    coefficients = groups.form_advantages().float()[groups.sequences]
     hidden, weight = hidden.to(**place).requires_grad_(), weight.to(**place).requires_grad_(not frozen)
     return Case(name, hidden, weight, ids.to(args.device), groups, coefficients)
 

@@ -8,17 +8,17 @@ group without advantage) are dropped before the first product.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from magrpo_kernels.backward import keep_gradients, scale_gradients
-from magrpo_kernels.inputs import NUM_ARGUMENTS, SCHEMA, LossOptions, TokenInputs, flatten_arguments, read_arguments
+from magrpo_kernels.backward import keep_gradients, scale_gradients, wants_gradient
+from magrpo_kernels.inputs import LossOptions, TokenInputs
 from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, select_counted, wide_dtype
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Logits in a chunk, by device: enough for full speed of the matrix products, and little memory."""
@@ -28,7 +28,6 @@ _ROW_MULTIPLE = 256
 """Of the rows of a chunk on CUDA: the rows of a tile of the matrix products."""
 _STRIDE_MULTIPLE = 64
 """Of the elements between rows of logits on CUDA, so that every row of an odd vocabulary is read 16 bytes at a time."""
-Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def group_policy_loss(
@@ -45,75 +44,105 @@ def group_policy_loss(
     whichever of ``hidden``, ``lm_head_weight`` and ``bias`` require them; the head's is accumulated in float32.
 
     Raises:
-        ValueError: shapes or options do not fit together, or the id of a token that counts is outside the vocabulary.
+        ValueError: options do not fit the inputs, or the id of a token that counts is outside the vocabulary.
     """
-    _check_head(hidden, lm_head_weight, bias)
-    arguments = flatten_arguments(inputs, options, len(hidden))
-    options.uses_triton(hidden)
-    wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
-    loss, logps, entropy, *_ = torch.ops.magrpo.group_policy_loss(hidden, lm_head_weight, bias, *arguments, wants)
-    return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
+    options.check_inputs(inputs)
+    wants = [wants_gradient(leaf) for leaf in (hidden, lm_head_weight, bias)]
+    loss, logps = _LossFromHidden.apply(hidden, lm_head_weight, bias, inputs, options, wants)  # type: ignore[no-untyped-call]
+    return PolicyLoss(loss, logps)
 
 
-# ------------------------------------------------------------------------------------------- registered operations
-@torch.library.custom_op(
-    "magrpo::group_policy_loss",
-    mutates_args=(),
-    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {SCHEMA}, bool[] wants)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def _group_policy_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
-    """Loss (), logps (N,), entropy (N,), and the gradients of ``wants``: (N, D), (V, D), (V,); (0,) if not wanted."""
-    inputs, options = read_arguments(arguments)
-    wants = arguments[NUM_ARGUMENTS]
-    counted, index = select_counted(inputs, options, hidden, len(weight))
-    rows = hidden if index is None else hidden[index]
-    wide = wide_dtype(hidden.dtype)
-    to_rows = rows.new_empty(rows.shape if wants[0] else 0)
-    to_weight = weight.new_zeros(weight.shape if wants[1] else 0, dtype=wide)
-    to_bias = weight.new_zeros(len(weight) if wants[2] else 0, dtype=wide)
+class _LossFromHidden(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        inputs: TokenInputs,
+        options: LossOptions,
+        wants: Sequence[bool],
+    ) -> tuple[Tensor, Tensor]:
+        counted, index = select_counted(inputs, options, hidden, len(weight))
+        rows = hidden if index is None else hidden[index]
+        loss, logps, gradients = _sum_chunks(rows, weight, bias, counted, options, wants)
+        if index is not None:
+            logps = scatter_rows(logps, index, len(hidden))
+            if gradients.hidden is not None:
+                gradients.hidden = scatter_rows(gradients.hidden, index, len(hidden))
+        ctx.mark_non_differentiable(logps)
+        leaves = [hidden, weight, bias]
+        keep_gradients(ctx, leaves, [gradients.hidden, gradients.weight, gradients.bias], once=options.backward_once)
+        return loss, logps
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *scale_gradients(ctx, grad_loss), None, None, None
+
+
+@dataclass(slots=True)
+class _Gradients:
+    """The gradients of the loss, None if nobody wants them. Those of the head are summed in float32 or wider."""
+
+    hidden: Tensor | None  # (N, D)
+    weight: Tensor | None  # (V, D)
+    bias: Tensor | None  # (V,)
+
+    @classmethod
+    def allocate(cls, rows: Tensor, weight: Tensor, wants: Sequence[bool]) -> _Gradients:
+        """Room for the gradients that are wanted: of hidden states, weight and bias."""
+        wide = wide_dtype(rows.dtype)
+        return cls(
+            rows.new_empty(rows.shape) if wants[0] else None,
+            weight.new_zeros(weight.shape, dtype=wide) if wants[1] else None,
+            weight.new_zeros(len(weight), dtype=wide) if wants[2] else None,
+        )
+
+    def add_chunk(self, part: slice, gradient: Tensor, rows: Tensor, weight: Tensor) -> None:
+        """Carry the gradient of a chunk's logits to what they were computed from."""
+        if self.hidden is not None:
+            torch.mm(gradient, weight, out=self.hidden[part])
+        if self.weight is not None:
+            add_product_(self.weight, gradient.t(), rows[part])
+        if self.bias is not None:
+            self.bias += gradient.sum(0, dtype=self.bias.dtype)
+
+
+def _sum_chunks(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    inputs: TokenInputs,
+    options: LossOptions,
+    wants: Sequence[bool],
+) -> tuple[Tensor, Tensor, _Gradients]:
+    """The loss (), logps (N,) and gradients of tokens that all count."""
+    wide = wide_dtype(rows.dtype)
     loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
-    entropy = torch.zeros_like(logps)
+    gradients = _Gradients.allocate(rows, weight, wants)
     parts = slice_chunks(len(rows), len(weight), weight.device, trains_head=wants[1])
     is_wide = options.float32_logits or options.soft_cap is not None
-    buffer = allocate_logits(rows, weight, parts, wide if is_wide else rows.dtype)
-    overwrites = buffer.dtype == rows.dtype and options.soft_cap is None
-    gradients = buffer if overwrites or not any(wants) else allocate_logits(rows, weight, parts)
+    logits_buffer = allocate_logits(rows, weight, parts, wide if is_wide else rows.dtype)
+    gradient_buffer = None
+    if any(wants):
+        # The gradient has the dtype of the model. It overwrites its logits unless these are wider, or still needed.
+        overwrites = logits_buffer.dtype == rows.dtype and options.soft_cap is None
+        gradient_buffer = logits_buffer if overwrites else allocate_logits(rows, weight, parts)
     for part in parts:
         size = part.stop - part.start
-        logits, gradient = buffer[:size], gradients[:size]
+        logits = logits_buffer[:size]
+        gradient = None if gradient_buffer is None else gradient_buffer[:size]
         compute_logits(rows[part], weight, bias, logits)
         if options.soft_cap is not None:
             logits.div_(options.soft_cap).tanh_().mul_(options.soft_cap)
-        out = gradient if any(wants) else None
-        losses, logps[part], entropy[part] = row_loss(logits, counted.select_tokens(part), options, out)
+        losses, logps[part] = row_loss(logits, inputs.select_tokens(part), options, gradient)
         loss += losses.sum()
-        if options.soft_cap is not None and out is not None:
-            slope = logits.div_(options.soft_cap).clamp_(-1, 1).square_().neg_().add_(1)  # -inf: outside the support
-            gradient.mul_(slope)
-        if wants[0]:
-            torch.mm(gradient, weight, out=to_rows[part])
-        if wants[1]:
-            add_product_(to_weight, gradient.t(), rows[part])
-        if wants[2]:
-            to_bias += gradient.sum(0, dtype=wide)
-    if index is not None:
-        logps, entropy = scatter_rows(logps, index, len(hidden)), scatter_rows(entropy, index, len(hidden))
-        to_rows = scatter_rows(to_rows, index, len(hidden)) if wants[0] else to_rows
-    return loss, logps, entropy, to_rows, to_weight, to_bias
-
-
-@_group_policy_loss.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
-    wide, wants = wide_dtype(hidden.dtype), arguments[NUM_ARGUMENTS]
-    logps = hidden.new_empty(len(hidden), dtype=wide)
-    to_rows = hidden.new_empty(hidden.shape if wants[0] else 0)
-    to_weight = weight.new_empty(weight.shape if wants[1] else 0, dtype=wide)
-    to_bias = weight.new_empty(len(weight) if wants[2] else 0, dtype=wide)
-    return logps.new_empty(()), logps, torch.empty_like(logps), to_rows, to_weight, to_bias
-
-
-_group_policy_loss.register_autograd(scale_gradients, setup_context=keep_gradients)
+        if gradient is not None:
+            if options.soft_cap is not None:
+                # The derivative of the cap, 1 - tanh^2; logits outside the support are -inf.
+                gradient.mul_(logits.div_(options.soft_cap).clamp_(-1, 1).square_().neg_().add_(1))
+            gradients.add_chunk(part, gradient, rows, weight)
+    return loss, logps, gradients
 
 
 def compute_logits(rows: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor) -> None:
@@ -163,15 +192,3 @@ def allocate_logits(rows: Tensor, weight: Tensor, parts: list[slice], dtype: tor
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(f"hidden (N, D) and lm_head_weight (V, D) do not fit: {hidden.shape}, {weight.shape}")
-    if hidden.dtype != weight.dtype:
-        raise ValueError(f"hidden is {hidden.dtype}, lm_head_weight is {weight.dtype}; give both the same dtype")
-    if len(weight) == 0:
-        raise ValueError("lm_head_weight (V, D) has no rows: V must be 1 or more")
-    if bias is not None and (bias.shape != (len(weight),) or bias.dtype != weight.dtype):
-        got = f"{bias.dtype}, {tuple(bias.shape)}"
-        raise ValueError(f"bias must have dtype and shape {weight.dtype}, ({len(weight)},), got {got}")

@@ -11,42 +11,36 @@ For one token with logits ``z`` (V,), temperature ``t``, sampled id ``y`` and ``
 With a support ``S``, the ids that truncated sampling (top-k, nucleus) drew from, ``z`` is -inf outside ``S``: the
 log-sum-exp is over ``S``, and so is the gradient (the "keep sampling mask" of DeepSeek-V3.2, arXiv 2512.02556).
 
-``c = w A / n * m`` is the advantage ``A`` over the divisor ``n``, times a mask or weight ``m``. ``A`` is formed from
-the returns of the token's group (:mod:`magrpo_kernels.advantages`). ``w = min(exp(b - sampling_logp), cap)`` is the
-truncated importance weight of V-trace, arXiv 1802.01561, for an engine whose probabilities differ from the trainer's;
-``b`` is the log-probability before the update: ``old_logp``, or on-policy ``logp`` itself. ``w`` and ``A`` have no
-gradient. All of it is at hand in the forward pass, so ``g`` needs nothing from the backward pass and the gradient
-overwrites the logits in the pass that reads them: they are read twice and written once.
+``c = w A / n * m`` is the advantage ``A`` over the divisor ``n``, times a mask or weight ``m``. With groups, ``A`` is
+the paper's advantage, formed from the returns of the token's group (:class:`magrpo_kernels.Groups`); without, ``A / n *
+m`` is given. ``w = min(exp(b - sampling_logp), cap)`` is the truncated importance weight of V-trace, arXiv 1802.01561,
+for an engine whose probabilities differ from the trainer's; ``b`` is the log-probability before the update:
+``old_logp``, or on-policy ``logp`` itself. ``w`` and ``A`` have no gradient. All of it is known in the forward pass, so
+``g`` needs nothing from the backward pass, and the gradient overwrites the logits in the pass that reads them: they are
+read twice and written once.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from magrpo_kernels.backward import keep_gradients, scale_gradients
-from magrpo_kernels.inputs import NUM_ARGUMENTS, SCHEMA, LossOptions, TokenInputs, flatten_arguments, read_arguments
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
+from magrpo_kernels.backward import keep_gradients, scale_gradients, wants_gradient
+from magrpo_kernels.inputs import LossOptions, TokenInputs
 
 _BLOCK_ELEMENTS = 1 << 20
 """Logits that a CPU takes through all passes at once: they stay in its cache."""
 
 
 class PolicyLoss(NamedTuple):
-    """``loss`` is differentiable; ``logps`` and ``entropy`` (natural logarithms, float32 or wider) are not.
-
-    ``logps`` and ``entropy`` are 0 for tokens that were skipped; ``entropy`` is computed on request.
-    """
+    """``loss`` is differentiable, ``logps`` (natural logarithms, float32 or wider) are not; skipped tokens have 0."""
 
     loss: Tensor  # ()
     logps: Tensor  # (N,)
-    entropy: Tensor | None  # (N,)
 
 
 def policy_loss_from_logits(
@@ -56,55 +50,44 @@ def policy_loss_from_logits(
 
     Tokens that do not count are skipped: no gradient, ``logps`` 0, any id allowed. The logits are not modified; their
     gradient is written in the pass that reads them, into the one buffer that backward returns. With a support,
-    log-probabilities, entropy and gradient are those of the distribution over it.
+    log-probabilities and gradient are those of the distribution over it.
 
     Raises:
-        ValueError: shapes, devices or options do not fit together, or the id of a token that counts is outside the
-            vocabulary.
+        ValueError: options do not fit the inputs, or the id of a token that counts is outside the vocabulary.
     """
-    if logits.ndim != 2 or logits.shape[1] == 0:
-        raise ValueError(f"logits must have shape (N, V) with V of 1 or more, got {tuple(logits.shape)}")
+    options.check_inputs(inputs)
     if options.soft_cap is not None:
         raise ValueError("soft_cap is for logits from hidden states: these are the model's own, capped already")
-    arguments = flatten_arguments(inputs, options, len(logits))
-    options.uses_triton(logits)
-    gradient = torch.is_grad_enabled() and logits.requires_grad
-    loss, logps, entropy, _ = torch.ops.magrpo.policy_loss_from_logits(logits, *arguments, [gradient])
-    return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
+    loss, logps = _LossFromLogits.apply(logits, inputs, options, wants_gradient(logits))  # type: ignore[no-untyped-call]
+    return PolicyLoss(loss, logps)
 
 
-@torch.library.custom_op(
-    "magrpo::policy_loss_from_logits",
-    mutates_args=(),
-    schema=f"(Tensor logits, {SCHEMA}, bool[] wants) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def _policy_loss_from_logits(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Loss (), logps (N,), entropy (N,) and, if it is wanted, dloss/dlogits (N, V), else (0,)."""
-    inputs, options = read_arguments(arguments)
-    (gradient,) = arguments[NUM_ARGUMENTS]
-    inputs, index = select_counted(inputs, options, logits)
-    none = logits.new_empty(0)
-    if index is None and inputs.support is None:
-        whole = logits.new_empty(logits.shape) if gradient else None
-        losses, logps, entropy = row_loss(logits, inputs, options, whole)
-        return losses.sum(), logps, entropy, none if whole is None else whole
-    # A copy, overwritten by its gradient.
-    rows = logits.clone(memory_format=torch.contiguous_format) if index is None else logits[index]
-    losses, logps, entropy = row_loss(rows, inputs, options, rows if gradient else None)
-    if index is not None:
-        logps, entropy = scatter_rows(logps, index, len(logits)), scatter_rows(entropy, index, len(logits))
-        rows = scatter_rows(rows, index, len(logits)) if gradient else none
-    return losses.sum(), logps, entropy, rows if gradient else none
+class _LossFromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, inputs: TokenInputs, options: LossOptions, wanted: bool
+    ) -> tuple[Tensor, Tensor]:
+        inputs, index = select_counted(inputs, options, logits)
+        if index is not None:
+            rows = logits[index]
+        elif inputs.support is not None:
+            rows = logits.clone(memory_format=torch.contiguous_format)  # the row operation overwrites what lies outside
+        else:
+            rows = logits
+        gradient = None
+        if wanted:
+            gradient = torch.empty_like(logits, memory_format=torch.contiguous_format) if rows is logits else rows
+        losses, logps = row_loss(rows, inputs, options, gradient)
+        if index is not None:
+            logps = scatter_rows(logps, index, len(logits))
+            gradient = None if gradient is None else scatter_rows(gradient, index, len(logits))
+        ctx.mark_non_differentiable(logps)
+        keep_gradients(ctx, [logits], [gradient], once=options.backward_once)
+        return losses.sum(), logps
 
-
-@_policy_loss_from_logits.register_fake
-def _(logits: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    per_token = logits.new_empty(len(logits), dtype=wide_dtype(logits.dtype))
-    gradient = logits.new_empty(logits.shape if arguments[NUM_ARGUMENTS][0] else 0)
-    return per_token.new_empty(()), per_token, torch.empty_like(per_token), gradient
-
-
-_policy_loss_from_logits.register_autograd(scale_gradients, setup_context=keep_gradients)
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *scale_gradients(ctx, grad_loss), None, None, None
 
 
 def select_counted(
@@ -118,7 +101,7 @@ def select_counted(
     fused = options.uses_triton(logits)
     if options.checked and fused:
         return inputs, None
-    formed = inputs.form_advantages(options)
+    formed = inputs.form_advantages(options.divisor)
     index = None if options.checked else formed.find_counted(vocabulary or logits.shape[1])
     chosen = inputs if fused else formed
     return chosen if index is None else chosen.select_tokens(index), index
@@ -134,10 +117,8 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def row_loss(
-    logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, ``logps`` and entropies (0 unless requested), (N,) each; ``out`` (N, V) receives the logits' gradient.
+def row_loss(logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Losses and ``logps``, (N,) each; ``out`` (N, V) receives the logits' gradient.
 
     ``out`` may be the logits themselves. Both must be contiguous in their last dimension. With a support the logits
     outside it are overwritten by -inf.
@@ -153,38 +134,39 @@ def row_loss(
 
         return row_loss_triton(logits, inputs, options, out)
     size = max(1, len(logits) if logits.is_cuda else _BLOCK_ELEMENTS // logits.shape[1])
-    inputs, blocks = replace(inputs.form_advantages(options), support=None), []
+    inputs, blocks = replace(inputs.form_advantages(options.divisor), support=None), []
     for start in range(0, len(logits) or 1, size):
         part = slice(start, start + size)
         block = logits[part], inputs.select_tokens(part), options, None if out is None else out[part]
         blocks.append(_row_loss_torch(*block))
-    losses, logps, entropy = map(torch.cat, zip(*blocks, strict=True))
-    return losses, logps, entropy
+    losses, logps = map(torch.cat, zip(*blocks, strict=True))
+    return losses, logps
 
 
 def _row_loss_torch(
     logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     wide = logits.to(wide_dtype(logits.dtype))
     target = inputs.token_ids[:, None]
-    buffer = out if out is not None and out.dtype == wide.dtype else wide if wide is not logits else None
+    # Softmax may overwrite its input, unless that is the caller's and no gradient is to go there.
+    if out is not None and out.dtype == wide.dtype:
+        buffer: Tensor | None = out
+    else:
+        buffer = None if wide is logits else wide
     if options.temperature != 1.0:
         wide = torch.div(wide, options.temperature, out=buffer)
     high = wide.amax(1, keepdim=True)
     chosen = (wide.gather(1, target) - high).squeeze(1)
-    shifted = (wide - high).masked_fill_(wide == -torch.inf, 0.0) if options.entropy else None
     shares = torch.softmax(wide, 1, out=buffer)
     total = shares.sum(1)  # 1, but for the rounding of softmax's own sum, which is taken back
-    log_total = (total / shares.amax(1)).log()  # of exp(wide - high)
-    logps = chosen - log_total
-    entropy = torch.zeros_like(logps) if shifted is None else log_total - shifted.mul_(shares).sum(1) / total
+    logps = chosen - (total / shares.amax(1)).log()  # the logarithm of the sum of exp(wide - high)
     losses, slope = loss_and_slope(logps, inputs, options)
     if out is not None:
         slope = slope / options.temperature
         shares.mul_((-slope / total)[:, None]).scatter_add_(1, target, slope[:, None])
         if shares is not out:
             out.copy_(shares)
-    return losses, logps, entropy
+    return losses, logps
 
 
 def loss_and_slope(logps: Tensor, inputs: TokenInputs, options: LossOptions) -> tuple[Tensor, Tensor]:

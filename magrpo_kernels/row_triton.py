@@ -5,9 +5,9 @@ once, after the loop; the second writes the gradient, over the logits if asked t
 beginning: the end was read last, so it may still be in the cache. Exponents are ``(x - base) * scale`` with ``scale =
 log2(e) / temperature``: the difference of neighbouring floats is exact, whether or not the compiler contracts the
 product with an addition. The sampled token's element is patched after the second pass instead of being compared for at
-every element. Arithmetic is float32 whatever the logits are stored in, but for the advantage, which each program forms
-in float64 from the returns of its token's group, however many they are. Row offsets are 64-bit: N * V passes 2^31 at
-14,135 tokens of a vocabulary of 151,936.
+every element. Arithmetic is float32 whatever the logits are stored in, except for the paper's advantage, which each
+program forms in float64 from the returns of its token's group. Row offsets are 64-bit: N * V passes 2^31 at 14,135
+tokens of a vocabulary of 151,936.
 """
 
 import math
@@ -27,144 +27,91 @@ LN2 = tl.constexpr(math.log(2.0))
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 """Where a running maximum starts: finite, so that a difference to it is never ``inf - inf``."""
 FARTHEST = tl.constexpr(-1e30)
-"""The least exponent of an entropy's terms: ``exp2`` of it is 0, and 0 times it is 0, not NaN as with -inf."""
+"""The least difference of running maxima: ``exp2`` of it is 0, and its product with the scale does not overflow."""
 LAUNCH = Lock() if triton.knobs.runtime.interpret else nullcontext()
 """Held during a launch. The interpreter replaces functions of ``triton.language``, so only one thread may be in it."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def add_block(  # type: ignore[no-untyped-def]
-    x, high, total, weighted, scale, ENTROPY: tl.constexpr, VECTORS: tl.constexpr, LANES: tl.constexpr
-):
-    """Running maximum and sums of each thread with the logits of one more block."""
+def add_block(x, high, total, scale, VECTORS: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Running maximum and sum of each thread with the logits of one more block."""
     x = tl.reshape(x.to(tl.float32), (VECTORS, LANES))
     base = tl.maximum(high, tl.max(x, 1))
-    exponent = (x - base[:, None]) * scale
-    shift = tl.maximum(high - base, FARTHEST) * scale
-    shrink = tl.exp2(shift)
-    if ENTROPY:
-        exponent = tl.maximum(exponent, FARTHEST)
-        power = tl.exp2(exponent)
-        weighted = (weighted + shift * total) * shrink + tl.sum(power * exponent, 1)
-    else:
-        power = tl.exp2(exponent)
-    return base, total * shrink + tl.sum(power, 1), weighted
+    power = tl.exp2((x - base[:, None]) * scale)
+    shrink = tl.exp2(tl.maximum(high - base, FARTHEST) * scale)
+    return base, total * shrink + tl.sum(power, 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sum_exponentials(  # type: ignore[no-untyped-def]
+    logits_ptr, scale, vocabulary, BLOCK: tl.constexpr, LANES: tl.constexpr
+):
+    """The first pass: the row's maximum, and log2 of its sum of exp2((x - maximum) * scale)."""
+    VECTORS: tl.constexpr = BLOCK // LANES
+    lanes = tl.arange(0, BLOCK)
+    # One value for each thread and vector that it loads of a block.
+    high = tl.full((VECTORS,), LOWEST, tl.float32)  # running maximum of the raw logits
+    total = tl.zeros((VECTORS,), tl.float32)  # sum of exp2((x - high) * scale)
+    # Blocks that lie inside the row, without a mask, which would make every element a load of its own in a vocabulary
+    # that is not a multiple of 16; then the rest.
+    whole = vocabulary // BLOCK * BLOCK
+    for start in range(0, whole, BLOCK):
+        x = tl.load(logits_ptr + start + lanes)
+        high, total = add_block(x, high, total, scale, VECTORS, LANES)
+    if whole < vocabulary:
+        rest = whole + lanes
+        x = tl.load(logits_ptr + rest, mask=rest < vocabulary, other=float("-inf"))
+        high, total = add_block(x, high, total, scale, VECTORS, LANES)
+    base = tl.max(high, 0)
+    shrink = tl.exp2(tl.maximum(high - base, FARTHEST) * scale)
+    total = tl.sum(total * shrink, 0)
+    return base, tl.log2(total)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def form_advantage(  # type: ignore[no-untyped-def]
-    sequence, returns_ptr, group_ptr, bounds_ptr, estimators_ptr, STD: tl.constexpr
+    sequence, returns_ptr, starts_ptr, ends_ptr, STD: tl.constexpr
 ):
-    """What ``magrpo_kernels.advantages`` computes for one return: in float64, summed in the same order."""
-    group = tl.load(group_ptr + sequence)
-    first = tl.load(bounds_ptr + group)
-    end = tl.load(bounds_ptr + group + 1)
-    estimator = tl.load(estimators_ptr + group)
+    """What ``Groups.form_advantages`` computes for one sequence: in float64, summed in the same order."""
+    first = tl.load(starts_ptr + sequence)
+    end = tl.load(ends_ptr + sequence)
     own = tl.load(returns_ptr + sequence)
     total = tl.full((), 0.0, tl.float64)
-    high = own
     equal = own == own
     for i in range(first, end):
         value = tl.load(returns_ptr + i)
         total += value
-        high = tl.where((value > high) | (value != value), value, high)  # NaN stays
         equal = equal & (value == own)
     count = (end - first).to(tl.float64)
     mean = total / count
-    centred = own - mean
-    others = tl.where(count > 1.0, count - 1.0, 1.0)
-    advantage = tl.where(estimator == 1, centred * (count / others), centred)  # marloo, else magrpo
-    advantage = tl.where(estimator == 2, own - high, advantage)  # maremax
-    advantage = tl.where(estimator >= 3, own, advantage)  # mareinforce, given
-    vanishes = equal & (estimator < 3)
+    advantage = own - mean
     if STD:
         squares = tl.full((), 0.0, tl.float64)
         for i in range(first, end):
             distance = tl.load(returns_ptr + i) - mean
             squares += distance * distance
-        deviation = tl.sqrt(squares / count)
-        deviation = tl.where(equal | (estimator == 4), 1.0, deviation)
-        advantage = advantage / deviation
-        vanishes = equal & (estimator < 4)
-    return tl.where(vanishes, 0.0, advantage).to(tl.float32)
+        advantage = advantage / tl.where(equal, 1.0, tl.sqrt(squares / count))
+    return tl.where(equal, 0.0, advantage).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def row_kernel(  # type: ignore[no-untyped-def]
-    logits_ptr,  # (N, V)
-    stride,
-    out_ptr,  # (N, V), takes the gradient if GRADIENT; may be the logits
-    out_stride,
-    ids_ptr,  # (N,) int64
-    coefficients_ptr,  # (N,) float32, as all without a dtype
+def differentiate_loss(  # type: ignore[no-untyped-def]
+    row,
+    logp2,  # log2 of the token's probability
+    c,
     old_ptr,
     ref_ptr,
     kl_ptr,
     sampling_ptr,
-    sequences_ptr,  # (N,) int64
-    returns_ptr,  # (S,) float64
-    group_ptr,  # (S,) int64
-    bounds_ptr,  # (P + 1,) int64
-    estimators_ptr,  # (P,) int64
-    losses_ptr,
-    logps_ptr,
-    entropy_ptr,
-    scale,  # log2(e) / temperature
-    inverse_temperature,
     clip_low,
     clip_high,
-    divisor,
     importance_cap,
-    vocabulary,
     HAS_OLD: tl.constexpr,
     HAS_REF: tl.constexpr,
-    HAS_GROUPS: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    STD: tl.constexpr,
-    GRADIENT: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LANES: tl.constexpr,  # neighbouring elements of one thread: 16 bytes
 ):
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * stride
-    # Before the first pass, whose barriers put these loads before any store of the second: ``out`` may be the logits.
-    token = tl.load(ids_ptr + row)
-    target = tl.load(logits_ptr + token).to(tl.float32)
-    lanes = tl.arange(0, BLOCK)
-    VECTORS: tl.constexpr = BLOCK // LANES
-    # One value for each thread and vector that it loads of a block.
-    high = tl.full((VECTORS,), LOWEST, tl.float32)  # running maximum of the raw logits
-    total = tl.zeros((VECTORS,), tl.float32)  # sum of exp2((x - high) * scale)
-    weighted = tl.zeros((VECTORS,), tl.float32)  # the same, weighted by (x - high) * scale
-    # Blocks that lie inside the row, without a mask, which would make every element a load of its own in a vocabulary
-    # that is not a multiple of 16; then the rest.
-    whole = vocabulary // BLOCK * BLOCK
-    rest = whole + lanes
-    for start in range(0, whole, BLOCK):
-        x = tl.load(logits_ptr + start + lanes)
-        high, total, weighted = add_block(x, high, total, weighted, scale, ENTROPY, VECTORS, LANES)
-    if whole < vocabulary:
-        x = tl.load(logits_ptr + rest, mask=rest < vocabulary, other=float("-inf"))
-        high, total, weighted = add_block(x, high, total, weighted, scale, ENTROPY, VECTORS, LANES)
-    base = tl.max(high, 0)
-    shift = tl.maximum(high - base, FARTHEST) * scale
-    shrink = tl.exp2(shift)
-    if ENTROPY:
-        weighted = tl.sum((weighted + shift * total) * shrink, 0)
-    total = tl.sum(total * shrink, 0)
-    log2_total = tl.log2(total)
-    logp2 = (target - base) * scale - log2_total
+    """The loss of one token, and its derivative by the token's log-probability: ``magrpo_kernels.row``."""
     logp = logp2 * LN2
-    tl.store(logps_ptr + row, logp)
-    if ENTROPY:
-        tl.store(entropy_ptr + row, (log2_total - weighted / total) * LN2)
-
-    c = tl.load(coefficients_ptr + row)
-    if HAS_GROUPS:
-        sequence = tl.load(sequences_ptr + row)
-        advantage = form_advantage(sequence, returns_ptr, group_ptr, bounds_ptr, estimators_ptr, STD)
-        c = tl.div_rn(advantage, divisor) * c
     old2 = logp2
     if HAS_OLD:
         old2 = tl.load(old_ptr + row) / LN2
@@ -186,20 +133,85 @@ def row_kernel(  # type: ignore[no-untyped-def]
         excess = tl.where(tl.abs(d) < 0.1, series, tl.exp2(d / LN2) - 1.0 - d)
         loss += k * excess
         slope -= k * (excess + d)
+    return loss, slope
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def write_gradient(  # type: ignore[no-untyped-def]
+    logits_ptr, out_ptr, slope, base, log2_total, scale, vocabulary, BLOCK: tl.constexpr
+):
+    """The second pass: minus ``slope`` times each probability, from the end of the row to its beginning."""
+    lanes = tl.arange(0, BLOCK)
+    whole = vocabulary // BLOCK * BLOCK
+    if whole < vocabulary:
+        rest = whole + lanes
+        x = tl.load(logits_ptr + rest, mask=rest < vocabulary, other=float("-inf")).to(tl.float32)
+        gradient = -slope * tl.exp2((x - base) * scale - log2_total)
+        tl.store(out_ptr + rest, gradient.to(out_ptr.dtype.element_ty), mask=rest < vocabulary)
+    for back in range(BLOCK, whole + 1, BLOCK):
+        offsets = whole - back + lanes
+        x = tl.load(logits_ptr + offsets, eviction_policy="evict_first").to(tl.float32)
+        gradient = -slope * tl.exp2((x - base) * scale - log2_total)
+        tl.store(out_ptr + offsets, gradient.to(out_ptr.dtype.element_ty), eviction_policy="evict_first")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def row_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr,  # (N, V)
+    stride,
+    out_ptr,  # (N, V), takes the gradient if GRADIENT; may be the logits
+    out_stride,
+    ids_ptr,  # (N,) int64
+    coefficients_ptr,  # (N,) float32, as all without a dtype
+    old_ptr,
+    ref_ptr,
+    kl_ptr,
+    sampling_ptr,
+    sequences_ptr,  # (N,) int64
+    returns_ptr,  # (S,) float64
+    starts_ptr,  # (S,) int64
+    ends_ptr,  # (S,) int64
+    losses_ptr,
+    logps_ptr,
+    scale,  # log2(e) / temperature
+    inverse_temperature,
+    clip_low,
+    clip_high,
+    divisor,
+    importance_cap,
+    vocabulary,
+    HAS_OLD: tl.constexpr,
+    HAS_REF: tl.constexpr,
+    HAS_GROUPS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    STD: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,  # neighbouring elements of one thread: 16 bytes
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * stride
+    # Before the first pass, whose barriers put these loads before any store of the second: ``out`` may be the logits.
+    token = tl.load(ids_ptr + row)
+    target = tl.load(logits_ptr + token).to(tl.float32)
+    base, log2_total = sum_exponentials(logits_ptr, scale, vocabulary, BLOCK, LANES)
+    logp2 = (target - base) * scale - log2_total
+    tl.store(logps_ptr + row, logp2 * LN2)
+
+    c = tl.load(coefficients_ptr + row)
+    if HAS_GROUPS:
+        sequence = tl.load(sequences_ptr + row)
+        c = tl.div_rn(form_advantage(sequence, returns_ptr, starts_ptr, ends_ptr, STD), divisor) * c
+    loss, slope = differentiate_loss(
+        row, logp2, c, old_ptr, ref_ptr, kl_ptr, sampling_ptr, clip_low, clip_high, importance_cap,
+        HAS_OLD, HAS_REF, HAS_CAP,
+    )  # fmt: skip
     tl.store(losses_ptr + row, loss)
 
     if GRADIENT:
         slope *= inverse_temperature
         out_ptr += row * out_stride
-        if whole < vocabulary:
-            x = tl.load(logits_ptr + rest, mask=rest < vocabulary, other=float("-inf")).to(tl.float32)
-            gradient = -slope * tl.exp2((x - base) * scale - log2_total)
-            tl.store(out_ptr + rest, gradient.to(out_ptr.dtype.element_ty), mask=rest < vocabulary)
-        for back in range(BLOCK, whole + 1, BLOCK):
-            offsets = whole - back + lanes
-            x = tl.load(logits_ptr + offsets, eviction_policy="evict_first").to(tl.float32)
-            gradient = -slope * tl.exp2((x - base) * scale - log2_total)
-            tl.store(out_ptr + offsets, gradient.to(out_ptr.dtype.element_ty), eviction_policy="evict_first")
+        write_gradient(logits_ptr, out_ptr, slope, base, log2_total, scale, vocabulary, BLOCK)
         tl.debug_barrier()  # the element below was just written by some other thread
         patched = slope * (1.0 - tl.exp2(logp2))
         tl.store(out_ptr + token, patched.to(out_ptr.dtype.element_ty))
@@ -216,7 +228,7 @@ def scale_kernel(values_ptr, scale_ptr, count, BLOCK: tl.constexpr):  # type: ig
 
 
 def scale_triton_(values: Tensor, scale: Tensor) -> None:
-    """See :func:`magrpo_kernels.backward._scale_`. ``values`` are contiguous."""
+    """See :func:`magrpo_kernels.backward.scale_gradient_`. ``values`` are contiguous."""
     assert values.is_contiguous()
     if not values.numel():
         return
@@ -228,25 +240,30 @@ def scale_triton_(values: Tensor, scale: Tensor) -> None:
 
 def row_loss_triton(
     logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """See :func:`magrpo_kernels.row.row_loss`. The results are float32."""
     num_tokens, vocabulary = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     target = logits if out is None else out
     assert target.stride(1) == 1 or vocabulary == 1, "rows of the gradient must be contiguous"
-    groups = inputs.groups
-    losses, logps, entropy = (torch.zeros(num_tokens, dtype=torch.float32, device=logits.device) for _ in range(3))
+    losses, logps = (torch.zeros(num_tokens, dtype=torch.float32, device=logits.device) for _ in range(2))
+    if not num_tokens:
+        return losses, logps
+
+    unread = losses  # where the pointers lead that the kernel does not read
 
     def column(values: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
-        return losses if values is None else values.to(dtype).contiguous()
+        return unread if values is None else values.to(dtype).contiguous()
 
-    if not num_tokens:
-        return losses, logps, entropy
-    token_ids, *columns = inputs.columns.values()
-    of_groups = [losses] * 5
+    groups = inputs.groups
+    of_groups = (unread, unread, unread, unread)
     if groups is not None:
-        of_groups = [groups.sequences, groups.returns, groups.list_groups(), groups.bounds, groups.estimators]
-        of_groups = [column(v, torch.float64 if v.is_floating_point() else torch.int64) for v in of_groups]
+        of_groups = (
+            column(groups.sequences, torch.int64),
+            column(groups.returns, torch.float64),
+            column(groups.starts, torch.int64),
+            column(groups.ends, torch.int64),
+        )
     block, warps = launch_shape(vocabulary)
     with LAUNCH:
         row_kernel[(num_tokens,)](
@@ -254,12 +271,15 @@ def row_loss_triton(
             logits.stride(0),
             target,
             target.stride(0),
-            column(token_ids, torch.int64),
-            *map(column, columns),
+            column(inputs.token_ids, torch.int64),
+            column(inputs.coefficients),
+            column(inputs.old_logps),
+            column(inputs.ref_logps),
+            column(inputs.kl_coefficients),
+            column(inputs.sampling_logps),
             *of_groups,
             losses,
             logps,
-            entropy,
             LOG2E / options.temperature,
             1.0 / options.temperature,
             options.clip_low or 0.0,
@@ -271,14 +291,13 @@ def row_loss_triton(
             HAS_REF=inputs.ref_logps is not None,
             HAS_GROUPS=groups is not None,
             HAS_CAP=inputs.sampling_logps is not None,
-            STD=groups is not None and options.normalize == "std",
+            STD=groups is not None and groups.divides_by_std,
             GRADIENT=out is not None,
-            ENTROPY=options.entropy,
             BLOCK=block,
             LANES=min(block, 16 // logits.element_size()),
             num_warps=warps,
         )
-    return losses, logps, entropy
+    return losses, logps
 
 
 def launch_shape(vocabulary: int) -> tuple[int, int]:

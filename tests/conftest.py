@@ -39,10 +39,10 @@ for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
 from hypothesis import settings  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
-# Shapes and types in these modules' signatures are enforced while tests run. Not in the row kernel's: it refuses bad
-# arguments itself, which is tested, and Triton reads the source of its kernels and cannot have them wrapped.
+# Shapes and types in these modules' signatures and records are enforced while tests run. Not in row_triton's: Triton
+# reads the source of its kernels and cannot have them wrapped.
 CHECKED = [f"magrpo.{name}" for name in ("algo.advantages", "algo.loss", "model.collate")]
-CHECKED += [f"magrpo_kernels.{name}" for name in ("advantages", "hidden")]
+CHECKED += [f"magrpo_kernels.{name}" for name in ("groups", "hidden", "inputs", "row")]
 install_import_hook(CHECKED, "beartype.beartype")
 
 import pytest  # noqa: E402

@@ -1,53 +1,101 @@
-"""Group-relative advantages: the definition over the kernel, and the returns that the loss forms them from again."""
+"""Advantage estimators: how much better a completion's return is than the returns of its siblings.
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+An estimator is one function here and its row in :data:`ESTIMATORS`; configurations, their JSON schema and
+``magrpo config show`` take the names from that table.
 
-import torch
+All sums run from left to right in float64. The fused loss adds in the same order when it forms the paper's advantage
+again (:class:`magrpo_kernels.Groups`), so both have the same bits. The built-in ``sum`` would not do: since Python 3.12
+it compensates for rounding.
+"""
 
-import magrpo_kernels
-from magrpo.types import Estimator, Normalize, Sample
-from magrpo_kernels import Groups
-from magrpo_kernels.advantages import ESTIMATORS, advantages_by_group
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from magrpo.types import Normalize
 
 
-def group_advantages(
-    returns: Sequence[Sequence[float]], estimator: Estimator, normalize: Normalize = "none"
-) -> list[list[float]]:
-    """The advantage of every completion over its siblings: one inner list for each node and agent, ``G`` long or less.
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """An advantage estimator and its properties."""
 
-    ``magrpo``: MAGRPO, arXiv 2508.04652, section 4; ``marloo``: leave-one-out, RLOO, arXiv 2402.14740; ``maremax``: the
-    best sibling as baseline, after ReMax, arXiv 2310.10505; ``mareinforce``: REINFORCE, the returns themselves. The
-    formulas are those of :func:`magrpo_kernels.group_advantages`, computed in float64.
+    estimate: Callable[[Sequence[float]], list[float]]
+    """The advantages of a group, given its returns; the group has at least one."""
+    has_baseline: bool = True
+    """Whether returns are compared with a baseline. Equal returns then have advantage 0, so a group of one, which has
+    no siblings, never trains."""
+    bias: str = ""
+    """Why the gradient is biased; empty if it is not, or only scaled. A run that chooses the estimator warns."""
+
+    def can_train(self, group_size: int, normalize: Normalize) -> bool:
+        """Whether groups of this size can have advantages other than 0."""
+        return group_size > 1 or not (self.has_baseline or normalize == "std")
+
+
+def subtract_mean(returns: Sequence[float]) -> list[float]:
+    """``R - mean(R)``: MAGRPO, arXiv 2508.04652, section 4. Its expectation is (G - 1)/G of the exact gradient."""
+    mean = _add(returns) / len(returns)
+    return [value - mean for value in returns]
+
+
+def leave_one_out(returns: Sequence[float]) -> list[float]:
+    """``R`` minus the mean of the other returns, ``(G R - sum R)/(G - 1)``: RLOO, arXiv 2402.14740. Unbiased."""
+    size = len(returns)
+    scale = size / max(size - 1, 1)
+    return [advantage * scale for advantage in subtract_mean(returns)]
+
+
+def subtract_max(returns: Sequence[float]) -> list[float]:
+    """``R - max(R)``: the best sibling as baseline, after ReMax, arXiv 2310.10505."""
+    best = max(returns)
+    return [value - best for value in returns]
+
+
+def keep_returns(returns: Sequence[float]) -> list[float]:
+    """``R``: REINFORCE, the returns themselves."""
+    return list(returns)
+
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "magrpo": Estimator(subtract_mean),
+    "marloo": Estimator(leave_one_out),
+    "maremax": Estimator(
+        subtract_max,
+        bias="the baseline, the best sibling's return, depends on the completion that it judges, so the gradient is "
+        "biased",
+    ),
+    "mareinforce": Estimator(keep_returns, has_baseline=False),
+}
+"""The estimators by the name that configurations use (``algo.estimator``, ``agents.<name>.estimator``)."""
+
+if TYPE_CHECKING:
+    EstimatorName = str
+else:
+    EstimatorName = Literal[*ESTIMATORS]  # so that the schema lists the names and a misspelt one gets a suggestion
+
+
+def group_advantages(returns: Sequence[float], estimator: EstimatorName, normalize: Normalize = "none") -> list[float]:
+    """The advantages of one group: the completions of one agent that are compared with each other.
+
+    ``normalize = "std"`` divides by the population standard deviation of the returns. If all returns are equal, the
+    advantages are exactly 0, unless the estimator has no baseline and nothing is divided.
     """
-    sizes = torch.tensor([0, *(len(group) for group in returns)])
-    flat = torch.tensor([value for group in returns for value in group], dtype=torch.float64)
-    advantages = magrpo_kernels.group_advantages(flat, sizes.cumsum(0), estimator, normalize)
-    return [part.tolist() for part in torch.split(advantages, sizes[1:].tolist())]
+    if not returns:
+        return []
+    chosen = ESTIMATORS[estimator]
+    if all(value == returns[0] for value in returns) and (chosen.has_baseline or normalize == "std"):
+        return [0.0] * len(returns)
+    advantages = chosen.estimate(returns)
+    if normalize == "std":
+        deviation = math.sqrt(_add(distance * distance for distance in subtract_mean(returns)) / len(returns))
+        advantages = [advantage / deviation for advantage in advantages]
+    return advantages
 
 
-def tabulate_returns(
-    samples: Mapping[str, Sequence[Sample]], estimators: Mapping[str, Estimator], normalize: Normalize
-) -> Groups:
-    """The returns of all samples, group by group; ``sequences`` has one entry for each sample, agent after agent.
-
-    ``estimators``: of each agent. The stored advantages are the record: where the returns at hand do not give them back
-    to the last bit of float32, as in a group of which a part is missing, the group holds the stored ones.
-    """
-    members: dict[tuple[str, int], list[int]] = {}
-    in_order = [(agent, sample) for agent, agent_samples in samples.items() for sample in agent_samples]
-    for index, (agent, sample) in enumerate(in_order):
-        members.setdefault((agent, sample.group), []).append(index)
-    order = list(chain.from_iterable(members.values()))
-    bounds = torch.tensor([0, *map(len, members.values())]).cumsum(0)
-    returns = torch.tensor([in_order[index][1].returns for index in order], dtype=torch.float64)
-    stored = torch.tensor([in_order[index][1].advantage for index in order], dtype=torch.float64)
-    codes = torch.tensor([ESTIMATORS.index(estimators[agent]) for agent, _ in members], dtype=torch.long)
-    formed = advantages_by_group(returns, bounds, codes, normalize)
-    group = torch.arange(len(members)).repeat_interleave(bounds.diff())
-    differs = torch.zeros(len(members), dtype=torch.bool)
-    differs[group[formed.float() != stored.float()]] = True
-    codes[differs] = ESTIMATORS.index("given")
-    sequences = torch.empty(len(order), dtype=torch.long)
-    sequences[torch.tensor(order, dtype=torch.long)] = torch.arange(len(order))
-    return Groups(sequences, torch.where(differs[group], stored, returns), bounds, codes)
+def _add(values: Iterable[float]) -> float:
+    """The sum, added from left to right."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total

@@ -4,14 +4,15 @@
 them. Log-probabilities ``logps`` are natural, at the sampling temperature.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from magrpo.types import LossNorm
+from magrpo.types import LossNorm, Normalize, Sample
 from magrpo_kernels import Groups, LossOptions, PolicyLoss, Support, TokenInputs
 
 LossOf = Callable[[TokenInputs, LossOptions], PolicyLoss]
@@ -33,6 +34,31 @@ def loss_divisor(norm: LossNorm, num_sequences: float, num_tokens: float, max_ne
             return num_sequences * max_new_tokens
 
 
+def tabulate_returns(samples: Mapping[str, Sequence[Sample]], normalize: Normalize) -> Groups | None:
+    """The returns of all samples, group by group, with one sequence for each sample, agent after agent.
+
+    Stored advantages win: if the paper's estimator does not reproduce all of them exactly in float32, the result is
+    None and the loss takes them as given. That is so with any other estimator, and where a group was also compared with
+    returns that have no sample here.
+    """
+    in_order = [(agent, sample) for agent, agent_samples in samples.items() for sample in agent_samples]
+    members: dict[tuple[str, int], list[int]] = {}
+    for index, (agent, sample) in enumerate(in_order):
+        members.setdefault((agent, sample.group), []).append(index)
+    order = torch.tensor(list(chain.from_iterable(members.values())), dtype=torch.long)
+    sizes = torch.tensor([len(group) for group in members.values()], dtype=torch.long)
+    ends = sizes.cumsum(0)
+    groups = Groups(
+        sequences=order.argsort(),
+        returns=torch.tensor([sample.returns for _, sample in in_order], dtype=torch.float64)[order],
+        starts=(ends - sizes).repeat_interleave(sizes),
+        ends=ends.repeat_interleave(sizes),
+        divides_by_std=normalize == "std",
+    )
+    stored = torch.tensor([sample.advantage for _, sample in in_order], dtype=torch.float64)[order]
+    return groups if torch.equal(groups.form_advantages().float(), stored.float()) else None
+
+
 def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """``exp(d) - d - 1`` with ``d = ref_logp - logp``: the k3 estimate of KL(policy || reference), never negative;
     J. Schulman, http://joschu.net/blog/kl-approx.html."""
@@ -49,7 +75,7 @@ class SampledTokens:
     """Of the token's completion; without a KL term a token with advantage 0 is skipped."""
     sampling_logps: Float[Tensor, " N"]
     groups: Groups | None = None
-    """The returns that the loss forms the advantages from; None: it takes those of ``advantages``."""
+    """The returns that the loss forms the paper's advantages from; None: it takes ``advantages`` as given."""
     sample_weights: Float[Tensor, " N"] | None = None
     """Weight of the token's completion; None: 1."""
     old_logps: Float[Tensor, " N"] | None = None

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from magrpo.algo.advantages import EstimatorName
 from magrpo.plugins import Section, check_name
-from magrpo.types import Estimator
 
 
 class AgentConfig(Section):
@@ -29,7 +29,7 @@ class AgentConfig(Section):
     """Whether the agent trains. If false, its weights stay fixed and it has no optimizer."""
     lr: float | None = Field(None, gt=0)
     """Peak learning rate of the agent; it follows the schedule of ``optim``. None: ``optim.lr``."""
-    estimator: Estimator | None = None
+    estimator: EstimatorName | None = None
     """Advantage estimator of the agent. None: ``algo.estimator``."""
 
     @field_validator("name")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from magrpo.algo.advantages import ESTIMATORS, EstimatorName
 from magrpo.checks.envs import count_turns, list_acting, list_roles
 from magrpo.checks.rewards import check_maxima
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
@@ -27,7 +28,7 @@ from magrpo.plugins import (
     validate_config,
 )
 from magrpo.seeds import derive_seed
-from magrpo.types import Estimator, LossNorm, Normalize
+from magrpo.types import LossNorm, Normalize
 
 if TYPE_CHECKING:
     from magrpo.interfaces import EnginePlugin, EnvPlugin, ProblemsPlugin, RewardPlugin, SandboxPlugin
@@ -93,8 +94,8 @@ class RolloutConfig(Section):
 class AlgoConfig(Section):
     """The algorithm: returns, advantages and loss."""
 
-    estimator: Estimator = "magrpo"
-    """Estimator of the group-relative advantage. ``maremax`` is biased, because its baseline depends on the sample."""
+    estimator: EstimatorName = "magrpo"
+    """Estimator of the group-relative advantage (see docs/algorithm.md)."""
     normalize: Normalize = "none"
     """``std``: divide advantages by the standard deviation of their group; ``none``: do not."""
     gamma: float = Field(1.0, ge=0, le=1)
@@ -362,11 +363,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _groups_can_train(self) -> RunConfig:
         for agent in self.agents:
-            estimator = agent.estimator or self.algo.estimator
-            if self.rollout.group_size == 1 and agent.trained and estimator != "mareinforce":
+            estimator = self.estimator_of(agent)
+            can_train = ESTIMATORS[estimator].can_train(self.rollout.group_size, self.algo.normalize)
+            if agent.trained and not can_train:
                 raise ValueError(
                     f"rollout: a group of 1 has no siblings, so agent {agent.name!r} with estimator {estimator!r} "
-                    'would never train; set group_size to 2 or more, or algo.estimator to "mareinforce"'
+                    'would never train; set group_size to 2 or more, or algo.estimator to "mareinforce" with '
+                    'algo.normalize = "none"'
                 )
         if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
             raise ValueError(
@@ -400,10 +403,29 @@ class RunConfig(Section):
                     )
         return self
 
+    def estimator_of(self, agent: AgentConfig) -> EstimatorName:
+        """The agent's estimator: its own, or that of ``algo``."""
+        return agent.estimator or self.algo.estimator
+
     @property
-    def own_estimators(self) -> dict[str, Estimator]:
+    def own_estimators(self) -> dict[str, EstimatorName]:
         """The estimator of each agent that has one of its own."""
         return {agent.name: agent.estimator for agent in self.agents if agent.estimator is not None}
+
+    def list_warnings(self) -> list[str]:
+        """Warnings about valid values that users of the run should know of, one line each."""
+        if self.train.num_iterations == 0:
+            return []
+        chosen = dict.fromkeys(self.estimator_of(agent) for agent in self.agents if agent.trained)
+        found = [f"estimator {name!r}: {ESTIMATORS[name].bias}" for name in chosen if ESTIMATORS[name].bias]
+        if self.algo.normalize == "std":
+            found.append(
+                "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different "
+                "ones; the paper does not divide by the standard deviation"
+            )
+        if long_warmup := self.optim.describe_long_warmup(self.train.num_iterations):
+            found.append(long_warmup)
+        return found
 
     def seeded_eval(self) -> EvalConfig:
         """``eval`` with a seed that also follows from ``train.seed``, so that runs do not share the luck of samples."""

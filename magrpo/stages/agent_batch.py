@@ -22,8 +22,8 @@ class AgentBatch:
 
     agent: str
     samples: Sequence[Sample]
-    groups: Groups
-    """The samples' groups, with the returns of all siblings."""
+    groups: Groups | None
+    """The samples' groups, with the returns of all siblings. None: the loss takes the stored advantages."""
     micro_batches: Sequence[Sequence[Row]]
     divisor: float
     """The loss is a sum over tokens divided by this number."""

@@ -1,11 +1,10 @@
 """Credit: returns over the trees of one iteration, and the advantage of every completion over its siblings."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-from magrpo.algo.advantages import group_advantages
+from magrpo.algo.advantages import EstimatorName, group_advantages
 from magrpo.algo.returns import (
     TreeNode,
     completion_returns,
@@ -17,14 +16,7 @@ from magrpo.algo.returns import (
 )
 from magrpo.config.run import AlgoConfig, RolloutConfig
 from magrpo.stages.rollout import has_ended
-from magrpo.types import PENDING, Action, Estimator, JointReward, RolloutGroup, Sample, ScoredTurn
-
-_BIASED = {
-    "maremax": "algo.estimator = 'maremax': the baseline, the best sibling's return, depends on the completion that it "
-    "judges, so the gradient is biased",
-    "std": "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different ones; "
-    "the paper does not divide by the standard deviation",
-}
+from magrpo.types import PENDING, Action, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ def credit(
     groups: Sequence[RolloutGroup[ScoredTurn]],
     algo: AlgoConfig,
     agents: Sequence[str],
-    estimators: Mapping[str, Estimator] | None = None,
+    estimators: Mapping[str, EstimatorName] | None = None,
     *,
     rollout: RolloutConfig = RolloutConfig(),  # noqa: B008  # frozen
     num_turns: int = 1,
@@ -83,32 +75,61 @@ def credit(
     joint action is ignored: it enters neither its siblings' baseline nor its parent's return, and a completion in no
     other joint action is dropped.
     """
-    for biased in sorted({algo.normalize, algo.estimator, *(estimators or {}).values()} & _BIASED.keys()):
-        warnings.warn(_BIASED[biased], stacklevel=2)
     forest = _Forest(groups, algo, rollout, num_turns)
     nodes = forest.value_nodes("")
+    has_local = any(turn.reward.local for group in groups for turn in group.turns)
+    own_estimators = estimators or {}
     metrics = _reward_metrics(groups)
     if any(group.path for group in groups):
         metrics["reward/return"] = _mean([value for node in nodes if not node.group.path for value in node.returns])
-    has_local = any(turn.reward.local for group in groups for turn in group.turns)
     samples: dict[str, list[Sample]] = {}
     all_equal: list[bool] = []
     for agent in agents:
         siblings = forest.group_siblings(agent, forest.value_nodes(agent) if has_local else nodes)
-        completions = [group.list_completions(agent) for group in siblings]
-        compared = [
-            [value for *_, value in members] + group.ended_returns if members else []
-            for members, group in zip(completions, siblings, strict=True)
-        ]
-        advantages = group_advantages(compared, (estimators or {}).get(agent, algo.estimator), algo.normalize)
-        samples[agent] = _build_samples(agent, completions, advantages)
-        agent_equal = [max(values) == min(values) for values in compared if values]
-        all_equal += agent_equal
-        metrics[f"credit/{agent}/frac_groups_equal"] = _mean(agent_equal)
-        metrics[f"credit/{agent}/advantage_std"] = pstdev([sample.advantage for sample in samples[agent]] or [0.0])
+        agent_credit = _credit_agent(agent, siblings, own_estimators.get(agent, algo.estimator), algo.normalize)
+        samples[agent] = agent_credit.samples
+        all_equal += agent_credit.groups_equal
+        metrics |= agent_credit.metrics()
         metrics |= _influence_metric(agent, nodes)
     metrics["reward/frac_groups_equal"] = _mean(all_equal)
     return samples, metrics
+
+
+@dataclass(frozen=True, slots=True)
+class _AgentCredit:
+    """The samples of one agent."""
+
+    agent: str
+    samples: list[Sample]
+    groups_equal: list[bool]
+    """For each group of siblings, whether all its returns are equal, so that nothing can be learnt from it."""
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            f"credit/{self.agent}/frac_groups_equal": _mean(self.groups_equal),
+            f"credit/{self.agent}/advantage_std": pstdev([sample.advantage for sample in self.samples] or [0.0]),
+        }
+
+
+def _credit_agent(
+    agent: str, groups: Sequence[_Siblings], estimator: EstimatorName, normalize: Normalize
+) -> _AgentCredit:
+    """Compare the returns of the agent's completions within each group of siblings."""
+    samples: list[Sample] = []
+    groups_equal: list[bool] = []
+    for number, group in enumerate(groups):
+        completions = group.list_completions(agent)
+        if not completions:
+            continue
+        # Episodes that ended earlier are compared too. They come last, and have no completion here to train.
+        returns = [*(value for _, _, value in completions), *group.ended_returns]
+        advantages = group_advantages(returns, estimator, normalize)
+        samples += [
+            _build_sample(agent, completion, advantage, number)
+            for completion, advantage in zip(completions, advantages, strict=False)
+        ]
+        groups_equal.append(max(returns) == min(returns))
+    return _AgentCredit(agent, samples, groups_equal)
 
 
 class _Forest:
@@ -179,25 +200,19 @@ def _agent_reward(reward: JointReward, agent: str) -> float:
     return reward.total + reward.local.get(agent, 0.0)
 
 
-def _build_samples(
-    agent: str, completions: Sequence[Sequence[_Completion]], advantages: Sequence[Sequence[float]]
-) -> list[Sample]:
-    """``completions`` and ``advantages`` by group of siblings; the advantages of ended episodes, at the end, go."""
-    return [
-        Sample(
-            prompt_ids=node.group.prompts[agent].token_ids,
-            completion_ids=action.token_ids,
-            sampling_logps=action.sampling_logps,
-            returns=value,
-            advantage=advantage,
-            group=number,
-            policy_version=action.policy_version,
-            weight=node.weight,
-            support=action.support,
-        )
-        for number, (members, member_advantages) in enumerate(zip(completions, advantages, strict=True))
-        for (node, action, value), advantage in zip(members, member_advantages, strict=False)
-    ]
+def _build_sample(agent: str, completion: _Completion, advantage: float, group: int) -> Sample:
+    node, action, value = completion
+    return Sample(
+        prompt_ids=node.group.prompts[agent].token_ids,
+        completion_ids=action.token_ids,
+        sampling_logps=action.sampling_logps,
+        returns=value,
+        advantage=advantage,
+        group=group,
+        policy_version=action.policy_version,
+        weight=node.weight,
+        support=action.support,
+    )
 
 
 def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, float]:

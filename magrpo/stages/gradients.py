@@ -49,7 +49,6 @@ class GradientComputer:
         self._logps_options = LossOptions(self.rollout.temperature, checked=True, impl=self.algo.kernel)
         self._loss_options = replace(
             self._logps_options,
-            normalize=self.algo.normalize,
             importance_cap=self.algo.importance_cap,
             backward_once=True,
         )
@@ -133,8 +132,9 @@ class GradientComputer:
         joined: dict[str, Any] = {
             name: torch.cat([by_sample[i] for i in micro_batch.samples]) for name, by_sample in constants.items()
         }
-        samples = [i for i in micro_batch.samples for _ in batch.samples[i].completion_ids]
-        joined["groups"] = batch.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
+        if batch.groups is not None:
+            samples = [i for i in micro_batch.samples for _ in batch.samples[i].completion_ids]
+            joined["groups"] = batch.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
         tokens = replace(micro_batch.tokens, **joined)
 
         def finish(loss_of: LossOf) -> tuple[Tensor, dict[str, Tensor], Tensor]:

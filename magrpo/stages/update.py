@@ -21,8 +21,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from magrpo.algo.advantages import tabulate_returns
-from magrpo.algo.loss import loss_divisor
+from magrpo.algo.loss import loss_divisor, tabulate_returns
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
@@ -191,16 +190,14 @@ class Updater:
         The groups hold the returns of all samples, kept or not.
         """
         samples = list(chain.from_iterable(samples_by_agent.values()))
-        estimators = {
-            name: self.policy.lineup.config(name).estimator or self.algo.estimator for name in samples_by_agent
-        }
-        groups = tabulate_returns(samples_by_agent, estimators, self.algo.normalize)
+        groups = tabulate_returns(samples_by_agent, self.algo.normalize)
         chosen = [i for i, sample in enumerate(samples) if sample.weight and (sample.advantage or self.algo.beta)]
         kept = [samples[i] for i in chosen]
         num_sequences = math.fsum(sample.weight for sample in samples)
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         divisor = loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens)
-        groups = groups.select_tokens(torch.tensor(chosen, dtype=torch.long)).move_to(self.policy.device)
+        if groups is not None:
+            groups = groups.select_tokens(torch.tensor(chosen, dtype=torch.long)).move_to(self.policy.device)
         return AgentBatch(agent, kept, groups, self.memory.plan_micro_batches(agent, kept), divisor)
 
     def _find_constants(self, batches: Sequence[AgentBatch]) -> tuple[Sequence[AgentBatch], dict[str, Constants]]:

@@ -13,7 +13,7 @@ _IMPORTANCE_SUMS = {
 }
 """Sums over tokens of the loss, and the names of their means."""
 MEANS_OF_AGENTS = {"sampling_gap", "importance_mean", "importance_capped_frac", "importance_ess_frac"}
-"""Metrics that are also told as the mean over agents."""
+"""Per-agent metrics that are also logged as a mean over agents."""
 
 
 def list_sums(algo: AlgoConfig, lag: int) -> list[str]:

@@ -134,8 +134,8 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     with RunConsole(attempt.state) as console:
         place = read_place(store)
         check_place(config, place)
-        if long_warmup := config.optim.describe_long_warmup(config.train.num_iterations):
-            log.warning("%s", long_warmup)
+        for warning in config.list_warnings():
+            log.warning("%s", warning)
         for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):
             console.say(line)
         root, began_s = store.path.parent, startup.began_s

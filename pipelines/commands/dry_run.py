@@ -61,7 +61,7 @@ def show_plan(
         f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none: a new run",
         *describe_problems(config, lineup, committed),
         *_describe_work(config),
-        *_describe_warmup(config),
+        *(f"warning  {warning}" for warning in config.list_warnings()),
         *_describe_machine(config, place, device),
         *_describe_disk(config, root),
         _describe_time(config, root, remaining),
@@ -102,11 +102,6 @@ def _describe_work(config: RunConfig) -> Iterator[str]:
             yield f"         no isolation level works here: {error}"
     else:
         yield f"         isolation level: known only to {config.sandbox.kind}"
-
-
-def _describe_warmup(config: RunConfig) -> Iterator[str]:
-    if long_warmup := config.optim.describe_long_warmup(config.train.num_iterations):
-        yield f"warm-up  {long_warmup}"
 
 
 def _describe_machine(config: RunConfig, place: Place, device: torch.device) -> Iterator[str]:

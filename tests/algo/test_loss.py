@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from magrpo.algo import loss as algo_loss
-from magrpo.algo.loss import SampledTokens, k3, loss_divisor
+from magrpo.algo.advantages import group_advantages
+from magrpo.algo.loss import SampledTokens, k3, loss_divisor, tabulate_returns
 from magrpo.config.run import AlgoConfig
+from magrpo.types import Normalize, Sample
 from magrpo_kernels import LossOptions, group_policy_loss, policy_loss_from_logits
 
 N, D, V = 7, 5, 11
@@ -190,3 +192,52 @@ def test_order_and_splitting_change_nothing_but_rounding(order: list[int], cut: 
         for part in (slice(0, cut), slice(cut, N))
     ]
     assert_same(parts[0] + parts[1], -values["advantages"] * logps / 2.0, values)
+
+
+def _samples(returns: list[float], advantages: list[float], group: int) -> list[Sample]:
+    return [
+        Sample((1,), (2,), (-1.0,), value, advantage, group, 0)
+        for value, advantage in zip(returns, advantages, strict=True)
+    ]
+
+
+def test_the_table_of_returns_holds_what_gives_the_stored_advantages_back() -> None:
+    """Two agents of one adapter count their groups apart; samples of a group may lie apart."""
+    first = _samples([1.0, 3.0], [-1.0, 1.0], 0), _samples([2.0, 4.0], [-1.0, 1.0], 1)
+    mixed = [first[0][0], first[1][0], first[0][1], first[1][1]]
+    table = tabulate_returns({"a": mixed, "b": _samples([1.0, 5.0, 3.0], [-2.0, 2.0, 0.0], 0)}, "none")
+    assert table is not None
+    assert table.returns.tolist() == [1.0, 3.0, 2.0, 4.0, 1.0, 5.0, 3.0]
+    assert table.returns.dtype == torch.float64
+    assert table.starts.tolist() == [0, 0, 2, 2, 4, 4, 4]
+    assert table.ends.tolist() == [2, 2, 4, 4, 7, 7, 7]
+    assert table.sequences.tolist() == [0, 2, 1, 3, 4, 5, 6]
+    nothing = tabulate_returns({"a": []}, "std")
+    assert nothing is not None
+    assert nothing.returns.tolist() == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        _samples([1.0, 5.0], [-4.0, 0.0], 0),  # another estimator's
+        _samples([7.0], [-2.0], 0),  # a sibling is missing
+        _samples([0.0], [math.nan], 0),
+    ],
+)
+def test_stored_advantages_win_over_what_returns_would_give(changed: list[Sample]) -> None:
+    unchanged = _samples([1.0, 3.0], [-1.0, 1.0], 0)
+    assert tabulate_returns({"a": unchanged}, "none") is not None
+    assert tabulate_returns({"a": unchanged, "b": changed}, "none") is None
+    assert tabulate_returns({"a": unchanged}, "std") is not None  # the deviation is 1
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=9), max_size=5), st.sampled_from(["none", "std"]))
+def test_the_loss_forms_the_very_advantages_that_credit_stores(groups: list[list[float]], normalize: Normalize) -> None:
+    """To the last bit of float32, in which the loss computes. torch's float64 root may be a bit off in long tensors."""
+    stored = [group_advantages(group, "magrpo", normalize) for group in groups]
+    samples = [s for n, (r, a) in enumerate(zip(groups, stored, strict=True)) for s in _samples(r, a, n)]
+    table = tabulate_returns({"a": samples}, normalize)
+    assert table is not None
+    flat = [value for group in stored for value in group]
+    assert table.form_advantages().float().tolist() == torch.tensor(flat, dtype=torch.float32).tolist()

@@ -91,7 +91,7 @@ class Side:
         A group is ``GROUP_SIZE`` neighbours.
         """
         groups = [sampled[i : i + GROUP_SIZE] for i in range(0, len(sampled), GROUP_SIZE)]
-        advantages = group_advantages([[one.reward for one in group] for group in groups], "magrpo")
+        advantages = [group_advantages([one.reward for one in group], "magrpo") for group in groups]
         samples = {
             agent: [
                 _sample(one.prompt, one.texts[number], one.reward, advantage, index)

@@ -10,7 +10,7 @@ import pytest
 from magrpo.config.run import AlgoConfig
 from magrpo.plugins import ConfigError
 from magrpo.stages.credit import credit
-from magrpo.types import Action, Estimator, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
+from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
 from tests.benchmarks.credit import NodeGradients, bench_credit, list_pairings, multiply_gradients
 from tests.pipelines.micro import write_config
 
@@ -26,14 +26,14 @@ def node(worth: np.ndarray) -> RolloutGroup[ScoredTurn]:
     return RolloutGroup(Problem("t", ""), (), (), prompts, actions, turns)
 
 
-def advantages(groups: list[RolloutGroup[ScoredTurn]], estimator: Estimator) -> np.ndarray:
+def advantages(groups: list[RolloutGroup[ScoredTurn]], estimator: str) -> np.ndarray:
     """Those of agent ``a``, ``(N, G)``."""
     groups = [replace(group, problem=Problem(str(i), "")) for i, group in enumerate(groups)]
     samples, _ = credit(groups, AlgoConfig(estimator=estimator), ["a", "b"])
     return np.array([sample.advantage for sample in samples["a"]]).reshape(len(groups), -1)
 
 
-def drawn(number: int, estimator: Estimator) -> tuple[NodeGradients, list[np.ndarray]]:
+def drawn(number: int, estimator: str) -> tuple[NodeGradients, list[np.ndarray]]:
     """Random problems: what the benchmark finds, and their gradients under crossed credit and as they were paired."""
     generator = np.random.default_rng(3)
     nodes, completions = [], []
@@ -58,7 +58,7 @@ def test_pairings_hold_every_joint_action_once_and_equal_indices_first() -> None
 
 
 @pytest.mark.parametrize("estimator", ["magrpo", "marloo"])
-def test_crossed_credit_is_the_mean_of_aligned_and_varies_less(estimator: Estimator) -> None:
+def test_crossed_credit_is_the_mean_of_aligned_and_varies_less(estimator: str) -> None:
     """Rao-Blackwell: in every sample of problems, by however few, and not only in expectation."""
     for number in (2, 5, 40):
         found, _ = drawn(number, estimator)

@@ -268,6 +268,17 @@ def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
     with pytest.raises(ConfigError, match="agent 'm' with estimator 'magrpo' would never train"):
         load_config(path, mixed)
     load_config(path, [*mixed, "agents.1.trained=false"])
+    with pytest.raises(ConfigError, match="agent 'h' with estimator 'mareinforce' would never train"):
+        load_config(path, ["rollout.group_size=1", "algo.estimator=mareinforce", "algo.normalize=std"])
+
+
+def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
+    assert load_config(path).list_warnings() == []
+    [biased] = load_config(path, ["agents.1.estimator=maremax"]).list_warnings()
+    assert biased.startswith("estimator 'maremax': the baseline, the best sibling's return, depends on the completion")
+    [normalized] = load_config(path, ["algo.normalize=std"]).list_warnings()
+    assert normalized.startswith("algo.normalize = 'std': groups with nearly equal returns weigh as much")
+    assert load_config(path, ["algo.normalize=std", "train.num_iterations=0"]).list_warnings() == []
 
 
 def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:

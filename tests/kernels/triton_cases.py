@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from magrpo.types import Normalize
 from magrpo_kernels import (
     LossOptions,
     Support,
@@ -17,7 +18,6 @@ from magrpo_kernels import (
     group_policy_loss,
     policy_loss_from_logits,
 )
-from magrpo_kernels.advantages import Normalize
 from magrpo_kernels.row import row_loss
 from tests.kernels.group_cases import group_inputs
 from tests.kernels.oracle import case, head_factors, loss_by_definition, records
@@ -42,7 +42,7 @@ def test_float32_is_the_definition(variant: dict[str, bool], num_tokens: int, vo
     arguments = on_device(case(num_tokens, vocabulary, 7, **variant))
     logits = arguments.pop("logits")
     ours, truth = logits.clone().requires_grad_(), logits.double().requires_grad_()
-    result = policy_loss_from_logits(ours, *records(temperature=0.8, entropy=True, impl="triton", **arguments))
+    result = policy_loss_from_logits(ours, *records(temperature=0.8, impl="triton", **arguments))
     expected, logps = loss_by_definition(truth, temperature=0.8, **arguments)
     (gradient,) = torch.autograd.grad(result.loss, ours)
     (wanted,) = torch.autograd.grad(expected, truth)
@@ -55,10 +55,6 @@ def test_float32_is_the_definition(variant: dict[str, bool], num_tokens: int, vo
         outside |= True
         outside[torch.arange(num_tokens, device=DEVICE).repeat_interleave(bounds.diff()), ids] = False
     assert not gradient[outside].any(), "exactly 0"
-    probabilities = (truth / 0.8).masked_fill(outside, -torch.inf).softmax(-1)
-    entropy = torch.special.entr(probabilities).sum(-1)
-    counted = arguments["coefficients"] != 0
-    torch.testing.assert_close(result.entropy.double()[counted], entropy[counted], atol=1e-5, rtol=1e-5)
 
 
 GRADIENT_BOUND = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-3}
@@ -137,15 +133,12 @@ def test_rows_of_minus_infinity_and_extreme_logits() -> None:
     logits = torch.tensor(rows, device=DEVICE)
     ids = torch.tensor([0, 1, 1, 1, 2], device=DEVICE)
     logits.requires_grad_()
-    result = policy_loss_from_logits(
-        logits, TokenInputs(ids, torch.ones(5, device=DEVICE)), LossOptions(entropy=True, impl="triton")
-    )
+    result = policy_loss_from_logits(logits, TokenInputs(ids, torch.ones(5, device=DEVICE)), LossOptions(impl="triton"))
     (gradient,) = torch.autograd.grad(result.loss, logits)
     third = -torch.tensor(3.0).log().item()
     expected = [third, third, 0.0, -torch.tensor(1 + 2.718281828**-1).log().item(), 0.0]
     assert result.logps.tolist() == pytest.approx(expected, abs=1e-6)
     assert gradient.isfinite().all()
-    assert result.entropy.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -164,7 +157,7 @@ def test_log_probabilities_are_near_those_of_float64(
     logits = drawn.to(DEVICE, dtype)
     ids = logits.argmax(1) if deviation > 3 else torch.arange(num_tokens, device=DEVICE)
     inputs = TokenInputs(ids, torch.ones(num_tokens, device=DEVICE))
-    _, logps, _ = row_loss(logits, inputs, LossOptions(temperature, impl="triton"), None)
+    _, logps = row_loss(logits, inputs, LossOptions(temperature, impl="triton"), None)
     wanted = (logits.double() / temperature).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
     torch.testing.assert_close(logps.double(), wanted, atol=2e-6, rtol=1e-6)
 
@@ -173,13 +166,13 @@ def test_log_probabilities_are_near_those_of_float64(
 def test_the_advantage_formed_in_the_kernel_is_the_stored_one_to_the_last_bit(normalize: Normalize) -> None:
     num_tokens = 4096 if DEVICE == "cuda" else 100
     logits = torch.randn(num_tokens, 9, generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    options = LossOptions(normalize=normalize, divisor=12.0, impl="triton")
+    options = LossOptions(divisor=12.0, impl="triton")
     results = []
     for inputs in group_inputs(normalize, num_tokens, DEVICE):
         gradient = torch.full_like(logits, torch.nan)
         results.append((*row_loss(logits, inputs, options, gradient), gradient))
     assert all(torch.equal(ours, wanted) for ours, wanted in zip(*results, strict=True))
-    assert results[0][3].isfinite().all()
+    assert results[0][2].isfinite().all()
 
 
 @pytest.mark.parametrize("ratio", [False, True])
@@ -192,7 +185,7 @@ def test_the_importance_weight_is_that_of_the_definition(ratio: bool) -> None:
     for impl in ("triton", "torch"):
         inputs, options = records(sampling_logps=sampling, importance_cap=1.2, impl=impl, **arguments)
         gradient = torch.empty_like(logits)
-        results.append((*row_loss(logits, inputs, options, gradient)[:2], gradient))
+        results.append((*row_loss(logits, inputs, options, gradient), gradient))
     for ours, wanted in zip(*results, strict=True):
         torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-4)
 
@@ -204,7 +197,7 @@ def test_a_reference_nearby_costs_what_its_series_says() -> None:
     ids, ones = torch.zeros(len(distances), dtype=torch.long, device=DEVICE), torch.ones(len(distances), device=DEVICE)
     reference = distances.float().to(DEVICE)
     inputs = TokenInputs(ids, 0 * ones, ref_logps=reference, kl_coefficients=ones)
-    losses, _, _ = row_loss(logits, inputs, LossOptions(impl="triton"), None)
+    losses, _ = row_loss(logits, inputs, LossOptions(impl="triton"), None)
     exact = reference.double().expm1() - reference.double()
     torch.testing.assert_close(losses.double(), exact, atol=0, rtol=1e-5)
 
@@ -256,8 +249,8 @@ def test_rows_with_a_stride_keep_what_lies_between_them() -> None:
     untouched = storage[:, 1].clone()
     inputs = TokenInputs(torch.arange(4, device=DEVICE), torch.ones(4, device=DEVICE))
     plain = storage[:, 0].clone()
-    losses, _, _ = row_loss(storage[:, 0], inputs, LossOptions(impl="triton"), storage[:, 0])
-    expected, _, _ = row_loss(plain, inputs, LossOptions(impl="torch"), plain)
+    losses, _ = row_loss(storage[:, 0], inputs, LossOptions(impl="triton"), storage[:, 0])
+    expected, _ = row_loss(plain, inputs, LossOptions(impl="torch"), plain)
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(storage[:, 0], plain)
     assert torch.equal(storage[:, 1], untouched)

@@ -55,7 +55,6 @@ def metrics_of(config: Path, *overrides: str) -> dict[str, float]:
     return {key: value for step, metrics in tracker.history for key, value in metrics.items() if step == 2}
 
 
-@pytest.mark.filterwarnings("ignore:algo.estimator = 'maremax':UserWarning")
 @pytest.mark.parametrize(
     ("estimator", "norm"),
     [("magrpo", "sequence_sum"), ("marloo", "token_mean"), ("maremax", "dr_grpo"), ("mareinforce", "sequence_sum")],
@@ -67,7 +66,6 @@ def test_estimators_and_loss_norms(config: Path, estimator: str, norm: str) -> N
     assert "credit/main/influence" not in metrics
 
 
-@pytest.mark.filterwarnings("ignore:algo.normalize:UserWarning")
 def test_normalize(config: Path) -> None:
     assert metrics_of(config, "algo.normalize=std")["credit/main/advantage_std"] <= 1 + 1e-6
 

@@ -176,7 +176,7 @@ def test_a_warm_up_longer_than_the_run_is_in_the_plan(runs: Runs, capsys: pytest
     show_plan(config(runs, "optim.lr=0.01", "optim.warmup_iterations=4", "train.num_iterations=2"), None, None)
     said = capsys.readouterr().out
     assert (
-        "\nwarm-up  optim.warmup_iterations = 4 exceeds train.num_iterations = 2: the learning rate ends at 0.005"
+        "\nwarning  optim.warmup_iterations = 4 exceeds train.num_iterations = 2: the learning rate ends at 0.005"
         in said
     )
     show_plan(config(runs, "optim.warmup_iterations=4", "train.num_iterations=4"), None, None)
