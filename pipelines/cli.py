@@ -63,7 +63,7 @@ COMMANDS = {
     TRAIN: ("train", "sweep", "evaluate", "schedule"),
     LOOK: ("runs", "show", "report", "compare"),
     USE: ("ask", "export", "score"),
-    OPERATE: ("config", "doctor", "sync", "verify", "place", "warm-start", "bench"),
+    OPERATE: ("config", "doctor", "sync", "place", "warm-start", "bench"),
 }
 """The commands as ``magrpo --help`` lists them: the daily ones of each group first."""
 
@@ -127,7 +127,6 @@ LAZY_COMMANDS = {
         "Check that this machine has everything that training needs, and print how to fix what is missing.\n\n"
         "Example: magrpo doctor --gpu humaneval",
     ),
-    "verify": ("commands.verify:verify_run", "Check every file of a run against its stored digest."),
     "sync": (
         "commands.runs:sync_run",
         "Deliver the tracking records in a run's retry queue to MLflow.",

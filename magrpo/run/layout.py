@@ -6,8 +6,7 @@ A run directory, ``<root>/<run_id>``::
     lock                              held by the process that works on the run
     stages/00007/rollout.0/           one folder for each step; :mod:`magrpo.run.store` commits it
         groups.jsonl.gz  _SUCCESS     its files and their manifest
-    config.copy.json                  a copy of it, with its digest
-    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``, or because they are damaged
+    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``
     report.html                       the page for people; :mod:`magrpo.reports.publish` writes it when the run ends
     tracking.jsonl                    records for MLflow, and when each attempt began and ended
     agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
@@ -16,22 +15,21 @@ A run directory, ``<root>/<run_id>``::
     start.json                        the registered version the run started from, if it asked for the champion
 """
 
-import fcntl
-import os
-import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal, get_args
 
+import msgspec
+
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError, list_choices, validate_config
+from magrpo.run.manifest import check_files
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records
-from magrpo.text import decode_json
 from magrpo.types import EvalReport, NodeScores, Problem, RolloutGroup, ScoredTurn, Split, Turn
 
 StageName = Literal[
@@ -55,7 +53,6 @@ AGENTS = "agents"
 START = "start.json"
 PLACE = "place.json"
 LOGS = "logs"
-LOCK = "lock"
 REGISTER, PROMOTE = "register", "promote"
 """Folders beside those of the last iteration's steps: the team as a registered version, and the gate's decision."""
 OPTIMIZER = "optimizer.pt"
@@ -175,25 +172,52 @@ def _is_past(step: Step, store: RunStore) -> bool:
 def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]:
     """The committed steps to compute again in order to resume from ``name``, ``STAGE[:ITERATION]``.
 
-    These are the named step (without ``ITERATION`` the newest committed one of the stage) and every later one. If the
-    optimizer state before it was pruned, they start at the newest update whose state is kept, with equal results where
-    computation is deterministic. Raises ConfigError if no stage has this name, or the run has not reached it.
+    These are the named step (without ``ITERATION`` the newest committed one of the stage), every later one, and the
+    checkpoints before them that a later one needs but from which files were pruned; computed again from the newest
+    whole checkpoint before, they have equal results where computation is deterministic. Raises ConfigError if no stage
+    has this name, or the run has not reached it.
     """
     every = steps(config)
     position = _find_position(name, config, store)
     repeated = [step for step in every[position:] if store.is_committed(step.folder)]
-    earlier = [step for step in every[:position] if store.is_committed(step.folder)]
-    checkpoints = [step for step in earlier if step.stage in ("start", "update")]
-    return pruned_tail(store, checkpoints) + repeated
+    return _list_pruned_checkpoints(store, every, position) + repeated
 
 
-def pruned_tail(store: RunStore, checkpoints: Sequence[Step]) -> list[Step]:
-    """The last of ``checkpoints``, in their order, from which files were pruned; none if the last one is whole."""
+def _list_pruned_checkpoints(store: RunStore, every: Sequence[Step], position: int) -> list[Step]:
+    """The checkpoints before ``position`` to compute again, because later steps need files pruned from them.
 
-    def is_pruned(step: Step) -> bool:
-        return store.is_committed(step.folder) and bool(store.pruned_files(step.folder))
+    To compute a checkpoint takes a whole one before it, so each of them is listed with the pruned ones before it.
+    """
+    users = defaultdict[str, list[Step]](list)
+    for step in every[position:]:
+        for name in step.inputs:
+            users[name].append(step)
+    checkpoints = [step for step in every[:position] if step.stage in ("start", "update")]
+    checkpoints = [step for step in checkpoints if store.is_committed(step.folder)]
+    listed: set[Step] = set()
+    for number, checkpoint in enumerate(checkpoints, start=1):
+        if any(_lacks_files(store, step, checkpoint.folder) for step in users[checkpoint.folder]):
+            newest_first = reversed(checkpoints[:number])
+            listed.update(takewhile(lambda step: bool(store.pruned_files(step.folder)), newest_first))
+    return [step for step in checkpoints if step in listed]
 
-    return list(takewhile(is_pruned, reversed(checkpoints)))[::-1]
+
+def check_kept(store: RunStore, step: Step) -> None:
+    """Raise ConfigError, with the command that helps, if ``step`` needs files that were pruned from its checkpoint."""
+    for name in step.inputs:
+        if store.is_committed(name) and _lacks_files(store, step, name):
+            files = "the weights" if step.stage == "rollout" else "the optimizer state"
+            raise ConfigError(
+                f"{step.folder} needs {files} of {name}, deleted to save space; to compute them again: "
+                f"magrpo train --resume {store.run_id} --root {store.path.parent} --from-stage {step}"
+            )
+
+
+def _lacks_files(store: RunStore, step: Step, name: str) -> bool:
+    """Whether files that ``step`` needs were pruned from its input in the folder ``name``."""
+    if step.stage == "rollout":
+        return not keeps_weights(store, name)
+    return step.stage == "update" and bool(store.pruned_files(name))
 
 
 def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
@@ -273,8 +297,9 @@ def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> No
 
 
 def read_evaluation(folder: Path) -> EvalReport:
-    """The report committed by ``evaluate`` or ``baseline``."""
-    return decode_json((folder / EVALUATION).read_bytes(), EvalReport)
+    """The report committed by ``evaluate`` or ``baseline``; ConfigError if it is damaged."""
+    check_files(folder, EVALUATION)
+    return msgspec.json.decode((folder / EVALUATION).read_bytes(), type=EvalReport)
 
 
 # --------------------------------------------------------------------------------------------- checkpoints, evaluations
@@ -289,13 +314,13 @@ def committed_iterations(store: RunStore, stage: StageName) -> list[int]:
 
 
 def find_evaluations(store: RunStore) -> dict[int, Pointer]:
-    """The undamaged committed evaluations by iteration, ascending."""
+    """The committed evaluations by iteration, ascending."""
     iterations = committed_iterations(store, "evaluate")
     return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
 
 
 def read_evaluations(store: RunStore) -> list[EvalReport]:
-    """The undamaged committed evaluations in their order."""
+    """The committed evaluations in their order."""
     return [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
 
 
@@ -379,35 +404,3 @@ def keep_place(store: RunStore, place: Place | None) -> None:
         (store.path / PLACE).unlink(missing_ok=True)
     else:
         atomic_write(store.path / PLACE, place.model_dump_json(indent=1).encode())
-
-
-# ---------------------------------------------------------------------------------------------------------------- lock
-@contextmanager
-def hold_run(store: RunStore) -> Iterator[None]:
-    """Hold the lock of a run directory; ConfigError if another process holds it.
-
-    A POSIX lock, not a lock file: the kernel releases it however the process ends, children do not inherit it, and
-    :func:`is_held` can ask for it without taking it.
-    """
-    with (store.path / LOCK).open("a+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise ConfigError(f"run {store.run_id}: process {file.read() or '?'} is working on it already") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def is_held(folder: Path) -> bool:
-    """Whether another process holds the run directory ``folder``."""
-    try:
-        with (folder / LOCK).open("rb") as file:
-            # struct flock of Linux: type, whence, start, length, process
-            question = struct.pack("hhlli", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            answer = struct.unpack("hhlli", fcntl.fcntl(file, fcntl.F_GETLK, question))
-    except FileNotFoundError:
-        return False
-    return bool(answer[0] != fcntl.F_UNLCK)

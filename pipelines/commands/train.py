@@ -20,7 +20,8 @@ from magrpo.process.signals import describe_interrupt, find_exit_code
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.progress.state import was_refused
 from magrpo.reports.budget import format_count
-from magrpo.run.layout import Step, hold_run, keep_place, steps_to_repeat
+from magrpo.run.layout import Step, keep_place, steps_to_repeat
+from magrpo.run.lock import hold_run
 from magrpo.run.store import RunStore
 from magrpo.tracking.connection import check_tracking, tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run

@@ -9,7 +9,8 @@ from pathlib import Path
 from magrpo.fleets.process import read_last_words, share_paths
 from magrpo.process.children import list_family, wait_for_end
 from magrpo.run.layout import Step
-from magrpo.run.store import MANIFEST, RunStore
+from magrpo.run.manifest import MANIFEST
+from magrpo.run.store import RunStore
 from pipelines.arguments import locate_config
 from pipelines.gpu_check.results import Result, judge
 from pipelines.gpu_check.setting import Setting
