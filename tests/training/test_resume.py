@@ -26,7 +26,8 @@ from magrpo.reports.publish import rebuild_report
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import flatten_config
 from magrpo.run.layout import Step
-from magrpo.run.store import MANIFEST, RunStore
+from magrpo.run.manifest import MANIFEST
+from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import newest_by_step
 from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.system import PREFIX

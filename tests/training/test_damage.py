@@ -1,0 +1,193 @@
+"""Damage to the files of a run is found when they are read and named; computed again, the run has the bits it had."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from magrpo.config.run import load_config
+from magrpo.export.team import TrainedTeam
+from magrpo.plugins import ConfigError
+from magrpo.run.layout import EVALUATION, OPTIMIZER, read_evaluations, steps_to_repeat
+from magrpo.run.manifest import MANIFEST
+from magrpo.run.store import CONFIG, RunStore
+from magrpo.training.loop import run_steps
+from magrpo.training.recorder import RunRecorder
+from pipelines.cli import main
+from tests.memory_tracker import MemoryTracker
+from tests.pipelines.micro import blank_pictures, open_stages, run_locally, write_config
+from tests.training.test_resume import Runs
+
+REMEDY = "delete this folder and resume the run, which computes it again"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pictures() -> Iterator[None]:
+    with blank_pictures():
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """With the finished run ``whole`` of three iterations, evaluated at 0, 2 and 3."""
+    folder = tmp_path_factory.mktemp("damage")
+    store, _, _ = run_locally(load_config(write_config(folder, iterations=3)))
+    store.path.rename(folder / "runs" / "whole")
+    return Runs(folder)
+
+
+@pytest.fixture
+def copy(runs: Runs) -> Iterator[RunStore]:
+    shutil.copytree(runs.root / "whole", runs.root / "copy")
+    yield RunStore.open(runs.root, "copy")
+    shutil.rmtree(runs.root / "copy")
+
+
+def flip_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def resume(store: RunStore) -> None:
+    """Resume a run as a new process does, which trusts no file."""
+    store = RunStore.open(store.path.parent, store.run_id)
+    config, tracker = store.config(), MemoryTracker()
+    with open_stages(config, store, tracker) as stages:
+        run_steps(config, store, stages.run_step, RunRecorder(config, store, tracker))
+
+
+def assert_stops(store: RunStore, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        resume(store)
+
+
+def digests(store: RunStore) -> dict[str, dict[str, str]]:
+    """The digests of the files of every rollout, credit and update, by stage: those that hold no times."""
+    names = (str(path.relative_to(store.path / "stages")) for path in store.path.glob("stages/*/*"))
+    return {
+        name: {file: facts["sha256"] for file, facts in store.manifest_of(name)["files"].items()}
+        for name in names
+        if name.endswith(("rollout.0", "credit", "update"))
+    }
+
+
+def keep_until(store: RunStore, last: str) -> None:
+    """Delete the outputs after ``last``, as if the run had been killed then."""
+    for folder in store.path.glob("stages/*/*"):
+        if str(folder.relative_to(store.path / "stages")) > last:
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("last", "damaged", "file"),
+    [
+        ("00003/credit", "00003/credit", "main.jsonl.gz"),
+        ("00003/rollout.0", "00003/rollout.0", "groups.jsonl.gz"),
+        ("00003/credit", "00000/prepare", "train.jsonl.gz"),
+        ("00003/credit", "00000/evaluate", EVALUATION),
+    ],
+)
+def test_a_damaged_input_stops_the_resume_and_is_computed_again_once_it_is_deleted(
+    runs: Runs, copy: RunStore, last: str, damaged: str, file: str
+) -> None:
+    keep_until(copy, last)
+    folder = copy.stage_folder(damaged)
+    path = folder / file
+    assert path.exists()
+    flip_byte(path)
+    assert_stops(copy, f"{folder}: {file} is damaged; {REMEDY}")
+    path.unlink()
+    assert_stops(copy, f"{folder}: {file} is missing; {REMEDY}")
+    shutil.rmtree(folder)
+    resume(copy)
+    assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
+
+
+def test_a_damaged_manifest_stops_the_resume_wherever_it_is(runs: Runs, copy: RunStore) -> None:
+    folder = copy.stage_folder("00001/score.0")
+    (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:40])
+    assert_stops(copy, f"{folder}: {MANIFEST} is damaged; {REMEDY}")
+    (folder / MANIFEST).unlink()  # what is left is no output
+    resume(copy)
+    assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
+
+
+def test_a_resume_reads_only_what_it_needs(copy: RunStore) -> None:
+    for path in copy.path.glob(f"stages/*/update/{OPTIMIZER}"):
+        flip_byte(path)
+    resume(copy)
+
+
+def test_a_lost_checkpoint_after_a_pruned_one_takes_from_stage(runs: Runs, copy: RunStore) -> None:
+    keep_until(copy, "00002/update")
+    folder = copy.stage_folder("00002/update")
+    flip_byte(folder / OPTIMIZER)
+    assert_stops(copy, f"{folder}: {OPTIMIZER} is damaged; {REMEDY}")
+    shutil.rmtree(folder)
+    assert copy.pruned_files("00001/update")
+    assert_stops(
+        copy,
+        "00002/update needs the optimizer state of 00001/update, deleted to save space; to compute them again: "
+        f"magrpo train --resume copy --root {runs.root} --from-stage update:2",
+    )
+    repeated = steps_to_repeat(copy, copy.config(), "update:2")
+    assert [str(step) for step in repeated] == ["update:1", "evaluate:2"]
+    copy.set_aside([step.folder for step in repeated])
+    resume(copy)
+    assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
+
+
+def test_samples_that_came_out_differently_take_from_stage(runs: Runs, copy: RunStore) -> None:
+    """As on a GPU: those of iteration 2 differ, and the optimizer's state before its update is pruned."""
+    other, manifest = copy.stage_folder("00001/credit"), copy.manifest_of("00002/credit")
+
+    def write(folder: Path) -> dict[str, float]:
+        shutil.copytree(other, folder, dirs_exist_ok=True, ignore=lambda *_: [MANIFEST])
+        return manifest["metrics"]
+
+    copy.commit("00002/credit", manifest["key"], write)
+    before = copy.manifest_of("00002/update")["key"]
+    with pytest.raises(ConfigError, match=r"--from-stage update:2$"):
+        resume(copy)
+    copy.set_aside([step.folder for step in steps_to_repeat(copy, copy.config(), "update:2")])
+    resume(copy)
+    assert copy.manifest_of("00002/update")["key"] != before
+
+
+def test_damaged_weights_are_not_exported(copy: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = TrainedTeam.of(copy).weights.parent
+    weights = next(folder.glob("weights/*/*.safetensors"))
+    flip_byte(weights)
+    assert main(["export", "copy", "--root", str(copy.path.parent), "--output", str(tmp_path / "agents")]) == 2
+    said = capsys.readouterr().err
+    assert f"{folder}: {weights.relative_to(folder)} is damaged; {REMEDY}" in said
+    assert not (tmp_path / "agents").exists()
+
+
+def test_a_damaged_evaluation_is_named_by_its_readers(copy: RunStore) -> None:
+    folder = copy.stage_folder("00002/evaluate")
+    flip_byte(folder / EVALUATION)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(folder))}: {EVALUATION} is damaged; "):
+        read_evaluations(copy)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "not UTF-8", "a list"])
+def test_a_damaged_configuration_is_named(copy: RunStore, damage: str) -> None:
+    path = copy.path / CONFIG
+    data = path.read_bytes()
+    path.write_bytes({"truncated": data[:100], "empty": b"", "not UTF-8": b"\xff" + data, "a list": b"[]"}[damage])
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))} ") as caught:
+        RunStore.open(copy.path.parent, copy.run_id).config()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_configuration_that_is_missing_is_no_run(runs: Runs, copy: RunStore) -> None:
+    (copy.path / CONFIG).unlink()
+    (copy.path / CONFIG).mkdir()
+    with pytest.raises(ConfigError, match="no run 'copy' in"):
+        RunStore.open(runs.root, "copy")
