@@ -165,13 +165,13 @@ def test_damage_is_named_by_file(store: RunStore) -> None:
     file = folder / "sub" / "a.txt"
     file.write_text("0ne")
     assert reopened.find("s", "k") == pointer
-    with pytest.raises(ConfigError, match=f"^{folder}: sub/a.txt is damaged; delete this folder and resume the run"):
+    with pytest.raises(ConfigError, match=rf"^{folder}: sub/a\.txt is damaged; delete this folder and resume the run"):
         reopened.check_files(pointer)
     reopened.check_files(pointer, "other")
-    with pytest.raises(ConfigError, match="sub/a.txt is damaged"):
+    with pytest.raises(ConfigError, match=r"sub/a\.txt is damaged"):
         reopened.check_files(pointer, "other", "sub")
     file.unlink()
-    with pytest.raises(ConfigError, match="sub/a.txt is missing"):
+    with pytest.raises(ConfigError, match=r"sub/a\.txt is missing"):
         reopened.check_files(pointer)
     file.write_text("one")
     reopened.check_files(pointer)
@@ -310,10 +310,10 @@ def test_damaged_records_are_named(tmp_path: Path) -> None:
     flipped = data[:500] + bytes([data[500] ^ 1]) + data[501:]
     for damaged in (b"plain", data[:-20], data[:100], flipped, gzip.compress(b'{"status": 1}\n')):
         path.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=f"^{tmp_path}: x.jsonl.gz is damaged .*; delete this folder"):
+        with pytest.raises(ConfigError, match=rf"^{tmp_path}: x\.jsonl\.gz is damaged .*; delete this folder"):
             read_records(path, Case)
     path.unlink()
-    with pytest.raises(ConfigError, match="x.jsonl.gz is missing; delete this folder"):
+    with pytest.raises(ConfigError, match=r"x\.jsonl\.gz is missing; delete this folder"):
         read_records(path, Case)
 
 
