@@ -64,7 +64,7 @@ COMMANDS = {
     TRAIN: ("train", "sweep", "evaluate", "schedule"),
     LOOK: ("runs", "show", "report", "compare"),
     USE: ("ask", "export", "score"),
-    OPERATE: ("config", "doctor", "sync", "verify", "place", "bench"),
+    OPERATE: ("config", "doctor", "sync", "place", "bench"),
 }
 """The commands as ``magrpo --help`` lists them: the daily ones of each group first."""
 
@@ -122,7 +122,6 @@ LAZY_COMMANDS = {
         "commands.doctor:check_machine",
         "Check that this machine has everything that training needs, and print how to fix what is missing.",
     ),
-    "verify": ("commands.verify:verify_run", "Check every file of a run against its stored digest."),
     "sync": (
         "commands.runs:sync_run",
         "Deliver the tracking records in a run's outbox to MLflow.",

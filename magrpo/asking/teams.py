@@ -10,10 +10,9 @@ from typing import Any
 from magrpo.config.run import RunConfig
 from magrpo.config.services import TrackingConfig
 from magrpo.plugins import ConfigError, validate_config
-from magrpo.run.config_file import CONFIG
 from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
 from magrpo.run.steps import makes_tables
-from magrpo.run.store import RunStore, read_json
+from magrpo.run.store import CONFIG, RunStore, read_json
 from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import CHAMPION, ModelRegistry
 
@@ -91,7 +90,7 @@ def _refuse_checkpoint(checkpoint: int | None, what: str) -> None:
 
 
 def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[str]) -> AskedTeam:
-    config = _change_config(store.config_file.read_tree(), store.path / CONFIG, overrides)
+    config = _change_config(store.config_tree(), store.path / CONFIG, overrides)
     if makes_tables(config):
         raise ConfigError(f"run {store.run_id} compares baselines; ask the run that trained its agents")
     known = kept_iterations(store)
@@ -166,7 +165,7 @@ def _find_only_model(root: Path) -> str:
     models: set[str] = set()
     for path in root.glob(f"*/{CONFIG}"):
         with suppress(ConfigError):  # a damaged run, or a model
-            model = RunStore(root, path.parent.name).config_file.read_tree().get("registry", {}).get("model")
+            model = RunStore(root, path.parent.name).config_tree().get("registry", {}).get("model")
             models |= {model} if model else set()
     if len(models) == 1:
         return models.pop()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from magrpo.checks.calls import PluginCall
 from magrpo.interfaces import Env
 from magrpo.plugins import quote_value
+from magrpo.text import replace_surrogates
 from magrpo.types import Message, MessageRole, Observation, PastTurn, Problem
 
 _MESSAGE_ROLES = get_args(MessageRole)
@@ -40,7 +42,10 @@ def count_turns(env: Env) -> int:
 
 
 def observe_problem(env: Env, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-    """The observation of the agent in ``role``. Raises ConfigError, naming environment and problem, if it is none."""
+    """The observation of the agent in ``role``, lone surrogates replaced.
+
+    Raises ConfigError, naming environment and problem, if it is none.
+    """
     call = PluginCall("env", env, "observe()", problem.task_id)
     with call:
         seen: Any = env.observe(problem, role, history, agent)
@@ -61,7 +66,9 @@ def observe_problem(env: Env, problem: Problem, role: str, history: Sequence[Pas
                 f"returned a message with the role {quote_value(message.role)}",
                 f"message roles are {', '.join(_MESSAGE_ROLES)}",
             )
-    return seen
+    return Observation(
+        tuple(replace(message, content=replace_surrogates(message.content)) for message in seen.messages)
+    )
 
 
 def _read_names(call: PluginCall, names: Any) -> tuple[str, ...]:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, get_args
 
 from magrpo.checks.calls import PluginCall
 from magrpo.interfaces import Problems
 from magrpo.plugins import quote_value
+from magrpo.text import replace_surrogates
 from magrpo.types import Problem, Split
 
 _SPLITS = get_args(Split)
 _TEXTS = ("task_id", "prompt", "entry_point", "test", "canonical_solution", "hidden_test")
 
 
-def load_problems(problems: Problems) -> dict[Split, Sequence[Problem]]:
-    """The splits of a problem set. Raises ConfigError, naming the set, for anything but splits of Problems."""
+def load_problems(problems: Problems) -> dict[Split, list[Problem]]:
+    """The splits of a problem set, lone surrogates replaced.
+
+    Raises ConfigError, naming the set, for anything but splits of Problems.
+    """
     call = PluginCall("problems", problems, "load()")
     with call:
         splits: Any = problems.load()
     if not isinstance(splits, Mapping):
         raise call.refuse_value(splits, "a mapping from splits (train, test, ood) to lists of Problems")
-    loaded: dict[Split, Sequence[Problem]] = {}
+    loaded: dict[Split, list[Problem]] = {}
     for split, members in splits.items():
         if split not in _SPLITS:
             raise call.refuse(f"returned the split {quote_value(split)}", f"splits are {', '.join(_SPLITS)}")
@@ -30,13 +35,14 @@ def load_problems(problems: Problems) -> dict[Split, Sequence[Problem]]:
                 f"returned {quote_value(members)} for the split {split!r}", "it must be a list of Problems"
             )
         with call:
-            loaded[split] = tuple(members)  # maybe of a generator
-        for problem in loaded[split]:
+            listed = list(members)  # maybe of a generator
+        for problem in listed:
             if not isinstance(problem, Problem):
                 raise call.refuse(
                     f"returned {quote_value(problem)} in the split {split!r}", "every item must be a Problem"
                 )
             check_problem(call, problem)
+        loaded[split] = [Problem(**replace_surrogates(asdict(problem))) for problem in listed]
     return loaded
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magrpo.checks.calls import PluginCall
 from magrpo.interfaces import Engine, EnginePlugin, Progress, Sandbox, SandboxPlugin, Served
 from magrpo.plugins import quote_value
-from magrpo.types import Action, Execution, ExecutionReport, Request
+from magrpo.text import replace_surrogates
+from magrpo.types import Action, Case, Execution, ExecutionReport, Request
 
 if TYPE_CHECKING:
     from magrpo.model.host import EngineHost
@@ -43,7 +45,10 @@ def serve_weights(engine: Engine, version: int, weights: Mapping[str, Path]) -> 
 def run_executions(
     sandbox: Sandbox, executions: Sequence[Execution], progress: Progress | None
 ) -> list[ExecutionReport]:
-    """Run programs. Raises ConfigError unless the sandbox returns one report for each."""
+    """Run programs; lone surrogates in messages are replaced.
+
+    Raises ConfigError unless the sandbox returns one report for each.
+    """
     reports: Any = sandbox.run(executions, progress)
     call = PluginCall("sandbox", sandbox, "run()")
     if not isinstance(reports, Sequence) or not all(isinstance(report, ExecutionReport) for report in reports):
@@ -52,11 +57,18 @@ def run_executions(
         raise call.refuse(
             f"returned {len(reports)} reports", f"it must return one for each of the {len(executions)} programs"
         )
-    return list(reports)
+    return [replace(report, cases=tuple(map(_clean_case, report.cases))) for report in reports]
+
+
+def _clean_case(case: Case) -> Case:
+    return replace(case, message=replace_surrogates(case.message))
 
 
 def generate_completions(engine: Served, requests: Sequence[Request], progress: Progress | None) -> list[Action]:
-    """Sample completions. Raises ConfigError unless the engine returns one whole completion for each request."""
+    """Sample completions; lone surrogates in their texts are replaced.
+
+    Raises ConfigError unless the engine returns one whole completion for each request.
+    """
     actions: Any = engine.generate(requests, progress)
     call = PluginCall("engine", engine, "generate()")
     if not isinstance(actions, Sequence) or not all(isinstance(action, Action) for action in actions):
@@ -77,4 +89,4 @@ def generate_completions(engine: Served, requests: Sequence[Request], progress: 
                 "sampling_logps",
                 "it must have one for each token",
             )
-    return list(actions)
+    return [replace(action, text=replace_surrogates(action.text)) for action in actions]

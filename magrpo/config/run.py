@@ -146,8 +146,8 @@ class OptimConfig(Section):
     """Keep only the inputs of layers for the backward pass and compute the layers again there. Gradients are the same;
     it takes about a third more time and a fraction of the memory."""
     keep: int = Field(1, ge=1)
-    """Number of newest checkpoints that keep their optimizer state; evaluated checkpoints always keep theirs. If the
-    newest is damaged, training continues from the one before it."""
+    """Number of newest checkpoints that keep their optimizer state; evaluated checkpoints always keep theirs. With 2 or
+    more, the newest can be computed again from the one before it, for example after its files were damaged."""
     lanes: int = Field(1, ge=1, le=4096)
     """Number of partial sums of each agent's gradient, a power of two; update ranks divide them among themselves (see
     docs/scale.md). It changes rounding, while the number of ranks does not."""

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import ConfigError, Section
-from magrpo.text import replace_surrogates
 from magrpo.types import Problem
 
 MAX_CHARS = 4000
@@ -65,4 +64,4 @@ def _ask(expert: Expert, system: str, user: str) -> str:
         ) from error
     except openai.APIStatusError as error:
         raise ConfigError(f"env.expert: {expert.base_url} refuses a request to {expert.model!r}: {error}") from error
-    return replace_surrogates(answer.choices[0].message.content or "").strip()[:MAX_CHARS]
+    return (answer.choices[0].message.content or "").strip()[:MAX_CHARS]

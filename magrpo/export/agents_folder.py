@@ -25,19 +25,15 @@ from magrpo.files.writing import share_files
 from magrpo.model.lineup import open_prompt_tokenizer
 from magrpo.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from magrpo.plugins import ConfigError
-from magrpo.run.config_file import CONFIG
-from magrpo.run.files import AGENTS
-from magrpo.run.store import Pointer, RunStore
+from magrpo.run.files import AGENTS, WEIGHTS
+from magrpo.run.store import CONFIG, RunStore
 
 ORIGIN = "origin.json"
 
 
-def write_run_agents(store: RunStore, committed: Pointer | None = None) -> Path:
-    """Write ``agents`` in the folder of a finished training run, unless it was made from the same checkpoint.
-
-    ``committed``: its last checkpoint, if it was committed or checked just now.
-    """
-    team, target = TrainedTeam.of(store, committed=committed), store.path / AGENTS
+def write_run_agents(store: RunStore) -> Path:
+    """Write ``agents`` in the folder of a finished training run, unless it was made from the same checkpoint."""
+    team, target = TrainedTeam.of(store), store.path / AGENTS
     origin = target / ORIGIN
     if not (origin.is_file() and json.loads(origin.read_bytes()) == team.describe_origin()):
         write_agents(team, target)
@@ -48,11 +44,12 @@ def write_agents(team: TrainedTeam, target: Path, repository: str = "") -> None:
     """Write the folder ``target``; one that was written before is replaced when the new one is whole.
 
     ``repository``: id on the hub from which the model card tells to fetch the folder. Raises ConfigError if ``target``
-    holds anything else, or a tokenizer or base cannot be loaded.
+    holds anything else, the weights are damaged, or a tokenizer or base cannot be loaded.
     """
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / ORIGIN).is_file()):
         raise ConfigError(f"{target} contains other files; choose a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
+    team.store.check_files(team.checkpoint, WEIGHTS)
     with make_draft(target.parent, f".{target.name}-") as draft:
         for agent in team.config.agents:
             _write_agent(team, agent, draft / agent.name)

@@ -43,7 +43,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
     prepared = Step("prepare", 0).folder
     problems, sizes = store.find(prepared), store.stored_metrics(prepared)
     if problems is None:
-        raise ConfigError(f"run {store.run_id}: its problems are damaged: {store.stage_folder(prepared)}")
+        raise ConfigError(f"run {store.run_id} has no problems: {store.stage_folder(prepared)} is missing; resume it")
     bases = list(_describe_bases(team))
     licences = {base["licence"] for base in bases}
     return render_template(

@@ -10,13 +10,7 @@ from magrpo.config.agents import AgentConfig
 from magrpo.config.run import RunConfig
 from magrpo.plugins import ConfigError
 from magrpo.reports.run import RunReport
-from magrpo.run.files import (
-    checkpoint_iteration,
-    checkpoint_weights,
-    committed_iterations,
-    find_evaluations,
-    read_evaluation,
-)
+from magrpo.run.files import checkpoint_weights, committed_iterations, find_evaluations, read_evaluation
 from magrpo.run.steps import Step, makes_tables
 from magrpo.run.store import Pointer, RunStore
 
@@ -31,15 +25,10 @@ class TrainedTeam:
     """Its evaluations by iteration, ascending; the last one is of these agents."""
     merged: bool
     """Whether adapters are merged into copies of their base."""
-    committed: Pointer | None = None
-    """Their checkpoint, if it is known to be undamaged: finding that out reads all weights."""
 
     @classmethod
-    def of(cls, store: RunStore, *, merged: bool = False, committed: Pointer | None = None) -> "TrainedTeam":
-        """The agents of ``store``; ConfigError if it compares baselines, or none of its checkpoints is evaluated.
-
-        ``committed``: the run's last checkpoint, if it was committed or checked just now.
-        """
+    def of(cls, store: RunStore, *, merged: bool = False) -> "TrainedTeam":
+        """The agents of ``store``; ConfigError if it compares baselines, or none of its checkpoints is evaluated."""
         config = store.config()
         if makes_tables(config):
             raise ConfigError(f"run {store.run_id} compares baselines and has no agents of its own; name a trained run")
@@ -49,8 +38,7 @@ class TrainedTeam:
             raise ConfigError(
                 f"run {store.run_id} has no evaluated agents yet; resume it: magrpo train --resume {store.run_id}"
             )
-        known = committed if committed is not None and checkpoint_iteration(committed) == max(evaluations) else None
-        return cls(store, config, evaluations, merged, known)
+        return cls(store, config, evaluations, merged)
 
     @property
     def iteration(self) -> int:
@@ -82,14 +70,13 @@ class TrainedTeam:
 
     @cached_property
     def checkpoint(self) -> Pointer:
-        """The checkpoint of these agents. Raises ConfigError if it is damaged."""
-        found = self.committed or self.store.find(Step("update", self.iteration).folder)
-        if found is None:
-            raise ConfigError(f"run {self.store.run_id}: the checkpoint of iteration {self.iteration} is damaged")
+        """The checkpoint of these agents."""
+        found = self.store.find(Step("update", self.iteration).folder)
+        assert found is not None  # one of those that ``of`` found
         return found
 
     def describe_origin(self) -> dict[str, object]:
-        """The run, checkpoint and evaluation, as plain JSON. Raises ConfigError if the checkpoint is damaged."""
+        """The run, checkpoint and evaluation, as plain JSON."""
         return {
             "run": self.store.run_id,
             "iteration": self.iteration,

@@ -1,1 +1,5 @@
-"""Files and folders that outlive kills and that several processes share."""
+"""Files and folders that outlive kills and that several processes share.
+
+Begin with :mod:`magrpo.files.writing`, which writes files whole. :mod:`~magrpo.files.locks` lets one process at a time
+make something in a folder, and :mod:`~magrpo.files.hub` asks the Hugging Face hub and its caches.
+"""

@@ -1,6 +1,5 @@
-"""Locks on folders, for processes that make something in them. A lock ends with its process."""
+"""Locks on folders, for processes that make something in them. The kernel releases a lock when its process ends."""
 
-import fcntl
 import os
 import shutil
 import uuid
@@ -8,16 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from filelock import lock_descriptor
+
 
 @contextmanager
-def lock_folder(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the lock of a folder; ``how`` as for :func:`fcntl.flock`.
+def lock_folder(folder: Path, *, blocking: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder. No lock file is made in it, so this also works for folders of cgroups.
 
-    Raises OSError if there is no such folder, or another process holds it and ``how`` says not to wait.
+    Raises OSError if there is no such folder; BlockingIOError if another process holds it, unless ``blocking``.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, how)
+        if not lock_descriptor(descriptor, blocking=blocking):
+            raise BlockingIOError(f"another process holds {folder}")
         yield
     finally:
         os.close(descriptor)
@@ -38,7 +40,7 @@ def make_draft(parent: Path, prefix: str, remove: Callable[[Path], None] = shuti
     with ExitStack() as held:
         with lock_folder(parent):
             for stale in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-                with suppress(OSError), lock_folder(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                with suppress(OSError), lock_folder(stale, blocking=False):
                     delete(stale)
             draft = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
             draft.mkdir()

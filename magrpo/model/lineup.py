@@ -113,8 +113,8 @@ class Lineup:
         """Token ids of an observation: through the chat template, or as plain text ended by a newline.
 
         Messages quote what programs and other agents wrote: every agent's special tokens in them are replaced by a
-        replacement character, and so are lone surrogates, which no tokenizer takes. Raises ConfigError if the template
-        fails, or the tokenizer writes tokens that the base does not have.
+        replacement character. Raises ConfigError if the template fails, or the tokenizer writes tokens that the base
+        does not have.
         """
         entry = self._agents[agent]
         token_ids = self._encode(entry, observation)
@@ -156,9 +156,11 @@ class Lineup:
 
     @cached_property
     def _uncontrolled(self) -> re.Pattern[str]:
-        """Matches what must not reach a tokenizer from text: special tokens of every agent, lone surrogates."""
+        """Matches the special tokens of every agent, which must not reach a tokenizer from text."""
         tokens = {token for agent in self._agents.values() for token in _list_special_tokens(agent.tokenizer)}
-        return re.compile("|".join(["[\ud800-\udfff]", *map(re.escape, sorted(tokens, key=len, reverse=True))]))
+        longest_first = sorted(tokens, key=len, reverse=True)
+        matches_nothing = "(?!)"
+        return re.compile("|".join(map(re.escape, longest_first)) or matches_nothing)
 
     def find_unused_templates(self) -> str:
         """What to warn of if a base has a chat template and ``model.chat_template`` is "none"; empty otherwise."""

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 from magrpo.config.run import RunConfig
 from magrpo.plugins import ConfigError
-from magrpo.run.config_file import CONFIG
-from magrpo.run.store import RunStore
+from magrpo.run.store import CONFIG, RunStore
 from magrpo.sandboxes import LEVEL_TITLES
 from magrpo.tracking.connection import mlflow_page, tracking_uri
 from magrpo.tracking.wall_time import read_run_records
@@ -58,7 +57,7 @@ def find_comparable_run(store: RunStore) -> str | None:
 def _read_task(store: RunStore) -> tuple[object, object] | None:
     """The problems and the reward of a run; None if its configuration cannot be read."""
     try:
-        tree = store.config_file.read_tree()
+        tree = store.config_tree()
     except ConfigError:
         return None
     return tree["problems"], tree["reward"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magrpo.config.run import RunConfig
+from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import (
     EvaluatedRun,
@@ -60,9 +61,12 @@ def judge_run(run: EvaluatedRun) -> Verdict:
 def read_verdict(store: RunStore) -> Verdict | None:
     """The verdict on the first and the last evaluation of a run so far; None if it has none, or one is damaged."""
     iterations = committed_iterations(store, "evaluate")
-    ends = [store.find(Step("evaluate", iteration).folder) for iteration in (*iterations[:1], *iterations[1:][-1:])]
-    reports = [read_evaluation(store.folder(pointer)) for pointer in ends if pointer is not None]
-    return judge_evaluations(reports, store.config()) if reports and len(reports) == len(ends) else None
+    folders = [Step("evaluate", iteration).folder for iteration in (*iterations[:1], *iterations[1:][-1:])]
+    try:
+        reports = [read_evaluation(store.stage_folder(folder)) for folder in folders]
+    except ConfigError:  # damage; a notice of it can be sent without a verdict
+        return None
+    return judge_evaluations(reports, store.config()) if reports else None
 
 
 def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdict:

@@ -42,7 +42,7 @@ def read_flat_config(folder: Path) -> dict[str, str]:
 
     Raises ConfigError if it is damaged, or no configuration of a run.
     """
-    tree = RunStore(folder.parent, folder.name).config_file.read_tree()
+    tree = RunStore(folder.parent, folder.name).config_tree()
     return {key: str(value) for key, value in flatten_tree(tree).items()}
 
 

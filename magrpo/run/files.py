@@ -6,8 +6,7 @@ A run directory, ``<root>/<run_id>``::
     lock                              held by the process that works on the run
     stages/00007/rollout.0/           one folder for each step; :mod:`magrpo.run.store` commits it
         groups.jsonl.gz  _SUCCESS     its files and their manifest
-    config.copy.json                  a copy of it, with its digest
-    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``, or because they are damaged
+    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``
     report.html                       the page for people; :mod:`magrpo.reports.publish` writes it when the run ends
     tracking.jsonl                    records for MLflow, and when each attempt began and ended
     agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
@@ -16,20 +15,18 @@ A run directory, ``<root>/<run_id>``::
     start.json                        the registered version the run started from, if it asked for the champion
 """
 
-import fcntl
-import os
-import struct
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
+
+import msgspec
 
 from magrpo.config.place import Place
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError, validate_config
+from magrpo.run.manifest import check_files
 from magrpo.run.steps import StageName, Step, steps
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records
-from magrpo.text import decode_json
 from magrpo.types import EvalReport, NodeScores, Problem, RolloutGroup, ScoredTurn, Split, Turn
 
 GROUPS = "groups.jsonl.gz"
@@ -44,7 +41,6 @@ AGENTS = "agents"
 START = "start.json"
 PLACE = "place.json"
 LOGS = "logs"
-LOCK = "lock"
 REGISTER, PROMOTE = "register", "promote"
 """Folders beside those of the last iteration's steps: the team as a registered version, and the gate's decision."""
 OPTIMIZER = "optimizer.pt"
@@ -108,8 +104,9 @@ def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> No
 
 
 def read_evaluation(folder: Path) -> EvalReport:
-    """The report committed by ``evaluate`` or ``baseline``."""
-    return decode_json((folder / EVALUATION).read_bytes(), EvalReport)
+    """The report committed by ``evaluate`` or ``baseline``; ConfigError if it is damaged."""
+    check_files(folder, EVALUATION)
+    return msgspec.json.decode((folder / EVALUATION).read_bytes(), type=EvalReport)
 
 
 # --------------------------------------------------------------------------------------------- checkpoints, evaluations
@@ -124,13 +121,13 @@ def committed_iterations(store: RunStore, stage: StageName) -> list[int]:
 
 
 def find_evaluations(store: RunStore) -> dict[int, Pointer]:
-    """The undamaged committed evaluations by iteration, ascending."""
+    """The committed evaluations by iteration, ascending."""
     iterations = committed_iterations(store, "evaluate")
     return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
 
 
 def read_evaluations(store: RunStore) -> list[EvalReport]:
-    """The undamaged committed evaluations in their order."""
+    """The committed evaluations in their order."""
     return [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
 
 
@@ -214,35 +211,3 @@ def keep_place(store: RunStore, place: Place | None) -> None:
         (store.path / PLACE).unlink(missing_ok=True)
     else:
         atomic_write(store.path / PLACE, place.model_dump_json(indent=1).encode())
-
-
-# ---------------------------------------------------------------------------------------------------------------- lock
-@contextmanager
-def hold_run(store: RunStore) -> Iterator[None]:
-    """Hold the lock of a run directory; ConfigError if another process holds it.
-
-    A POSIX lock, not a lock file: the kernel releases it however the process ends, children do not inherit it, and
-    :func:`is_held` can ask for it without taking it.
-    """
-    with (store.path / LOCK).open("a+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise ConfigError(f"run {store.run_id}: process {file.read() or '?'} is working on it already") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def is_held(folder: Path) -> bool:
-    """Whether another process holds the run directory ``folder``."""
-    try:
-        with (folder / LOCK).open("rb") as file:
-            # struct flock of Linux: type, whence, start, length, process
-            question = struct.pack("hhlli", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            answer = struct.unpack("hhlli", fcntl.fcntl(file, fcntl.F_GETLK, question))
-    except FileNotFoundError:
-        return False
-    return bool(answer[0] != fcntl.F_UNLCK)

@@ -1,12 +1,10 @@
 """The steps of a run, in their order, and where a run is among them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Literal
 
 from magrpo.config.run import RunConfig
-from magrpo.plugins import ConfigError, list_choices
 from magrpo.run.store import RunStore
 
 StageName = Literal[
@@ -123,51 +121,3 @@ def _is_past(step: Step, store: RunStore) -> bool:
     if store.is_committed(step.folder):
         return True
     return step.stage in ("rollout", "score") and store.is_committed(Step("credit", step.iteration).folder)
-
-
-def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]:
-    """The committed steps to compute again in order to resume from ``name``, ``STAGE[:ITERATION]``.
-
-    These are the named step (without ``ITERATION`` the newest committed one of the stage) and every later one. If the
-    optimizer state before it was pruned, they start at the newest update whose state is kept, with equal results where
-    computation is deterministic. Raises ConfigError if no stage has this name, or the run has not reached it.
-    """
-    every = steps(config)
-    position = _find_position(name, config, store)
-    repeated = [step for step in every[position:] if store.is_committed(step.folder)]
-    earlier = [step for step in every[:position] if store.is_committed(step.folder)]
-    checkpoints = [step for step in earlier if step.stage in ("start", "update")]
-    return pruned_tail(store, checkpoints) + repeated
-
-
-def pruned_tail(store: RunStore, checkpoints: Sequence[Step]) -> list[Step]:
-    """The last of ``checkpoints``, in their order, from which files were pruned; none if the last one is whole."""
-
-    def is_pruned(step: Step) -> bool:
-        return store.is_committed(step.folder) and bool(store.pruned_files(step.folder))
-
-    return list(takewhile(is_pruned, reversed(checkpoints)))[::-1]
-
-
-def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
-    """Position of ``name`` in :func:`steps`: at most that of the step after the last committed one."""
-    every = steps(config)
-    newest = 1 + max((i for i, step in enumerate(every) if store.is_committed(step.folder)), default=-1)
-    title, colon, number = name.partition(":")
-    title = f"{title}.0" if title in ("rollout", "score") else title
-    known = list(dict.fromkeys(step.title for step in every))
-    if title not in known:
-        raise ConfigError(f"--from-stage {name}: no stage {title!r}; {list_choices(title, known)}")
-    positions = {step.iteration: i for i, step in enumerate(every[: newest + 1]) if step.title == title}
-    if not positions:
-        raise ConfigError(f"--from-stage {name}: the run has only reached {every[newest]}")
-    if not colon:
-        committed = (i for i in reversed(positions.values()) if store.is_committed(every[i].folder))
-        return next(committed, min(positions.values()))
-    for iteration, position in positions.items():
-        if str(iteration) == number:
-            return position
-    first, last = min(positions), max(positions)
-    is_range = 1 < len(positions) == last - first + 1
-    listed = f"{first}-{last}" if is_range else ", ".join(map(str, positions))
-    raise ConfigError(f"--from-stage {name}: no iteration {number!r} of {title} so far; possible: {listed}")

@@ -2,39 +2,48 @@
 
 A run directory holds its resolved configuration and a folder for each committed stage (:mod:`magrpo.run.files`). A
 stage writes into a temporary folder, which is flushed to disk and renamed into place: a kill loses at most the stage in
-progress. Its manifest carries a key, the digest of the stage's name, configuration and inputs; a later call with the
-same key finds the output and skips the work.
+progress. Its manifest (:mod:`magrpo.run.manifest`) carries a key, the digest of the stage's name, configuration and
+inputs; a later call with the same key finds the output and skips the work.
 """
 
 from __future__ import annotations
 
 import difflib
 import gzip
-import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
 from magrpo.config.run import RunConfig
-from magrpo.files import compress
 from magrpo.files.locks import lock_folder
 from magrpo.files.writing import atomic_write, hash_file, share_files, sync_path
-from magrpo.plugins import ConfigError, check_name, first_line
-from magrpo.run.config_file import CONFIG, ConfigFile
-from magrpo.text import decode_json, encode_json
+from magrpo.plugins import ConfigError, check_name, first_line, validate_config
+from magrpo.run.manifest import (
+    MANIFEST,
+    FileFacts,
+    Manifest,
+    check_files,
+    digest,
+    find_manifest,
+    has_manifest,
+    is_below,
+    name_damage,
+    read_manifest,
+    write_manifest,
+)
 
-MANIFEST = "_SUCCESS"
+CONFIG = "config.json"
+"""The configuration of a run, in its folder."""
 RESERVED = (
     "prefect",
     "sweeps",
@@ -45,8 +54,6 @@ RESERVED = (
 )
 """Names in the folder of the runs that no run may have."""
 _BLOCK_RECORDS, _BLOCK_BYTES = 64, 2**20  # records written, and bytes of text read, at once
-COMPRESSED_HERE = 2**23
-"""Largest text, in bytes, that is compressed in this process."""
 RecordT = TypeVar("RecordT")
 
 
@@ -59,36 +66,14 @@ class Pointer(TypedDict):
     """Digest of the manifest, and so of every file in the folder."""
 
 
-class FileFacts(TypedDict):
-    """A file of a committed stage, as its manifest has it."""
-
-    bytes: int
-    sha256: str
-    pruned: NotRequired[bool]
-    """Whether :meth:`RunStore.prune` deleted it."""
-
-
-class Manifest(TypedDict):
-    """The file :data:`MANIFEST` of a committed stage."""
-
-    stage: str
-    key: str
-    files: dict[str, FileFacts]
-    """By path in the folder."""
-    metrics: dict[str, float]
-    digest: NotRequired[str]
-    """Of all the rest."""
-
-
 class RunStore:
     """One run directory."""
 
     def __init__(self, root: Path, run_id: str) -> None:
         self.run_id = run_id
         self.path = (root / run_id).resolve()
-        self.config_file = ConfigFile(self.path)
-        self._intact: set[str] = set()
-        """The stages that :meth:`verify` found undamaged; their files are not read again."""
+        self._checked: set[str] = set()
+        """Folders of the outputs that this object committed or checked; their files are not read again for that."""
 
     @classmethod
     def create(cls, config: RunConfig, name: str | None = None) -> RunStore:
@@ -99,7 +84,7 @@ class RunStore:
         with lock_folder(store.path):  # of two that create the run at once, the second one is refused
             if store.exists():
                 raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
-            store.config_file.replace(config)
+            store.write_config(config)
         return store
 
     @classmethod
@@ -118,57 +103,43 @@ class RunStore:
             raise ConfigError(f"no run {run_id!r} in {root}; the newest runs there: {newest}")
         return store
 
+    # ----------------------------------------------------------------------------------------------- configuration
     def exists(self) -> bool:
         """Whether there is such a run, with its configuration."""
-        return self.config_file.exists()
+        return (self.path / CONFIG).is_file()
 
     def config(self) -> RunConfig:
-        """The configuration the run was created with; ConfigError if it is damaged, or of another version."""
-        return self.config_file.read()
+        """The configuration the run was created with; ConfigError if it cannot be read, or is of another version."""
+        return validate_config(RunConfig, self.config_tree(), (), f"{self.path / CONFIG} (written by another version?)")
 
-    def mend_config(self) -> str:
-        """See :meth:`magrpo.run.config_file.ConfigFile.mend`."""
-        return self.config_file.mend(self._new_folder_aside)
+    def config_tree(self) -> dict[str, Any]:
+        """The configuration without validation; ConfigError if it cannot be read, or is something else."""
+        path = self.path / CONFIG
+        tree = read_json(path)
+        if not isinstance(tree, dict) or not {"agents", "train"} <= tree.keys():
+            raise ConfigError(f"{path} is not the configuration of a run")
+        return tree
 
+    def write_config(self, config: RunConfig) -> None:
+        """Write or replace the configuration, with its secrets."""
+        atomic_write(self.path / CONFIG, config.resolved(secrets=True).encode())
+
+    # ------------------------------------------------------------------------------------------- committing, finding
     def is_committed(self, name: str) -> bool:
-        """Whether a stage has an output with a readable manifest, whatever its key and the state of its files."""
-        return _find_manifest(self.stage_folder(name)) is not None
-
-    def find_damage(self, name: str) -> str:
-        """What is wrong with the output of a stage, in words; empty if it is whole, or there is none."""
-        folder = self.stage_folder(name)
-        if not os.path.lexists(folder):
-            return ""
-        manifest = _find_manifest(folder)
-        if manifest is None:
-            return f"{MANIFEST} is damaged" if (folder / MANIFEST).exists() else f"{MANIFEST} is missing"
-        if manifest["stage"] != name:
-            return f"holds the output of {manifest['stage']}"
-        damaged = [file for file, facts in manifest["files"].items() if not _is_intact(folder / file, facts)]
-        words = [f"{file} is {'damaged' if (folder / file).exists() else 'missing'}" for file in damaged]
-        return ", ".join(words[:3]) + f" and {len(words) - 3} more" * (len(words) > 3)
-
-    def verify(self, name: str) -> str:
-        """As :meth:`find_damage`; :meth:`find` trusts the files of an undamaged stage from then on."""
-        damage = self.find_damage(name)
-        self._intact.discard(name)
-        if not damage:
-            self._intact.add(name)
-        return damage
+        """Whether a stage has an output with an undamaged manifest, whatever its key and the state of its files."""
+        return has_manifest(self.stage_folder(name))
 
     def find(self, name: str, key: str | None = None) -> Pointer | None:
-        """The committed output of a stage, if it has this key (None: whatever its key) and is undamaged."""
-        folder = self.stage_folder(name)
-        manifest = _find_manifest(folder)
-        if manifest is None or key not in (None, manifest["key"]):
-            return None
-        is_intact = name in self._intact or all(_is_intact(folder / f, facts) for f, facts in manifest["files"].items())
-        return self._pointer(name) if is_intact else None
+        """The committed output of a stage, if it has this key (None: whatever its key); its files are not read.
+
+        Raises ConfigError, naming the folder, if the manifest is damaged.
+        """
+        manifest = find_manifest(self.stage_folder(name))
+        return self._pointer(name, manifest) if manifest is not None and key in (None, manifest["key"]) else None
 
     def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
         """Make the files of ``write(folder)``, and the metrics it returns, durable as the output of stage ``name``."""
         target = self.stage_folder(name)
-        self._intact.discard(name)
         partial = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
         for stale in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(stale)
@@ -179,7 +150,8 @@ class RunStore:
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
-        _write_manifest(partial, {"stage": name, "key": key, "files": files, "metrics": metrics})
+        manifest: Manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
+        write_manifest(partial, manifest)
         share_files(partial)
         for path in (partial, *partial.rglob("*")):
             sync_path(path)
@@ -187,65 +159,17 @@ class RunStore:
             shutil.rmtree(target)
         partial.rename(target)
         sync_path(target.parent)
-        return self._pointer(name)
-
-    def metrics(self, pointer: Pointer) -> dict[str, float]:
-        """The metrics of a committed stage."""
-        return dict(_read_manifest(self.folder(pointer))["metrics"])
-
-    def manifest_of(self, name: str) -> Manifest:
-        """The manifest of a committed stage; ConfigError if it has none that can be read."""
-        return _read_manifest(self.stage_folder(name))
-
-    def stored_metrics(self, name: str) -> dict[str, float]:
-        """The metrics of a committed stage by its name, whatever its key and state."""
-        return dict(self.manifest_of(name)["metrics"])
-
-    def file_digest(self, pointer: Pointer, file: str) -> str:
-        """SHA-256 of a file of a committed stage."""
-        return str(_read_manifest(self.folder(pointer))["files"][file]["sha256"])
-
-    def work_interval(self, pointer: Pointer) -> tuple[float, float]:
-        """When the work of a stage began and ended, in seconds since 1970."""
-        ended = (self.folder(pointer) / MANIFEST).stat().st_mtime
-        stage = Path(pointer["dir"]).name.partition(".")[0]
-        return ended - self.metrics(pointer)[f"time/{stage}_s"], ended
-
-    def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
-        """Iteration, stage and metrics of everything committed, in no particular order."""
-        for path in self.path.glob(f"stages/[0-9]*/[!.]*/{MANIFEST}"):
-            manifest = _find_manifest(path.parent)
-            if manifest is not None and path.parts[-3].isdecimal():
-                yield int(path.parts[-3]), path.parts[-2], manifest["metrics"]
-
-    def stage_folder(self, name: str) -> Path:
-        """The folder of a stage by its name, committed or not."""
-        return self.path / "stages" / name
-
-    def folder(self, pointer: Pointer) -> Path:
-        """The folder a pointer refers to."""
-        return self.path / pointer["dir"]
-
-    def prune(self, name: str, *names: str) -> None:
-        """Delete large files, and those of folders, that a committed stage no longer needs; it stays committed."""
-        folder, manifest = self.stage_folder(name), self.manifest_of(name)
-        pruned = [file for file in manifest["files"] if any(Path(file).is_relative_to(name) for name in names)]
-        if not all(manifest["files"][file].get("pruned") for file in pruned):
-            for file in pruned:
-                manifest["files"][file]["pruned"] = True
-            times = (folder / MANIFEST).stat()
-            _write_manifest(folder, manifest)
-            os.utime(folder / MANIFEST, ns=(times.st_atime_ns, times.st_mtime_ns))  # work_interval reads it
-        for file in pruned:
-            (folder / file).unlink(missing_ok=True)  # a kill may have come after the manifest
-
-    def pruned_files(self, name: str) -> list[str]:
-        """The files of a committed stage that :meth:`prune` deleted."""
-        return [file for file, facts in self.manifest_of(name)["files"].items() if facts.get("pruned")]
+        pointer = self._pointer(name, manifest)
+        self._checked.add(pointer["dir"])
+        return pointer
 
     def set_aside(self, names: Sequence[str]) -> Path:
         """Move the outputs of stages into a new folder of the run and return it; a kill leaves the earlier stages."""
-        folder = self._new_folder_aside()
+        parent = self.path / "set-aside"
+        parent.mkdir(exist_ok=True)
+        taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
+        folder = parent / str(1 + max(taken, default=0))
+        folder.mkdir()
         for name in reversed(names):
             source, target = self.stage_folder(name), folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -254,27 +178,85 @@ class RunStore:
             sync_path(target.parent)
         return folder
 
-    def _new_folder_aside(self) -> Path:
-        parent = self.path / "set-aside"
-        parent.mkdir(exist_ok=True)
-        folder = parent / str(
-            1 + max((int(path.name) for path in parent.iterdir() if path.name.isdecimal()), default=0)
-        )
-        folder.mkdir()
-        return folder
-
-    def _pointer(self, name: str) -> Pointer:
-        manifest = self.manifest_of(name)
+    def _pointer(self, name: str, manifest: Manifest) -> Pointer:
         digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
         return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}
 
+    # ----------------------------------------------------------------------------------------------------- reading
+    def stage_folder(self, name: str) -> Path:
+        """The folder of a stage by its name, committed or not."""
+        return self.path / "stages" / name
+
+    def folder(self, pointer: Pointer) -> Path:
+        """The folder a pointer refers to."""
+        return self.path / pointer["dir"]
+
+    def check_files(self, pointer: Pointer, *names: str) -> None:
+        """Compare files of a committed stage, or all files below folders of it, with their digests; all without names.
+
+        Files that this object committed, or checked before, are not read again. Raises ConfigError, naming the folder
+        and the files, if one is damaged or missing.
+        """
+        if pointer["dir"] in self._checked:
+            return
+        check_files(self.folder(pointer), *names)
+        if not names:
+            self._checked.add(pointer["dir"])
+
+    def metrics(self, pointer: Pointer) -> dict[str, float]:
+        """The metrics of a committed stage."""
+        return dict(read_manifest(self.folder(pointer))["metrics"])
+
+    def manifest_of(self, name: str) -> Manifest:
+        """The manifest of a committed stage; ConfigError if it has none, or a damaged one."""
+        return read_manifest(self.stage_folder(name))
+
+    def stored_metrics(self, name: str) -> dict[str, float]:
+        """The metrics of a committed stage by its name, whatever its key and the state of its files."""
+        return dict(self.manifest_of(name)["metrics"])
+
+    def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
+        """Iteration, stage and metrics of everything committed, in no particular order."""
+        for path in self.path.glob(f"stages/[0-9]*/[!.]*/{MANIFEST}"):
+            iteration, stage = path.parts[-3:-1]
+            if iteration.isdecimal():
+                yield int(iteration), stage, read_manifest(path.parent)["metrics"]
+
+    def file_digest(self, pointer: Pointer, file: str) -> str:
+        """SHA-256 of a file of a committed stage."""
+        return str(read_manifest(self.folder(pointer))["files"][file]["sha256"])
+
+    def work_interval(self, pointer: Pointer) -> tuple[float, float]:
+        """When the work of a stage began and ended, in seconds since 1970."""
+        ended = (self.folder(pointer) / MANIFEST).stat().st_mtime
+        stage = Path(pointer["dir"]).name.partition(".")[0]
+        return ended - self.metrics(pointer)[f"time/{stage}_s"], ended
+
+    # ----------------------------------------------------------------------------------------------------- pruning
+    def prune(self, name: str, *names: str) -> None:
+        """Delete large files, and those of folders, that a committed stage no longer needs; it stays committed."""
+        folder, manifest = self.stage_folder(name), self.manifest_of(name)
+        pruned = [file for file in manifest["files"] if is_below(file, names)]
+        if not all(manifest["files"][file].get("pruned") for file in pruned):
+            for file in pruned:
+                manifest["files"][file]["pruned"] = True
+            times = (folder / MANIFEST).stat()
+            write_manifest(folder, manifest)
+            os.utime(folder / MANIFEST, ns=(times.st_atime_ns, times.st_mtime_ns))  # work_interval reads it
+        for file in pruned:
+            (folder / file).unlink(missing_ok=True)  # a kill may have come after the manifest
+
+    def pruned_files(self, name: str) -> list[str]:
+        """The files of a committed stage that :meth:`prune` deleted."""
+        return [file for file, facts in self.manifest_of(name)["files"].items() if facts.get("pruned")]
+
 
 def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:
-    """What is in a JSON file of a run directory; ConfigError, with the remedy, if it is damaged."""
+    """The contents of a JSON file of a run directory; ConfigError, with the remedy, if it cannot be read."""
     try:
         return json.loads(path.read_bytes())
-    except (ValueError, RecursionError, IsADirectoryError) as error:
-        raise ConfigError(f"{path} is damaged ({first_line(error)}): {remedy}") from None
+    except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read ({first_line(error)}): {remedy}") from None
 
 
 def check_run_name(name: str, longest: int = 200) -> str:
@@ -282,58 +264,39 @@ def check_run_name(name: str, longest: int = 200) -> str:
     return check_name(name, "run name", RESERVED, longest, signs="-_.")
 
 
-def digest(*parts: Any) -> str:
-    """A short stable digest of plain JSON values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def write_records(path: Path, records: Iterable[Any]) -> None:
     """Write dataclasses as gzipped JSON lines. Equal records give equal bytes. Raises OSError if the disk is full.
 
-    Large files are compressed in a process of their own: that takes three quarters of the CPU time.
+    A thread compresses, which releases the GIL, while this one encodes the next block.
     """
-    texts, first, size = _encode_blocks(records), [], 0
-    for text in texts:
-        first.append(text)
-        size += len(text)
-        if size > COMPRESSED_HERE:
-            break
-    write = _compress_apart if size > COMPRESSED_HERE else compress.compress_texts
-    write(path, chain(first, texts))
-
-
-def _encode_blocks(records: Iterable[Any]) -> Iterator[bytes]:
     encode_lines, remaining = msgspec.json.Encoder().encode_lines, iter(records)
-    while block := list(islice(remaining, _BLOCK_RECORDS)):
-        try:
-            yield encode_lines(block)
-        except UnicodeEncodeError:
-            yield b"".join(encode_json(record) + b"\n" for record in block)
-
-
-def _compress_apart(path: Path, texts: Iterable[bytes]) -> None:
-    command = [sys.executable, "-I", "-S", compress.__file__, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # its error follows
-            for text in texts:
-                process.stdin.write(text)
-        _, errors = process.communicate()
-    if process.returncode:
-        reason = errors.decode(errors="replace").strip().rpartition("\n")[2] or f"status {process.returncode}"
-        raise OSError(f"{path} could not be compressed ({reason})")
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file,
+        ThreadPoolExecutor(1, "magrpo-compress") as thread,
+    ):
+        writing: Future[int] | None = None
+        while block := list(islice(remaining, _BLOCK_RECORDS)):
+            text = encode_lines(block)
+            if writing is not None:
+                writing.result()
+            writing = thread.submit(file.write, text)
+        if writing is not None:
+            writing.result()
 
 
 def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
-    """Read what :func:`write_records` wrote."""
+    """Read what :func:`write_records` wrote; ConfigError, naming the file, if it is missing or damaged."""
     decode_lines = msgspec.json.Decoder(record_type).decode_lines
     records: list[RecordT] = []
-    with gzip.open(path, "rb") as file:
-        while block := b"".join(file.readlines(_BLOCK_BYTES)):
-            try:
+    try:
+        with gzip.open(path, "rb") as file:
+            while block := b"".join(file.readlines(_BLOCK_BYTES)):
                 records += decode_lines(block)
-            except msgspec.DecodeError:
-                records += [decode_json(line, record_type) for line in block.splitlines()]
+    except FileNotFoundError:
+        raise name_damage(path.parent, f"{path.name} is missing") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise name_damage(path.parent, f"{path.name} is damaged ({first_line(error)})") from None
     return records
 
 
@@ -341,35 +304,3 @@ def merge_metrics(merged: dict[str, float], metrics: Mapping[str, float]) -> Non
     """Add the metrics of another turn: sum ``time/*``, replace every other metric."""
     for key, value in metrics.items():
         merged[key] = merged.get(key, 0.0) + value if key.startswith("time/") else value
-
-
-def _find_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a stage; None if it has none, or a damaged one."""
-    try:
-        manifest = msgspec.convert(json.loads((folder / MANIFEST).read_bytes()), Manifest)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
-        return None
-    is_inside = all(".." not in Path(file).parts and not Path(file).is_absolute() for file in manifest["files"])
-    return manifest if is_inside and manifest.get("digest") == _digest_manifest(manifest) else None
-
-
-def _read_manifest(folder: Path) -> Manifest:
-    manifest = _find_manifest(folder)
-    if manifest is None:
-        raise ConfigError(f"{folder / MANIFEST} is damaged or missing: resume the run, which computes the stage again")
-    return manifest
-
-
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    manifest["digest"] = _digest_manifest(manifest)
-    atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-
-
-def _digest_manifest(manifest: Manifest) -> str:
-    return digest({key: value for key, value in manifest.items() if key != "digest"})
-
-
-def _is_intact(path: Path, facts: Mapping[str, Any]) -> bool:
-    return bool(facts.get("pruned")) or (
-        path.is_file() and path.stat().st_size == facts["bytes"] and hash_file(path) == facts["sha256"]
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magrpo.checks.envs import observe_problem
@@ -15,7 +15,6 @@ from magrpo.interfaces import Problems
 from magrpo.plugins import ConfigError, quote_value
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Splits, Team
-from magrpo.text import replace_surrogates
 from magrpo.types import Problem
 
 if TYPE_CHECKING:
@@ -72,8 +71,7 @@ def prepare(
 
     Raises ConfigError if a problem does not fit, a split is empty or too small, or a ``task_id`` is used twice.
     """
-    loaded = load_problems(problems)
-    splits = {split: [_replace_surrogates(problem) for problem in members] for split, members in loaded.items()}
+    splits = load_problems(problems)
     if room:
         faults = {p.task_id: fault for members in splits.values() for p in members if (fault := room.find_fault(p))}
         if faults:
@@ -105,10 +103,6 @@ def _describe_faults(faults: Mapping[str, str]) -> str:
     (name, fault), *others = faults.items()
     more = f" (and {len(others)} more problems do not fit)" if others else ""
     return f"{quote_value(name)}: {fault}{more}"
-
-
-def _replace_surrogates(problem: Problem) -> Problem:
-    return Problem(**replace_surrogates(asdict(problem)))
 
 
 def draw_problems(train: Sequence[Problem], iteration: int, count: int, seed: int) -> list[Problem]:

@@ -11,7 +11,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 from magrpo.checks.envs import observe_problem
@@ -21,7 +21,6 @@ from magrpo.engines import PromptTooLong
 from magrpo.plugins import quote_value
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
-from magrpo.text import replace_surrogates
 from magrpo.types import PENDING, PastTurn, Problem, Prompt, Request, RolloutGroup, SamplingParams, ScoredTurn, Turn
 
 _OBSERVER_THREADS = 16
@@ -118,7 +117,7 @@ def rollout(
         raise PromptTooLong(f"{where}: {error}", error.request) from None
     backend.sampling.seconds += perf_counter() - started
     backend.sampling.num_tokens += sum(len(action.token_ids) for action in sampled)
-    completions = (replace(action, text=replace_surrogates(action.text)) for action in sampled)
+    completions = iter(sampled)
     groups = []
     for node, node_prompts in zip(nodes, prompts, strict=True):
         actions = {name: tuple(itertools.islice(completions, node.group_size)) for name in node_prompts}

@@ -8,9 +8,8 @@ from magrpo.config.run import RunConfig
 from magrpo.experiments.derive import derive_config, start_from
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError
-from magrpo.run.config_file import CONFIG
 from magrpo.run.files import START, describe_start, keep_place, read_place
-from magrpo.run.store import RunStore
+from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 
@@ -65,7 +64,7 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
             f"{', '.join(there)}, but this run has {', '.join(wanted)}; use another registry.model"
         )
     agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
-    store.config_file.replace(config.model_copy(update={"agents": agents}))
+    store.write_config(config.model_copy(update={"agents": agents}))
     _note_start(store, registry.model, champion.number)
 
 

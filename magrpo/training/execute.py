@@ -15,7 +15,8 @@ from magrpo.progress.console import RunConsole
 from magrpo.progress.state import Attempt, Observer, RunState, observe_attempt
 from magrpo.reports.publish import publish_report
 from magrpo.run.config_diff import flatten_config
-from magrpo.run.files import hold_run, read_place
+from magrpo.run.files import read_place
+from magrpo.run.lock import hold_run
 from magrpo.run.steps import Step, makes_tables
 from magrpo.run.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
@@ -106,14 +107,12 @@ def execute(
         RunState(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows)),
     )
     with hold_run(store), observe_attempt(attempt, observers):
-        if mended := store.mend_config():
-            log.warning("%s", mended)
         result = _run_loop(attempt, wrap, tags, observers)
         if config.train.num_iterations and not makes_tables(config):
             with show_activity("writing the agents' folder"):
                 from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
 
-                write_run_agents(store, result.outcome.checkpoint)
+                write_run_agents(store)
         publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
         promotion = register_team(
             store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo

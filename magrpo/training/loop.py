@@ -17,7 +17,6 @@ from magrpo.config.run import RunConfig
 from magrpo.run.steps import SAMPLING_STAGES, Step, steps
 from magrpo.run.store import Pointer, RunStore
 from magrpo.training.recorder import RunRecorder
-from magrpo.training.repair import CheckpointPruned, set_aside_damage, set_aside_pruned
 
 RunStep = Callable[[Step, Sequence[Pointer]], Pointer]
 """Computes a step from its committed inputs, or finds its output committed. Clock, observers and tasks wrap it."""
@@ -43,21 +42,8 @@ def run_steps(
 ) -> Outcome:
     """Run the steps of ``config`` in their order and record each.
 
-    Outputs that are damaged are set aside first and computed again. An error ends the run after the steps in progress.
-    On an interrupt ``abort`` is called, to end those in threads.
+    An error ends the run after the steps in progress. On an interrupt ``abort`` is called, to end those in threads.
     """
-    set_aside_damage(store, config)
-    while True:
-        try:
-            return _run_once(config, store, run_step, recorder, abort)
-        except CheckpointPruned as pruned:
-            set_aside_pruned(store, config, pruned.folder)
-            recorder.begin_again()
-
-
-def _run_once(
-    config: RunConfig, store: RunStore, run_step: RunStep, recorder: RunRecorder, abort: Callable[[], None]
-) -> Outcome:
     checkpoint, evaluations = "", {}
     every, outputs = steps(config), _Outputs(store, run_step)
     with _SamplingThreads(config, every, outputs, abort) as threads:

@@ -17,9 +17,9 @@ from magrpo.config.run import RunConfig
 from magrpo.plugins import ConfigError
 from magrpo.progress.activity import show_activity
 from magrpo.reports.evaluations import mean_returns
-from magrpo.run.config_file import CONFIG
 from magrpo.run.files import AGENTS, PROMOTE, REGISTER, WEIGHTS, describe_start, read_evaluation, split_file
-from magrpo.run.store import Pointer, RunStore, digest
+from magrpo.run.manifest import digest
+from magrpo.run.store import CONFIG, Pointer, RunStore
 from magrpo.seeds import derive_seed
 from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
@@ -146,9 +146,11 @@ class _Candidate:
         key = digest("promote", registered["sha"], self.config.registry.promote)
         committed = self.store.find(name, key)
         if committed is not None:
+            self.store.check_files(committed)
             facts = json.loads((self.store.folder(committed) / "promotion.json").read_bytes())
             return Promotion(**facts | {"fresh": False})
         registry = self.registry
+        self.store.check_files(registered)
         version = TeamVersion(**json.loads((self.store.folder(registered) / "version.json").read_bytes()))
         while True:
             champion = registry.find_champion()

@@ -74,10 +74,6 @@ class RunRecorder:
     ) -> None:
         self._config, self._store, self._tracker = config, store, tracker
         self._on_evaluation = on_evaluation
-        self.begin_again()
-
-    def begin_again(self) -> None:
-        """Take the next step for the first one of the run; what was recorded before is not recorded twice."""
         self._checkpoint: Pointer | None = None
         self._outputs: dict[str, Pointer] = {}
         """Outputs of the iteration so far, by the step's name."""

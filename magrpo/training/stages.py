@@ -11,14 +11,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import msgspec
+
 from magrpo.config.run import EvalConfig, RunConfig
 from magrpo.engines import EngineError
 from magrpo.interfaces import Progress, Served
 from magrpo.process.faults import name_full_disk
 from magrpo.progress.console import RunConsole
 from magrpo.run import files, steps
+from magrpo.run.manifest import digest
+from magrpo.run.rewind import check_kept
 from magrpo.run.steps import StageName, Step
-from magrpo.run.store import Pointer, RunStore, digest, write_records
+from magrpo.run.store import Pointer, RunStore, write_records
 from magrpo.sandboxes import LEVEL_TITLES, SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
@@ -29,8 +33,6 @@ from magrpo.stages.evaluate import evaluate, spread_problems
 from magrpo.stages.prepare import Room, draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
-from magrpo.text import encode_json
-from magrpo.training.repair import check_kept
 from magrpo.training.resources import Resources
 from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Split, T, Turn
 
@@ -105,7 +107,9 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
         self._check_aborted()
-        check_kept(self._store, step, inputs)
+        check_kept(self._store, step)
+        for pointer in inputs:
+            self._store.check_files(pointer)
         discarded_before = self._resources.num_discarded.copy()
         advance = self._progress.start_step(step)
 
@@ -350,6 +354,6 @@ _NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {
 def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
     """Write the report and the notable executions; returns the metrics that every evaluation has."""
     write_notable_executions(folder / files.NOTABLE_EXECUTIONS, backend.stats.ran)
-    (folder / files.EVALUATION).write_bytes(encode_json(report))
+    (folder / files.EVALUATION).write_bytes(msgspec.json.encode(report))
     metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
     return metrics | {"sandbox/infra_error_frac": backend.stats.metrics()["sandbox/infra_error_frac"]}

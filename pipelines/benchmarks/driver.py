@@ -31,7 +31,7 @@ from magrpo.model.lineup import Lineup
 from magrpo.plugins import Plugin
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
-from magrpo.run import files, store
+from magrpo.run import files
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore, read_records
 from magrpo.stages import pricing
@@ -164,7 +164,7 @@ def _make_config(root: Path, num_problems: int, tokens: int) -> RunConfig:
 @contextmanager
 def _no_helpers() -> Iterator[None]:
     """Everything in this process, whatever its size."""
-    with patch.object(store, "COMPRESSED_HERE", 2**62), patch.object(pricing, "MANY", 2**62):
+    with patch.object(pricing, "MANY", 2**62):
         yield
 
 

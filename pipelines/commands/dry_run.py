@@ -22,7 +22,8 @@ from magrpo.planning.fit import check_place
 from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
 from magrpo.run.config_diff import list_changed_values
 from magrpo.run.files import read_place, read_problems
-from magrpo.run.steps import Step, steps, steps_to_repeat
+from magrpo.run.rewind import steps_to_repeat
+from magrpo.run.steps import Step, steps
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri

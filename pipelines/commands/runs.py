@@ -19,9 +19,8 @@ from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
-from magrpo.run.config_file import CONFIG
-from magrpo.run.files import hold_run, is_held
-from magrpo.run.store import RunStore
+from magrpo.run.lock import hold_run, is_held
+from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.connection import Unavailable, hide_password, tracking_uri
 from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
 from magrpo.tracking.wall_time import read_run_records, sum_attempts

@@ -1,6 +1,7 @@
 """``magrpo score``: score joint completions from files, one line of the report for each. No policies, no training."""
 
 import gzip
+import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from magrpo.rewards.common import merge_hidden_report
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import Scored, score_texts
-from magrpo.text import decode_json, replace_surrogates
+from magrpo.text import replace_surrogates
 from magrpo.types import UNJUDGED, ExecutionReport, Problem
 from pipelines.arguments import Overrides
 
@@ -200,8 +201,12 @@ def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT
     def decode(line: bytes) -> LineT:
         try:
             return decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return msgspec.convert(replace_surrogates(decode_json(line, object)), line_type)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            try:
+                tree = json.loads(line.decode("utf-8", "surrogatepass"))
+            except (ValueError, RecursionError):
+                raise error from None
+            return msgspec.convert(replace_surrogates(tree), line_type)  # it held lone surrogates
 
     try:
         with _open(path, "rb") as file:

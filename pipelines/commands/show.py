@@ -24,9 +24,8 @@ from magrpo.reports.figures import (
 from magrpo.reports.health import read_findings
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import Verdict, judge_evaluations
-from magrpo.run.config_file import CONFIG
 from magrpo.run.files import read_evaluations, read_place
-from magrpo.run.store import RunStore
+from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.training.closing import (
     find_agents,

@@ -20,8 +20,10 @@ from magrpo.process.signals import describe_interrupt, find_exit_code
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.progress.state import was_refused
 from magrpo.reports.budget import format_count
-from magrpo.run.files import hold_run, keep_place
-from magrpo.run.steps import Step, steps_to_repeat
+from magrpo.run.files import keep_place
+from magrpo.run.lock import hold_run
+from magrpo.run.rewind import steps_to_repeat
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.tracking.connection import Unavailable, check_tracking, tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run

@@ -3,7 +3,7 @@
 from magrpo.process.faults import name_full_disk
 from magrpo.progress.activity import LOADING, begin_startup, end_startup, show_activity
 from magrpo.progress.notify import Notices
-from magrpo.run.files import hold_run
+from magrpo.run.lock import hold_run
 from magrpo.run.steps import first_missing, steps
 from magrpo.run.store import RunStore
 from magrpo.training.execute import Result, execute

@@ -1,7 +1,7 @@
 """A training run as a Prefect flow: the loop of :mod:`magrpo.training.loop` with each step a task.
 
 Prefect's result cache is off on purpose. The run directory is the one memory of a run: a step that runs again finds its
-output committed, checks it for damage and returns within milliseconds. A second memory could only disagree with it.
+output committed and returns within milliseconds. A second memory could only disagree with it.
 """
 
 import logging

@@ -115,9 +115,7 @@ def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path) -> None:
     assert (asked.weights["main"] / "adapter_config.json").is_file()
     assert find_asked_team("team@champion", root).weights == asked.weights
     config = run.config()
-    run.config_file.replace(
-        config.model_copy(update={"registry": config.registry.model_copy(update={"model": "team"})})
-    )
+    run.write_config(config.model_copy(update={"registry": config.registry.model_copy(update={"model": "team"})}))
     assert find_asked_team("champion", root).weights == asked.weights
     with pytest.raises(ConfigError, match="--checkpoint needs a run, not the champion"):
         find_asked_team("champion", root, checkpoint=1)

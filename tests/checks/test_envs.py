@@ -94,3 +94,8 @@ def test_a_service_that_does_not_answer_stays_a_connection_error(monkeypatch: py
     monkeypatch.setattr(env, "observe", ask)
     with pytest.raises(ConnectionError, match=f"{NAME}: observe[(][)] failed for problem 'add/2': env.expert.base_url"):
         observe_problem(env, PROBLEM, "main", (), "ada")
+
+
+def test_observations_lose_their_lone_surrogates() -> None:
+    seen = Observation((Message("user", "a\ud800b"),))
+    assert observe_problem(Returning(seen), PROBLEM, "main", (), "ada") == Observation((Message("user", "a\ufffdb"),))

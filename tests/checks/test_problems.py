@@ -51,8 +51,8 @@ def test_splits_may_come_from_generators() -> None:
         yield Problem(f"add/{1 // number}", "p")
 
     assert load_problems(Given({"train": generate(1), "test": [ADD]})) == {
-        "train": (Problem("add/1", "p"),),
-        "test": (ADD,),
+        "train": [Problem("add/1", "p")],
+        "test": [ADD],
     }
     with pytest.raises(PluginFailed, match=r"Given: load\(\) failed: ZeroDivisionError: "):
         load_problems(Given({"train": generate(0)}))

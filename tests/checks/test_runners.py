@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -83,3 +84,11 @@ def test_unusable_completions_are_refused(value: object, fault: str) -> None:
     with pytest.raises(ConfigError) as raised:
         generate_completions(Returning(value), [REQUEST], None)
     assert str(raised.value).startswith(f"engine tests.checks.test_runners:Returning: generate() {fault}")
+
+
+def test_texts_of_plugins_lose_their_lone_surrogates() -> None:
+    report = replace(REPORT, cases=(Case("wrong", "it returned \ud800"),))
+    [clean] = run_executions(Returning([report]), [EXECUTION], None)
+    assert clean == replace(REPORT, cases=(Case("wrong", "it returned \ufffd"),))
+    [action] = generate_completions(Returning([Action("ada", "a\ud800b", (), (), "stop", 0)]), [REQUEST], None)
+    assert action.text == "a\ufffdb"

@@ -78,7 +78,7 @@ def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
     store = RunStore.create(load_config(locate_config("embedded"), [f"root={tmp_path}"]), "run")
     keep_place(store, None)
     assert read_place(store) == Place()
-    assert sorted(path.name for path in store.path.iterdir()) == ["config.copy.json", "config.json"]
+    assert sorted(path.name for path in store.path.iterdir()) == ["config.json"]
     two = Place.model_validate({"engine": {"servers": ["http://a:1", "http://b:1"]}, "update": {"ranks": 2}})
     keep_place(store, two)
     keep_place(store, None)

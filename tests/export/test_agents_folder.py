@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-import magrpo.run.store
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
 from magrpo.fleets.local import find_free_ports
 from magrpo.model.lineup import open_prompt_tokenizer
@@ -187,23 +186,6 @@ def _write_until(store: RunStore, moment: str) -> None:
 
     setattr(owner, moment, kill)
     write_run_agents(store)
-
-
-def test_weights_are_read_once_to_write_the_folder_and_not_if_they_are_known(
-    coders: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashed = list[Path]()
-    digest = magrpo.run.store.hash_file
-    monkeypatch.setattr(magrpo.run.store, "hash_file", lambda path: hashed.append(path) or digest(path))
-    (coders.path / "agents" / ORIGIN).write_text("{}")
-    write_run_agents(coders)
-    weights = [path for path in hashed if path.suffix == ".safetensors"]
-    assert len(weights) == len(set(weights)) > 0
-    hashed.clear()
-    update = json.loads((coders.path / "agents" / ORIGIN).read_text())["iteration"]
-    (coders.path / "agents" / ORIGIN).write_text("{}")
-    write_run_agents(coders, {"dir": f"stages/{update:05d}/update", "sha": "known"})
-    assert not [path for path in hashed if path.suffix == ".safetensors"]
 
 
 def export(store: RunStore, *arguments: str) -> int:

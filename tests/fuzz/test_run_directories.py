@@ -1,4 +1,4 @@
-"""Mutated files of a finished run: readers refuse them in short lines, and a resume sets aside what is damaged."""
+"""Mutated files of a finished run: whoever reads them, a command or a resume, refuses them in short lines."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from magrpo.tracking.spool import RECORDS, encode_record
 
 from magrpo.config.place import Place
 from magrpo.config.run import load_config
 from magrpo.run import files, steps
-from magrpo.run.config_file import CONFIG
-from magrpo.run.store import MANIFEST, RunStore
-from magrpo.tracking.outbox import RECORDS, encode_record
+from magrpo.run.manifest import MANIFEST
+from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.wall_time import read_wall_time
-from magrpo.training.repair import find_damage, find_lost, set_aside_damage
 from pipelines.commands.runs import summarize_folder
 from tests.fuzz.mutations import COUNT, count_outcomes, mutate_bytes, mutate_tree
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
@@ -49,7 +48,7 @@ def mutate_file(path: Path, rng: random.Random) -> None:
     path.unlink()
     if action < 0.1:
         return
-    if action < 0.15 and not path.name.startswith("config."):
+    if action < 0.15 and path.name != CONFIG:
         path.mkdir()
     elif action < 0.2:
         path.write_bytes(b"")
@@ -61,7 +60,7 @@ def mutate_file(path: Path, rng: random.Random) -> None:
 
 
 def read_stage(store: RunStore, step: steps.Step) -> None:
-    """Read what later stages read of an undamaged stage."""
+    """Read what later stages read of a stage."""
     folder = store.stage_folder(step.folder)
     if step.stage == "prepare":
         files.read_problems(folder)
@@ -74,7 +73,7 @@ def read_stage(store: RunStore, step: steps.Step) -> None:
 
 
 def inspect_run(path: Path) -> None:
-    """What commands read of a run without repairing it."""
+    """What commands read of a run."""
     if (path / CONFIG).is_file():  # else it is not listed
         summarize_folder(path)
     read_wall_time(path)
@@ -88,18 +87,13 @@ def inspect_run(path: Path) -> None:
 
 
 def resume_run(path: Path) -> None:
-    """What a resume does before it computes anything: afterwards every output that is left is whole."""
+    """What a resume reads, and the digests that it checks before it computes from an output."""
     store = RunStore.open(path.parent, path.name)
-    store.mend_config()
-    config = store.config()
-    set_aside_damage(store, config)
-    find_lost(store, config)
-    assert find_damage(store, config) == {}
-    for step in steps.steps(config):
+    for step in steps.steps(store.config()):
         if pointer := store.find(step.folder):
             store.metrics(pointer)
-            if step.stage != "score" or store.is_committed(step.inputs[0]):
-                read_stage(store, step)
+            store.check_files(pointer)
+            read_stage(store, step)
 
 
 def test_run_directories(finished: Path) -> None:

@@ -32,7 +32,6 @@ def make_error(number: int, path: str | None = "runs/a") -> OSError:
         (make_error(errno.ENAMETOOLONG), "runs/a: File name too long; choose a shorter name"),
         (make_error(errno.EMFILE, None), "Too many open files; raise ulimit -n"),
         (make_error(errno.ECONNREFUSED, None), "Connection refused"),
-        (OSError("x.gz could not be compressed (no space)"), "x.gz could not be compressed (no space)"),
         (RuntimeError("can't start new thread"), "can't start new thread; raise ulimit -u and -v, or the container's "),
         (MemoryError(), "out of memory; raise ulimit -v, or the container's memory limit"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), "out of memory; raise ulimit -v"),

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Barrier
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.plugins import ConfigError
-from magrpo.run.store import MANIFEST, RunStore, digest, read_records, write_records
+from magrpo.run.manifest import MANIFEST, digest
+from magrpo.run.store import RunStore, read_records, write_records
 from magrpo.types import (
     Action,
     Case,
@@ -63,12 +65,6 @@ def test_the_pointer_follows_the_content(store: RunStore) -> None:
     assert store.commit("s", "k", write_text("two")) != first
 
 
-def test_damage_is_noticed(store: RunStore) -> None:
-    pointer = store.commit("s", "k", write_text("one"))
-    (store.folder(pointer) / "sub" / "a.txt").write_text("0ne")
-    assert store.find("s", "k") is None
-
-
 def test_a_stage_that_fails_leaves_the_last_output_and_nothing_else(store: RunStore) -> None:
     pointer = store.commit("s", "k", write_text("one"))
 
@@ -115,7 +111,7 @@ def test_a_name_is_free_again_if_a_kill_came_before_its_configuration(tmp_path: 
         RunStore.open(tmp_path / "runs", "r")
     RunStore.create(config, "r")
     assert RunStore.open(tmp_path / "runs", "r").config() == config
-    assert {path.name for path in (tmp_path / "runs" / "r").iterdir()} == {"config.json", "config.copy.json"}
+    assert {path.name for path in (tmp_path / "runs" / "r").iterdir()} == {"config.json"}
     with pytest.raises(ConfigError, match="run r exists"):
         RunStore.create(config, "r")
 
@@ -130,53 +126,85 @@ MANIFESTS = {
     "deep": b"[" * 100_000,
     "a number": b"1" * 5000,
     "other types": b'{"stage": "s", "key": 1, "files": [], "metrics": {}}',
-    "outside": b'{"stage": "s", "key": "k", "files": {"../../v": {"bytes": 1, "sha256": "x"}}, "metrics": {}}',
-    "absolute": b'{"stage": "s", "key": "k", "files": {"/v": {"bytes": 1, "sha256": "x"}}, "metrics": {}}',
 }
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS)
-def test_a_stage_whose_manifest_cannot_be_read_is_a_damaged_one(store: RunStore, manifest: bytes) -> None:
+def test_a_manifest_that_cannot_be_read_is_named(store: RunStore, manifest: bytes) -> None:
     pointer = store.commit("00001/s", "k", write_text("one"))
     (store.folder(pointer) / MANIFEST).write_bytes(manifest)
     assert not store.is_committed("00001/s")
-    assert store.find("00001/s") is None
-    assert list(store.stage_metrics()) == []
-    assert store.find_damage("00001/s") == "_SUCCESS is damaged"
-    with pytest.raises(ConfigError, match="_SUCCESS is damaged or missing: resume the run"):
-        store.metrics(pointer)
-    store.set_aside(["00001/s"])
-    assert store.find_damage("00001/s") == ""
+    message = rf"^{store.folder(pointer)}: _SUCCESS is damaged; delete this folder and resume the run"
+    for read in (lambda: store.find("00001/s"), lambda: store.metrics(pointer), lambda: list(store.stage_metrics())):
+        with pytest.raises(ConfigError, match=message):
+            read()
 
 
-def test_another_metric_in_a_manifest_is_damage(store: RunStore) -> None:
+@pytest.mark.parametrize("change", [{"metrics": {"x/y": 2.5}}, {"digest": ""}])
+def test_a_manifest_that_was_changed_is_damaged(store: RunStore, change: dict[str, object]) -> None:
     pointer = store.commit("s", "k", write_text("one"))
     path = store.folder(pointer) / MANIFEST
-    path.write_text(path.read_text().replace("1.5", "2.5"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match="_SUCCESS is damaged"):
+        store.find("s", "k")
+
+
+def test_a_folder_without_a_manifest_is_no_output(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    (store.folder(pointer) / MANIFEST).unlink()
     assert store.find("s") is None
-    assert store.find_damage("s") == "_SUCCESS is damaged"
+    with pytest.raises(ConfigError, match="_SUCCESS is missing; delete this folder and resume the run"):
+        store.metrics(pointer)
+    assert store.commit("s", "k", write_text("one")) == pointer
 
 
-def test_a_manifest_that_lost_its_digest_is_damage(store: RunStore) -> None:
+def test_damage_is_named_by_file(store: RunStore) -> None:
     pointer = store.commit("s", "k", write_text("one"))
-    path = store.folder(pointer) / MANIFEST
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "digest"}))
-    assert store.find("s", "k") is None
-
-
-def test_damage_is_told_by_file(store: RunStore) -> None:
-    pointer = store.commit("s", "k", write_text("one"))
-    assert store.verify("s") == ""
-    file = store.folder(pointer) / "sub" / "a.txt"
+    reopened = RunStore(store.path.parent, "run")
+    folder = store.folder(pointer)
+    file = folder / "sub" / "a.txt"
     file.write_text("0ne")
-    assert store.find("s", "k") == pointer, "checked a moment ago"
-    assert store.verify("s") == "sub/a.txt is damaged"
+    assert reopened.find("s", "k") == pointer
+    with pytest.raises(ConfigError, match=rf"^{folder}: sub/a\.txt is damaged; delete this folder and resume the run"):
+        reopened.check_files(pointer)
+    reopened.check_files(pointer, "other")
+    with pytest.raises(ConfigError, match=r"sub/a\.txt is damaged"):
+        reopened.check_files(pointer, "other", "sub")
     file.unlink()
-    assert store.find_damage("s") == "sub/a.txt is missing"
-    assert store.find("s", "k") is None
-    assert store.find_damage("t") == ""
-    store.stage_folder("s").rename(store.stage_folder("t"))
-    assert store.find_damage("t") == "holds the output of s"
+    with pytest.raises(ConfigError, match=r"sub/a\.txt is missing"):
+        reopened.check_files(pointer)
+    file.write_text("one")
+    reopened.check_files(pointer)
+
+
+def test_files_are_read_once_to_check_them(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    (store.folder(pointer) / "sub" / "a.txt").unlink()
+    store.check_files(pointer)  # it wrote them
+    reopened = RunStore(store.path.parent, "run")
+    (store.folder(pointer) / "sub" / "a.txt").write_text("one")
+    reopened.check_files(pointer)
+    (store.folder(pointer) / "sub" / "a.txt").unlink()
+    reopened.check_files(pointer)
+
+
+def test_pruned_files_are_not_damaged(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    store.prune("s", "sub")
+    RunStore(store.path.parent, "run").check_files(pointer)
+
+
+def test_many_damaged_files_are_counted(store: RunStore) -> None:
+    def write(folder: Path) -> dict[str, float]:
+        for number in range(5):
+            (folder / str(number)).touch()
+        return {}
+
+    pointer = store.commit("s", "k", write)
+    for path in store.folder(pointer).glob("[0-9]"):
+        path.write_text("more")
+    with pytest.raises(ConfigError, match="0 is damaged, 1 is damaged, 2 is damaged and 2 more; delete"):
+        RunStore(store.path.parent, "run").check_files(pointer)
 
 
 def test_foreign_folders_among_the_stages_are_left_alone(store: RunStore) -> None:
@@ -245,17 +273,6 @@ def test_records_round_trip_with_their_types(tmp_path: Path) -> None:
     assert (tmp_path / "g.jsonl.gz").read_bytes()[10:] == (tmp_path / "h.jsonl.gz").read_bytes()[10:]
 
 
-def test_records_from_before_supports_were_kept_are_still_read(tmp_path: Path) -> None:
-    action = Action("a", "x", (5,), (-0.25,), "stop", 7, support=((4, 5),))
-    sample = Sample((1, 2), (5,), (-0.25,), 1.0, 0.5, 0, 7, support=((4, 5),))
-    for record, kind in ((action, Action), (sample, Sample)):
-        write_records(tmp_path / "now", [record])
-        assert read_records(tmp_path / "now", kind) == [record]
-        old = {name: value for name, value in asdict(record).items() if name != "support"}
-        write_records(tmp_path / "old", [old])
-        assert read_records(tmp_path / "old", kind) == [replace(record, support=())]
-
-
 def test_turns_and_scored_turns_are_told_apart(tmp_path: Path) -> None:
     group = RolloutGroup(Problem("t", "p"), (), (), {}, {}, (Turn({"a": 0}),))
     write_records(tmp_path / "g.jsonl.gz", [group])
@@ -268,19 +285,36 @@ def test_floats_survive_exactly(value: float) -> None:
     assert digest(value) == digest(json.loads(json.dumps(value)))
 
 
-def test_large_files_are_compressed_elsewhere_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_files_hold_the_bytes_that_one_thread_writes(tmp_path: Path) -> None:
     rng = random.Random(0)
     logps = [tuple(-rng.expovariate(2) for _ in range(100)) for _ in range(300)]
     samples = [Sample((1, 2), tuple(range(100)), some, 1.0, 0.5, 0, 7) for some in logps]
-    write_records(tmp_path / "here", samples)
-    monkeypatch.setattr("magrpo.run.store.COMPRESSED_HERE", 200_000)
-    write_records(tmp_path / "elsewhere", samples)
-    assert (tmp_path / "here").read_bytes() == (tmp_path / "elsewhere").read_bytes()
-    assert read_records(tmp_path / "elsewhere", Sample) == samples
-    with pytest.raises(OSError, match=r"none/file could not be compressed \(FileNotFoundError"):
-        write_records(tmp_path / "none" / "file", samples)
+    write_records(tmp_path / "threads.gz", samples)
+    with (tmp_path / "one.gz").open("wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) as file:
+        for sample in samples:
+            file.write(msgspec.json.encode(sample) + b"\n")
+    assert (tmp_path / "threads.gz").read_bytes() == (tmp_path / "one.gz").read_bytes()
+    assert read_records(tmp_path / "threads.gz", Sample) == samples
+
+
+def test_an_error_of_the_disk_reaches_the_writer() -> None:
+    samples = [Sample((1, 2), tuple(range(1000)), (), 1.0, 0.5, 0, 7)] * 1000
+    with pytest.raises(OSError, match="No space left"):
+        write_records(Path("/dev/full"), samples)
+
+
+def test_damaged_records_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl.gz"
+    write_records(path, [Case("pass", str(number)) for number in range(1000)])
+    data = path.read_bytes()
+    flipped = data[:500] + bytes([data[500] ^ 1]) + data[501:]
+    for damaged in (b"plain", data[:-20], data[:100], flipped, gzip.compress(b'{"status": 1}\n')):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=rf"^{tmp_path}: x\.jsonl\.gz is damaged .*; delete this folder"):
+            read_records(path, Case)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"x\.jsonl\.gz is missing; delete this folder"):
+        read_records(path, Case)
 
 
 def test_pruning_leaves_the_time_at_which_the_work_ended(store: RunStore) -> None:

@@ -49,7 +49,7 @@ class World:
         """The end of a run again, all of its stages reused, with another section ``registry``."""
         store = RunStore.open(self.root, run)
         section = RegistryConfig.model_validate(registry)
-        store.config_file.replace(store.config().model_copy(update={"registry": section}))
+        store.write_config(store.config().model_copy(update={"registry": section}))
         return execute(self.root, run, lambda stages: stages, {}, undo, [Notices()])
 
     def promotion(self, run: str, model: str, undo: Undo = undo_on_error) -> Promotion:
@@ -283,10 +283,10 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     store = RunStore.open(world.root, "one")
     config = store.config()
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
-    store.config_file.replace(config.model_copy(update={"tracking": away}))
+    store.write_config(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away").promotion is None
     assert "to register later: magrpo train --resume one" in caplog.text
-    store.config_file.replace(config)
+    store.write_config(config)
     assert world.finish("one", model="away").promotion is not None
 
 

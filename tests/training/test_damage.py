@@ -1,43 +1,29 @@
-"""Damage to the files of a run: whatever is damaged, a resumed run sets it aside and ends with the bits it had."""
+"""Damage to the files of a run is found when they are read and named; computed again, the run has the bits it had."""
 
 from __future__ import annotations
 
-import logging
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from magrpo.config.run import load_config
+from magrpo.export.team import TrainedTeam
 from magrpo.plugins import ConfigError
-from magrpo.run.config_file import CONFIG, CONFIG_COPY
-from magrpo.run.files import OPTIMIZER
-from magrpo.run.store import MANIFEST, RunStore
+from magrpo.run.files import EVALUATION, OPTIMIZER, read_evaluations
+from magrpo.run.manifest import MANIFEST
+from magrpo.run.rewind import steps_to_repeat
+from magrpo.run.store import CONFIG, RunStore
 from magrpo.training.loop import run_steps
 from magrpo.training.recorder import RunRecorder
-from magrpo.training.repair import find_damage, find_lost
 from pipelines.cli import main
 from tests.memory_tracker import MemoryTracker
 from tests.pipelines.micro import blank_pictures, open_stages, run_locally, write_config
 from tests.training.test_resume import Runs
 
-STAGES = [
-    "00000/prepare",
-    "00000/update",
-    "00000/evaluate",
-    "00001/rollout.0",
-    "00001/score.0",
-    "00001/credit",
-    "00001/update",
-    "00002/rollout.0",
-    "00002/update",
-    "00002/evaluate",
-    "00003/credit",
-    "00003/update",
-    "00003/report",
-]
+REMEDY = "delete this folder and resume the run, which computes it again"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,214 +54,141 @@ def flip_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def largest_file(folder: Path) -> Path:
-    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-
-
-def flip_largest(folder: Path) -> None:
-    flip_byte(largest_file(folder))
-
-
-def truncate_manifest(folder: Path) -> None:
-    (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:40])
-
-
-def replace_by_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("not a folder")
-
-
-def resume(store: RunStore) -> MemoryTracker:
+def resume(store: RunStore) -> None:
+    """Resume a run as a new process does, which trusts no file."""
+    store = RunStore.open(store.path.parent, store.run_id)
     config, tracker = store.config(), MemoryTracker()
     with open_stages(config, store, tracker) as stages:
         run_steps(config, store, stages.run_step, RunRecorder(config, store, tracker))
-    return tracker
 
 
-def assert_mended(runs: Runs, store: RunStore) -> None:
-    expected = runs.outcome("whole")
-    found: dict[str, Any] = runs.outcome(store.run_id)
-    for name, manifest in found["manifests"].items():  # the state of a checkpoint before the newest may be back
-        for facts in (manifest, expected["manifests"][name]):  # type: ignore[index]
-            for file in facts["files"].values():
-                file.pop("pruned", None)
-    found["files"] = {name: data for name, data in found["files"].items() if name in expected["files"]}  # type: ignore[operator]
-    assert found == expected
-    assert not find_damage(store, store.config())
+def assert_stops(store: RunStore, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        resume(store)
 
 
-@pytest.mark.parametrize("damage", [flip_largest, shutil.rmtree, truncate_manifest])
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_damaged_stage_is_computed_again_to_the_same_bits(
-    runs: Runs, copy: RunStore, stage: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    damage(copy.stage_folder(stage))
-    with caplog.at_level(logging.WARNING):
-        resume(copy)
-    assert_mended(runs, copy)
-    said = [record.getMessage() for record in caplog.records if record.name == "magrpo.training.repair"]
-    assert (damage is shutil.rmtree) == (not any(line.startswith(f"{stage}: ") for line in said))
+def digests(store: RunStore) -> dict[str, dict[str, str]]:
+    """The digests of the files of every rollout, credit and update, by stage: those that hold no times."""
+    names = (str(path.relative_to(store.path / "stages")) for path in store.path.glob("stages/*/*"))
+    return {
+        name: {file: facts["sha256"] for file, facts in store.manifest_of(name)["files"].items()}
+        for name in names
+        if name.endswith(("rollout.0", "credit", "update"))
+    }
 
 
 def keep_until(store: RunStore, last: str) -> None:
-    """Take the outputs after ``last`` away, as if the run had been killed then."""
+    """Delete the outputs after ``last``, as if the run had been killed then."""
     for folder in store.path.glob("stages/*/*"):
         if str(folder.relative_to(store.path / "stages")) > last:
             shutil.rmtree(folder)
-    shutil.rmtree(store.stage_folder("00002/evaluate"), ignore_errors=True)
-
-
-def test_the_newest_optimizer_is_lost_while_all_before_it_are_pruned(runs: Runs, copy: RunStore) -> None:
-    keep_until(copy, "00002/update")
-    assert copy.pruned_files("00001/update")
-    flip_byte(copy.stage_folder("00002/update") / OPTIMIZER)
-    resume(copy)
-    assert_mended(runs, copy)
-    assert (copy.path / "set-aside" / "1" / "00002" / "update" / OPTIMIZER).exists()
-    assert (copy.path / "set-aside" / "2" / "00001" / "update").exists()
 
 
 @pytest.mark.parametrize(
-    "lost",
+    ("last", "damaged", "file"),
     [
-        ("00001/update", "00003/update"),
-        ("00001/update", "00002/update", "00003/update"),
-        ("00002/rollout.0", "00002/score.0", "00002/credit", "00002/update", "00002/evaluate"),
-        ("00000/update", "00001/update"),
+        ("00003/credit", "00003/credit", "main.jsonl.gz"),
+        ("00003/rollout.0", "00003/rollout.0", "groups.jsonl.gz"),
+        ("00003/credit", "00000/prepare", "train.jsonl.gz"),
+        ("00003/credit", "00000/evaluate", EVALUATION),
     ],
 )
-def test_several_lost_stages_are_computed_again(runs: Runs, copy: RunStore, lost: tuple[str, ...]) -> None:
-    for stage in lost:
-        shutil.rmtree(copy.stage_folder(stage))
-    named = {step.folder for step in find_lost(copy, copy.config())}
-    assert named
-    assert named <= set(lost)
-    resume(copy)
-    assert_mended(runs, copy)
-    assert find_lost(copy, copy.config()) == []
-
-
-def test_a_file_in_place_of_a_stage_is_set_aside(runs: Runs, copy: RunStore) -> None:
-    replace_by_file(copy.stage_folder("00003/report"))
-    resume(copy)
-    assert_mended(runs, copy)
-    assert (copy.path / "set-aside" / "1" / "00003" / "report").read_text() == "not a folder"
-
-
-def test_a_stage_computed_again_with_another_result_goes_back_to_an_optimizer_that_is_kept(
-    runs: Runs, copy: RunStore
+def test_a_damaged_input_stops_the_resume_and_is_computed_again_once_it_is_deleted(
+    runs: Runs, copy: RunStore, last: str, damaged: str, file: str
 ) -> None:
-    """As on a GPU: the samples of iteration 2 differ, and the optimizer's state before its update is pruned."""
-    other = copy.stage_folder("00001/credit")
-    manifest = copy.manifest_of("00002/credit")
-    key = manifest["key"]
+    keep_until(copy, last)
+    folder = copy.stage_folder(damaged)
+    path = folder / file
+    assert path.exists()
+    flip_byte(path)
+    assert_stops(copy, f"{folder}: {file} is damaged; {REMEDY}")
+    path.unlink()
+    assert_stops(copy, f"{folder}: {file} is missing; {REMEDY}")
+    shutil.rmtree(folder)
+    resume(copy)
+    assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
+
+
+def test_a_damaged_manifest_stops_the_resume_wherever_it_is(runs: Runs, copy: RunStore) -> None:
+    folder = copy.stage_folder("00001/score.0")
+    (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:40])
+    assert_stops(copy, f"{folder}: {MANIFEST} is damaged; {REMEDY}")
+    (folder / MANIFEST).unlink()  # what is left is no output
+    resume(copy)
+    assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
+
+
+def test_a_resume_reads_only_what_it_needs(copy: RunStore) -> None:
+    for path in copy.path.glob(f"stages/*/update/{OPTIMIZER}"):
+        flip_byte(path)
+    resume(copy)
+
+
+def test_a_lost_checkpoint_after_a_pruned_one_takes_from_stage(runs: Runs, copy: RunStore) -> None:
+    keep_until(copy, "00002/update")
+    folder = copy.stage_folder("00002/update")
+    flip_byte(folder / OPTIMIZER)
+    assert_stops(copy, f"{folder}: {OPTIMIZER} is damaged; {REMEDY}")
+    shutil.rmtree(folder)
+    assert copy.pruned_files("00001/update")
+    assert_stops(
+        copy,
+        "00002/update needs the optimizer state of 00001/update, deleted to save space; to compute them again: "
+        f"magrpo train --resume copy --root {runs.root} --from-stage update:2",
+    )
+    repeated = steps_to_repeat(copy, copy.config(), "update:2")
+    assert [str(step) for step in repeated] == ["update:1", "evaluate:2"]
+    copy.set_aside([step.folder for step in repeated])
+    resume(copy)
+    assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
+
+
+def test_samples_that_came_out_differently_take_from_stage(runs: Runs, copy: RunStore) -> None:
+    """As on a GPU: those of iteration 2 differ, and the optimizer's state before its update is pruned."""
+    other, manifest = copy.stage_folder("00001/credit"), copy.manifest_of("00002/credit")
 
     def write(folder: Path) -> dict[str, float]:
         shutil.copytree(other, folder, dirs_exist_ok=True, ignore=lambda *_: [MANIFEST])
         return manifest["metrics"]
 
-    copy.commit("00002/credit", key, write)
-    update = copy.manifest_of("00002/update")["key"]
-    before = copy.manifest_of("00001/update")
+    copy.commit("00002/credit", manifest["key"], write)
+    before = copy.manifest_of("00002/update")["key"]
+    with pytest.raises(ConfigError, match=r"--from-stage update:2$"):
+        resume(copy)
+    copy.set_aside([step.folder for step in steps_to_repeat(copy, copy.config(), "update:2")])
     resume(copy)
-    assert copy.manifest_of("00002/update")["key"] != update
-    assert copy.manifest_of("00001/update")["key"] == before["key"]
-    assert (copy.path / "set-aside" / "1" / "00001" / "update").is_dir()
-    assert not find_damage(copy, copy.config())
+    assert copy.manifest_of("00002/update")["key"] != before
 
 
-DAMAGED_CONFIGS: dict[str, Callable[[bytes], bytes]] = {
-    "truncated": lambda data: data[:100],
-    "empty": lambda _: b"",
-    "another value": lambda data: data.replace(b'"rank": 2', b'"rank": 3'),
-    "not UTF-8": lambda data: b"\xff" + data,
-    "a list": lambda _: b"[]",
-}
+def test_damaged_weights_are_not_exported(copy: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = TrainedTeam.of(copy).weights.parent
+    weights = next(folder.glob("weights/*/*.safetensors"))
+    flip_byte(weights)
+    assert main(["export", "copy", "--root", str(copy.path.parent), "--output", str(tmp_path / "agents")]) == 2
+    said = capsys.readouterr().err
+    assert f"{folder}: {weights.relative_to(folder)} is damaged; {REMEDY}" in said
+    assert not (tmp_path / "agents").exists()
 
 
-@pytest.mark.parametrize("damage", DAMAGED_CONFIGS.values(), ids=DAMAGED_CONFIGS)
-def test_a_damaged_configuration_is_restored_from_its_copy(
-    runs: Runs, copy: RunStore, damage: Callable[[bytes], bytes]
-) -> None:
-    path, config = copy.path / CONFIG, copy.config()
-    whole = path.read_bytes()
-    path.write_bytes(damage(whole))
-    assert copy.config() == config
-    aside = copy.path / "set-aside" / "1"
-    said = f"{CONFIG} is damaged or was changed: restored from {CONFIG_COPY}; the damaged file is in {aside}"
-    assert copy.mend_config() == said
-    assert path.read_bytes() == whole
-    assert (copy.path / "set-aside" / "1" / CONFIG).read_bytes() == damage(whole)
-    flip_byte(copy.path / CONFIG_COPY)
-    assert copy.mend_config() == f"{CONFIG_COPY} is damaged: rewritten"
-    assert copy.mend_config() == ""
-    path.unlink()
-    assert RunStore.open(runs.root, "copy").config() == config
+def test_a_damaged_evaluation_is_named_by_its_readers(copy: RunStore) -> None:
+    folder = copy.stage_folder("00002/evaluate")
+    flip_byte(folder / EVALUATION)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(folder))}: {EVALUATION} is damaged; "):
+        read_evaluations(copy)
 
 
-@pytest.mark.parametrize("file", [CONFIG, CONFIG_COPY])
-def test_a_folder_in_the_place_of_the_configuration_is_set_aside(runs: Runs, copy: RunStore, file: str) -> None:
-    whole = (copy.path / CONFIG).read_bytes()
-    (copy.path / file).unlink()
-    (copy.path / file / "kept").mkdir(parents=True)
-    store = RunStore.open(runs.root, "copy")
-    store.config()
-    assert store.mend_config()
-    assert (copy.path / "set-aside" / "1" / file / "kept").is_dir()
-    assert (copy.path / CONFIG).read_bytes() == whole
-    assert store.mend_config() == ""
-
-
-def test_folders_in_the_place_of_both_are_told_in_a_line(runs: Runs, copy: RunStore) -> None:
-    for file in (CONFIG, CONFIG_COPY):
-        (copy.path / file).unlink()
-        (copy.path / file).mkdir()
-    with pytest.raises(ConfigError, match="cannot be read"):
-        copy.config()
-    with pytest.raises(ConfigError, match="no run 'copy' in"):
-        RunStore.open(runs.root, "copy")
-
-
-@pytest.mark.parametrize("damage", DAMAGED_CONFIGS.values(), ids=DAMAGED_CONFIGS)
-def test_a_damaged_configuration_without_a_copy_is_told_in_a_line(
-    copy: RunStore, damage: Callable[[bytes], bytes]
-) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "empty", "not UTF-8", "a list"])
+def test_a_damaged_configuration_is_named(copy: RunStore, damage: str) -> None:
     path = copy.path / CONFIG
-    path.write_bytes(damage(path.read_bytes()).replace(b'"rank": 3', b'"rankle": 3'))
-    (copy.path / CONFIG_COPY).unlink()
-    with pytest.raises(ConfigError, match=f"^{path}") as caught:
-        copy.config()
+    data = path.read_bytes()
+    path.write_bytes({"truncated": data[:100], "empty": b"", "not UTF-8": b"\xff" + data, "a list": b"[]"}[damage])
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))} ") as caught:
+        RunStore.open(copy.path.parent, copy.run_id).config()
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_verify_names_what_is_damaged_and_how_to_repair_it(
-    runs: Runs, copy: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", "copy", "--root", str(runs.root)]) == 0
-    assert capsys.readouterr().out == "copy: 18 stages checked, all files are intact\n"
-    flip_byte(copy.stage_folder("00003/update") / OPTIMIZER)
-    shutil.rmtree(copy.stage_folder("00002/credit"))
-    truncate_manifest(copy.stage_folder("00001/score.0"))
-    flip_byte(copy.path / CONFIG)
-    assert main(["verify", "copy", "--root", str(runs.root)]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[:4] == [
-        "config.json is damaged or was changed",
-        "00001/score.0: _SUCCESS is damaged",
-        "00003/update: optimizer.pt is damaged",
-        "00002/credit: is missing, although later stages were computed from it",
-    ]
-    assert said[5].endswith(f"magrpo train --resume copy --root {runs.root}")
-
-
-def test_optim_keep_says_how_many_optimizer_states_are_kept(runs: Runs) -> None:
-    """A damaged newest one then costs one iteration."""
-    path = str(runs.root.parent / "run.toml")
-    config = load_config(path, ["train.num_iterations=4", "eval.every=4", "optim.keep=2"])
-    store, _, _ = run_locally(config)
-    kept = [i for i in range(5) if not store.pruned_files(f"{i:05d}/update")]
-    assert kept == [0, 3, 4]
-    flip_byte(store.stage_folder("00004/update") / OPTIMIZER)
-    resume(store)
-    assert [folder.name for folder in (store.path / "set-aside").iterdir()] == ["1"]
-    assert not find_damage(store, config)
+def test_a_configuration_that_is_missing_is_no_run(runs: Runs, copy: RunStore) -> None:
+    (copy.path / CONFIG).unlink()
+    (copy.path / CONFIG).mkdir()
+    with pytest.raises(ConfigError, match="no run 'copy' in"):
+        RunStore.open(runs.root, "copy")

@@ -8,7 +8,8 @@ import pytest
 
 from magrpo.config.run import load_config
 from magrpo.plugins import ConfigError
-from magrpo.run.steps import steps, steps_to_repeat
+from magrpo.run.rewind import steps_to_repeat
+from magrpo.run.steps import steps
 from magrpo.run.store import RunStore
 from tests.pipelines.micro import command
 from tests.training.test_resume import Runs, assert_same

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
-from magrpo.run.steps import SAMPLING_STAGES, Step, first_missing, steps, steps_to_repeat
+from magrpo.run.rewind import steps_to_repeat
+from magrpo.run.steps import SAMPLING_STAGES, Step, first_missing, steps
 from magrpo.run.store import Pointer, RunStore
 from magrpo.training import loop
 from magrpo.training.loop import Outcome, run_steps

@@ -25,8 +25,9 @@ from magrpo.reports.figures import format_wall_time
 from magrpo.reports.publish import rebuild_report
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import flatten_config
+from magrpo.run.manifest import MANIFEST
 from magrpo.run.steps import Step
-from magrpo.run.store import MANIFEST, RunStore
+from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX, newest_by_step
 from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.wall_time import read_wall_time

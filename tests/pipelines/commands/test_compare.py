@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +26,6 @@ from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.reports.origin import find_comparable_run, list_next_commands
 from magrpo.rewards.coding import CodingReward
-from magrpo.run.files import is_held
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.wall_time import sum_attempts
@@ -104,20 +101,6 @@ def test_runs_without_a_store_are_listed_and_none_is_made(
     assert "one" in listed(captured.out)
     [line] = [line for line in captured.err.splitlines() if line.startswith("magrpo: ")]
     assert line.endswith(f"only the runs in {tmp_path} are listed")
-
-
-def test_a_run_that_died_is_told_from_one_that_lives(tmp_path: Path, root: Path) -> None:
-    folder = shutil.copytree(root / "one", tmp_path / "one")
-    assert not is_held(folder)
-    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, str(folder / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert is_held(folder)
-        process.communicate(b"\n")
-    assert not is_held(folder)
 
 
 def test_time_at_work_leaves_pauses_out() -> None:
@@ -282,11 +265,11 @@ def test_only_a_run_of_the_same_problems_and_reward_is_proposed(root: Path, tmp_
     assert dict(list_next_commands(one, one.config()))["compare with another run"].startswith("magrpo compare two one")
     config = two.config()
     for change in ({"problems": Notes(kind="notes")}, {"reward": CodingReward()}):
-        two.config_file.replace(config.model_copy(update=change))
+        two.write_config(config.model_copy(update=change))
         assert find_comparable_run(one) is None
         assert not any(" compare " in command for command in suggest_commands(one))
         assert "compare with another run" not in dict(list_next_commands(one, one.config()))
-    two.config_file.replace(config)
+    two.write_config(config)
     shutil.rmtree(two.path / "stages" / "00001" / "rollout.0")
     assert find_comparable_run(one) is None, "a run that only evaluates is proposed for no other"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import sqlite3
@@ -23,6 +22,7 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.engines import EngineError
+from magrpo.files.locks import lock_folder
 from magrpo.plugins import ConfigError
 from magrpo.process.children import find_running, list_family, send_signal
 from magrpo.run.steps import Step
@@ -344,19 +344,17 @@ def test_a_server_that_does_not_start_is_told_from_its_log(tmp_path: Path, monke
 def test_servers_of_one_home_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that make the tables of an empty database at once may both fail."""
     forget_servers(monkeypatch, tmp_path)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
     with LocalServer(tmp_path) as server:
         assert server.process is not None
-        wait_for(lambda: f"FLOCK ADVISORY WRITE {server.process.pid} " in words_of(Path("/proc/locks")))
-        assert not (tmp_path / "prefect.db").exists()
-        os.close(folder)
+        with lock_folder(tmp_path):
+            wait_for(lambda: has_open(server.process.pid, tmp_path))  # to lock it
+            assert not (tmp_path / "prefect.db").exists()
         server.wait_until_ready()
         assert (tmp_path / "prefect.db").exists()
 
 
-def words_of(path: Path) -> str:
-    return " ".join(path.read_text().split())
+def has_open(process: int, path: Path) -> bool:
+    return any(os.path.realpath(link) == str(path) for link in Path(f"/proc/{process}/fd").iterdir())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,86 @@
+"""Going back in a run: the steps to compute again, and the checkpoints that they need but that were pruned."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import takewhile
+
+from magrpo.config.run import RunConfig
+from magrpo.plugins import ConfigError, list_choices
+from magrpo.run.files import keeps_weights
+from magrpo.run.steps import Step, steps
+from magrpo.run.store import RunStore
+
+
+def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]:
+    """The committed steps to compute again in order to resume from ``name``, ``STAGE[:ITERATION]``.
+
+    These are the named step (without ``ITERATION`` the newest committed one of the stage), every later one, and the
+    checkpoints before them that a later one needs but from which files were pruned; computed again from the newest
+    whole checkpoint before, they have equal results where computation is deterministic. Raises ConfigError if no stage
+    has this name, or the run has not reached it.
+    """
+    every = steps(config)
+    position = _find_position(name, config, store)
+    repeated = [step for step in every[position:] if store.is_committed(step.folder)]
+    return _list_pruned_checkpoints(store, every, position) + repeated
+
+
+def _list_pruned_checkpoints(store: RunStore, every: Sequence[Step], position: int) -> list[Step]:
+    """The checkpoints before ``position`` to compute again, because later steps need files pruned from them.
+
+    To compute a checkpoint takes a whole one before it, so each of them is listed with the pruned ones before it.
+    """
+    users = defaultdict[str, list[Step]](list)
+    for step in every[position:]:
+        for name in step.inputs:
+            users[name].append(step)
+    checkpoints = [step for step in every[:position] if step.stage in ("start", "update")]
+    checkpoints = [step for step in checkpoints if store.is_committed(step.folder)]
+    listed: set[Step] = set()
+    for number, checkpoint in enumerate(checkpoints, start=1):
+        if any(_lacks_files(store, step, checkpoint.folder) for step in users[checkpoint.folder]):
+            newest_first = reversed(checkpoints[:number])
+            listed.update(takewhile(lambda step: bool(store.pruned_files(step.folder)), newest_first))
+    return [step for step in checkpoints if step in listed]
+
+
+def check_kept(store: RunStore, step: Step) -> None:
+    """Raise ConfigError, with the command that helps, if ``step`` needs files that were pruned from its checkpoint."""
+    for name in step.inputs:
+        if store.is_committed(name) and _lacks_files(store, step, name):
+            files = "the weights" if step.stage == "rollout" else "the optimizer state"
+            raise ConfigError(
+                f"{step.folder} needs {files} of {name}, deleted to save space; to compute them again: "
+                f"magrpo train --resume {store.run_id} --root {store.path.parent} --from-stage {step}"
+            )
+
+
+def _lacks_files(store: RunStore, step: Step, name: str) -> bool:
+    """Whether files that ``step`` needs were pruned from its input in the folder ``name``."""
+    if step.stage == "rollout":
+        return not keeps_weights(store, name)
+    return step.stage == "update" and bool(store.pruned_files(name))
+
+
+def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
+    """Position of ``name`` in :func:`steps`: at most that of the step after the last committed one."""
+    every = steps(config)
+    newest = 1 + max((i for i, step in enumerate(every) if store.is_committed(step.folder)), default=-1)
+    title, colon, number = name.partition(":")
+    title = f"{title}.0" if title in ("rollout", "score") else title
+    known = list(dict.fromkeys(step.title for step in every))
+    if title not in known:
+        raise ConfigError(f"--from-stage {name}: no stage {title!r}; {list_choices(title, known)}")
+    positions = {step.iteration: i for i, step in enumerate(every[: newest + 1]) if step.title == title}
+    if not positions:
+        raise ConfigError(f"--from-stage {name}: the run has only reached {every[newest]}")
+    if not colon:
+        committed = (i for i in reversed(positions.values()) if store.is_committed(every[i].folder))
+        return next(committed, min(positions.values()))
+    for iteration, position in positions.items():
+        if str(iteration) == number:
+            return position
+    first, last = min(positions), max(positions)
+    is_range = 1 < len(positions) == last - first + 1
+    listed = f"{first}-{last}" if is_range else ", ".join(map(str, positions))
+    raise ConfigError(f"--from-stage {name}: no iteration {number!r} of {title} so far; possible: {listed}")
