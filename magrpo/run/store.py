@@ -163,7 +163,13 @@ class RunStore:
         if manifest is None or key not in (None, manifest["key"]):
             return None
         is_intact = name in self._intact or all(_is_intact(folder / f, facts) for f, facts in manifest["files"].items())
-        return self._pointer(name) if is_intact else None
+        return self.pointer(name) if is_intact else None
+
+    def pointer(self, name: str) -> Pointer:
+        """The reference to a committed stage, whatever the state of its files."""
+        manifest = self.manifest_of(name)
+        digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
+        return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}
 
     def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
         """Make the files of ``write(folder)``, and the metrics it returns, durable as the output of stage ``name``."""
@@ -187,7 +193,7 @@ class RunStore:
             shutil.rmtree(target)
         partial.rename(target)
         sync_path(target.parent)
-        return self._pointer(name)
+        return self.pointer(name)
 
     def metrics(self, pointer: Pointer) -> dict[str, float]:
         """The metrics of a committed stage."""
@@ -262,11 +268,6 @@ class RunStore:
         )
         folder.mkdir()
         return folder
-
-    def _pointer(self, name: str) -> Pointer:
-        manifest = self.manifest_of(name)
-        digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
-        return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}
 
 
 def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:

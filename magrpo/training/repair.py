@@ -60,7 +60,7 @@ def set_aside_damage(store: RunStore, config: RunConfig) -> None:
         folder = store.set_aside(list(damage))
         for name, words in damage.items():
             log.warning("%s: %s; set aside in %s and computed again", name, words, shorten_path(folder))
-    checkpoints = [step for step in steps(config) if step.stage in ("start", "update")]
+    checkpoints = [step for step in steps(config) if step.writes_checkpoint]
     committed = [store.is_committed(step.folder) for step in checkpoints]
     for number in range(1, len(checkpoints)):
         if committed[number - 1] and not committed[number]:
@@ -69,7 +69,7 @@ def set_aside_damage(store: RunStore, config: RunConfig) -> None:
 
 def set_aside_pruned(store: RunStore, config: RunConfig, folder: str) -> None:
     """Set aside the checkpoint in ``folder``, and those before it, back to the newest one that is whole."""
-    checkpoints = [step for step in steps(config) if step.stage in ("start", "update")]
+    checkpoints = [step for step in steps(config) if step.writes_checkpoint]
     _set_aside_tail(store, [step for step in checkpoints if step.folder <= folder])
 
 
