@@ -33,15 +33,22 @@ log = logging.getLogger(__name__)
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
 """Parts of rewards shown in the line of an iteration: those that training changes most."""
 
+_WORDS = 50
+"""Columns for the words of a live line on a wide terminal; the bar has the others."""
+
 
 class _WordsColumn(ProgressColumn):
-    """Words about a task, rendered again whenever they are shown: seconds go on within a stage."""
+    """Words about a task, rendered again whenever they are shown: seconds go on within a stage.
+
+    ``width``: columns of the terminal.
+    """
 
     max_refresh = 0.2
 
-    def __init__(self, describe: Callable[[Task], str]) -> None:
+    def __init__(self, describe: Callable[[Task], str], width: int) -> None:
         self._describe = describe
-        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+        # A constant width, for most words, keeps the bars from moving.
+        super().__init__(Column(no_wrap=True, overflow="ellipsis", min_width=min(_WORDS, width // 2)))
 
     def render(self, task: Task) -> Text:
         return Text(self._describe(task))
@@ -70,7 +77,7 @@ class RunConsole:
         self._alive = is_live(self.console)
         self.live = Progress(
             SpinnerColumn(),
-            _WordsColumn(self._describe),
+            _WordsColumn(self._describe, self.console.width),
             BarColumn(bar_width=None),
             console=self.console,
             transient=True,
@@ -256,7 +263,9 @@ class RunConsole:
         took = f"{sum(seconds.values()):.1f} s"
         by_stage = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
         left = "" if self._alive else self._time_left()
-        return "  ".join(filter(None, [*parts, took, f"({by_stage})", left]))
+        line = "  ".join(filter(None, [*parts, took, f"({by_stage})", left]))
+        is_too_long = self._alive and len(line) > self.console.width
+        return "  ".join([*parts, took]) if is_too_long else line
 
 
 def _format_returns(prefix: str, metrics: Mapping[str, float]) -> str:

@@ -43,10 +43,10 @@ def test_an_option_at_its_default_is_in_no_key() -> None:
     ("override", "changed"),
     [
         ("rollout.temperature=0.5", {"prepare", "rollout", "credit", "evaluate", "baseline"}),
-        ("reward.levels=2", set()),
+        ("algo.gamma=0.5", {"start", "credit", "update"}),
         ("env.feedback_tests=1", {"rollout", "credit", "evaluate"}),
-        ("sandbox.kind=none", {"score", "evaluate", "baseline"}),
-        ("train.num_iterations=7", set()),
+        ("sandbox.workers=3", {"score", "evaluate", "baseline"}),
+        ("train.num_iterations=7", {"start", "rollout", "update"}),
         ("train.seed=7", {"start", "rollout", "update"}),
         ("tracking.traces=0", set()),
     ],
@@ -54,6 +54,11 @@ def test_an_option_at_its_default_is_in_no_key() -> None:
 def test_an_option_changes_the_keys_of_the_stages_that_depend_on_it(override: str, changed: set[str]) -> None:
     before, after = all_keys(load_config(CONFIG)), all_keys(load_config(CONFIG, [override]))
     assert {name for name in STAGES if before[name] != after[name]} == changed
+
+
+def test_the_number_of_iterations_is_in_no_key_if_the_learning_rate_is_constant() -> None:
+    constant = ["optim.schedule=constant", "train.num_iterations=7"]
+    assert all_keys(load_config(CONFIG, constant)) == all_keys(load_config(CONFIG, constant[:1]))
 
 
 def test_plugins_without_options_differ_by_their_kind() -> None:
@@ -70,7 +75,7 @@ def test_the_text_of_prompts_is_in_the_keys_of_the_stages_that_prompt(monkeypatc
 
 
 def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, root = write_config(tmp_path, iterations=1), tmp_path / "runs"
     assert main(["train", str(path), "--name", "run", "--local"]) == 0
@@ -82,7 +87,6 @@ def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_one
     assert aside == committed.keys() - {"00000/prepare", "00000/update"}, "everything since the first prompt"
     again = {step.folder: store.manifest_of(step.folder)["key"] for step in steps(store.config())}
     assert {folder for folder, key in again.items() if key != committed[folder]} == aside
-    said = " ".join(capsys.readouterr().err.split())
-    assert "evaluate:0 was computed with other prompts or by another version: set aside in" in said
+    assert "evaluate:0 was computed with other prompts or by another version: set aside in" in caplog.text
     assert main(["train", "--resume", "run", "--root", str(root), "--local"]) == 0
     assert not (store.path / "set-aside" / "2").exists()
