@@ -155,7 +155,11 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
 
 
 def _build_prompts(nodes: Sequence[Node], team: Team, backend: Backend) -> list[dict[str, Prompt]]:
-    """The prompts of the acting agents, by node. Observations run in threads: an environment may wait for I/O."""
+    """The prompts of the acting agents, by node.
+
+    Observations run in threads, because an environment may ask a remote service, as the one with an expert does. For
+    the others that costs 15 microseconds a prompt, less than asking every environment whether it needs threads.
+    """
     env = team.env
     acting = [[agent for agent in team.agents if agent.role in env.acting(len(node.history))] for node in nodes]
     calls = [
