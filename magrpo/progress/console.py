@@ -36,6 +36,9 @@ _PARTS = ("tests", "cooperation", "length_ratio", "style")
 _WORDS = 50
 """Columns for the words of a live line on a wide terminal; the bar has the others."""
 
+_NO_STEP = 0
+"""Stands for the id of a thread in work outside the steps."""
+
 
 class _WordsColumn(ProgressColumn):
     """Words about a task, rendered again whenever they are shown: seconds go on within a stage.
@@ -87,10 +90,9 @@ class RunConsole:
             redirect_stderr=self._alive and sys.stderr.isatty(),
             get_time=get_time,
         )
-        num_lines = state.num_iterations + state.num_rows + 1  # the report is the last
-        self._run = self.live.add_task("", total=num_lines)
-        self._tasks: dict[int, TaskID] = {get_ident(): self._add_task("starting")}
-        """The work of each thread, by the thread's id."""
+        self._run = self.live.add_task("", total=state.num_iterations + state.num_rows + 1)  # and the report
+        self._tasks: dict[int, TaskID] = {_NO_STEP: self._add_task("starting")}
+        """The work of each thread that computes a step, by the thread's id; or work outside the steps."""
         self._heartbeat = Heartbeat(self.say_progress)
 
     def __enter__(self) -> RunConsole:
@@ -117,7 +119,9 @@ class RunConsole:
                 self._num_reused = 0
             if not self._times and step.title == "rollout.0":
                 self._times.append(self._get_time())
-            task = self._replace_task(step.spec.activity, step)
+            self._remove_task(_NO_STEP)
+            self._remove_task(get_ident())
+            task = self._tasks[get_ident()] = self._add_task(step.spec.activity, step)
             self.live.update(self._run, completed=self._state.trained_iterations + self._state.finished_rows)
 
         def advance(finished: int) -> None:
@@ -128,10 +132,9 @@ class RunConsole:
     def show_work(self, title: str) -> None:
         """Show from now on that something outside the steps is done."""
         with self._lock:
-            for task in self._tasks.values():
-                self.live.remove_task(task)
-            self._tasks.clear()
-            self._replace_task(title)
+            for thread in list(self._tasks):
+                self._remove_task(thread)
+            self._tasks[_NO_STEP] = self._add_task(title)
 
     def expect_items(self, total: int) -> None:
         """The step that the calling thread computes will finish ``total`` items."""
@@ -140,7 +143,7 @@ class RunConsole:
     @contextmanager
     def show_loading(self, name: str) -> Iterator[None]:
         """Show that the block loads ``name``, a key of :data:`LOADING`, and note the seconds."""
-        interrupted = self._tasks.get(get_ident())
+        interrupted = self._tasks.get(get_ident(), self._tasks.get(_NO_STEP))
         step: Step | None = None
         if interrupted is not None:
             step = self._find_task(interrupted).fields["step"]
@@ -155,7 +158,7 @@ class RunConsole:
                 seconds = self._get_time() - began
                 self.loading[stage, name] = self.loading.get((stage, name), 0.0) + seconds
             self.live.remove_task(task)
-            if interrupted is not None:
+            if interrupted in self.live.task_ids:
                 self.live.update(interrupted, visible=True)
 
     def say_progress(self) -> None:
@@ -169,16 +172,9 @@ class RunConsole:
     def _add_task(self, activity: str, step: Step | None = None) -> TaskID:
         return self.live.add_task(activity, total=None, step=step)
 
-    def _replace_task(self, activity: str, step: Step | None = None) -> TaskID:
-        """Show other work of the calling thread, from now on."""
-        self._remove_task()
-        self._tasks[get_ident()] = self._add_task(activity, step)
-        return self._tasks[get_ident()]
-
-    def _remove_task(self) -> None:
-        task = self._tasks.pop(get_ident(), None)
-        if task is not None:
-            self.live.remove_task(task)
+    def _remove_task(self, thread: int) -> None:
+        if thread in self._tasks:
+            self.live.remove_task(self._tasks.pop(thread))
 
     def _find_task(self, wanted: TaskID) -> Task:
         return next(task for task in self.live.tasks if task.id == wanted)
@@ -204,7 +200,7 @@ class RunConsole:
 
     def _finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         self._state.finish_step(step, metrics, reused=reused)
-        self._remove_task()
+        self._remove_task(get_ident())
         if not reused:
             log.info(self._state.finished_lines[step])
         self._num_reused += reused
