@@ -158,7 +158,7 @@ class RunConsole:
                 seconds = self._get_time() - began
                 self.loading[stage, name] = self.loading.get((stage, name), 0.0) + seconds
             self.live.remove_task(task)
-            if interrupted in self.live.task_ids:
+            if interrupted is not None and interrupted in self.live.task_ids:
                 self.live.update(interrupted, visible=True)
 
     def say_progress(self) -> None:

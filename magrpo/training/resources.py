@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
 from magrpo.config.agents import AgentConfig, start_weights
@@ -254,10 +254,11 @@ class Resources:
 
     def close(self) -> None:
         """Close everything. Steps in progress in other threads fail."""
-        with ExitStack() as parts:
-            # The fleet last: it ends the processes of the others.
-            for part in (self._fleet, self._workers, self._sandbox, self._updates, self._engine):
-                parts.callback(part.close)
+        # The fleet is closed last: it ends the processes of the others.
+        parts: Sequence[_Part[Any]] = (self._fleet, self._workers, self._sandbox, self._updates, self._engine)
+        with ExitStack() as stack:
+            for part in parts:
+                stack.callback(part.close)
 
     def _serve(self, name: str, version: int, weights: Mapping[str, Path]) -> Served:
         """The weights called ``name``, which replace the oldest version if there are too many."""

@@ -165,7 +165,7 @@ def test_steps_under_way_have_a_line_each(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 160])
-def test_lines_fit_the_terminal(width: int, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_fit_the_terminal(width: int, clock: Clock) -> None:
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, no_color=True, highlight=False, width=width)
     progress = show(100, terminal, clock)

@@ -15,7 +15,7 @@ from magrpo.training.stages import load_writer
 @pytest.mark.parametrize("spec", STAGES.values(), ids=STAGES)
 def test_a_stage_names_a_writer_sections_and_inputs(spec: StageSpec) -> None:
     [parameter] = inspect.signature(load_writer(spec)).parameters.values()
-    assert parameter.annotation in ("StageContext", load_writer(spec).__globals__["StageContext"])
+    assert "StageContext" in str(parameter.annotation)
     assert set(spec.sections) <= RunConfig.model_fields.keys()
     assert set(spec.inputs) <= {*STAGES, CHECKPOINT}
 

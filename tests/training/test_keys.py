@@ -70,7 +70,7 @@ def test_plugins_without_options_differ_by_their_kind() -> None:
 def test_the_text_of_prompts_is_in_the_keys_of_the_stages_that_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(CONFIG)
     before = all_keys(config)
-    monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")  # type: ignore[arg-type]
+    monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")
     assert {name for name, key in all_keys(config).items() if key != before[name]} == PROMPTING
 
 
@@ -81,7 +81,7 @@ def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_one
     assert main(["train", str(path), "--name", "run", "--local"]) == 0
     store = RunStore.open(root, "run")
     committed = {step.folder: store.manifest_of(step.folder)["key"] for step in steps(store.config())}
-    monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")  # type: ignore[arg-type]
+    monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")
     assert main(["train", "--resume", "run", "--root", str(root), "--local"]) == 0
     aside = {path.parent.name + "/" + path.name for path in (store.path / "set-aside" / "1").glob("*/*")}
     assert aside == committed.keys() - {"00000/prepare", "00000/update"}, "everything since the first prompt"
