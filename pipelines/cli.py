@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, TextIO, TypedDict
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
@@ -198,9 +198,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
+class CurrentStderr(logging.StreamHandler[TextIO]):
+    """Writes to the ``sys.stderr`` of the moment, which a live line replaces to show messages above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
 def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
     """Run a command line; return the message about the error that ended it, and the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", handlers=[CurrentStderr()])
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # so that `kind = "my_pkg.rewards:Mine"` is found there
     try:

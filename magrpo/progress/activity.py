@@ -5,7 +5,6 @@ with :func:`show_activity`. The run takes the clock over with :func:`end_startup
 command began and what loading cost.
 """
 
-import logging
 import sys
 import threading
 import time
@@ -15,9 +14,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task
+from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column
-from rich.text import Text
 
 from magrpo.process.environment import is_quiet
 
@@ -51,7 +49,7 @@ def is_live(console: Console) -> bool:
 
 
 class Heartbeat:
-    """Calls ``say`` from a thread whenever nothing was said for :data:`HEARTBEAT_S` seconds."""
+    """Calls ``say`` from a thread whenever nothing was printed for :data:`HEARTBEAT_S` seconds."""
 
     def __init__(self, say: Callable[[], None]) -> None:
         self._say = say
@@ -65,7 +63,7 @@ class Heartbeat:
         self._over.set()
 
     def note_output(self) -> None:
-        """Something was said just now."""
+        """Something was printed just now."""
         self._said = monotonic()
 
     def _beat(self) -> None:
@@ -75,79 +73,45 @@ class Heartbeat:
                 self._say()
 
 
-class LogAbove(logging.Handler):
-    """Prints log messages of the project above a live line instead of through it, if ``shown``."""
-
-    def __init__(self, console: Console, *, shown: bool) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        self._console = console
-        self._loggers = [logging.getLogger(name) for name in ("magrpo", "pipelines") if shown]
-
-    def attach(self) -> None:
-        """Take messages over from the root logger."""
-        for logger in self._loggers:
-            logger.addHandler(self)
-            logger.propagate = False
-
-    def detach(self) -> None:
-        """Give messages back to the root logger."""
-        for logger in self._loggers:
-            logger.removeHandler(self)
-            logger.propagate = True
-
-    def emit(self, record: logging.LogRecord) -> None:
-        style = "yellow" if record.levelno >= logging.WARNING else None
-        self._console.print(self.format(record), style=style, markup=False, soft_wrap=False)
-
-
 class ActivityLine:
     """A line that names one activity at a time, with the seconds since it began."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, get_time: Callable[[], float] = monotonic) -> None:
         self.console = console
-        self.activity = ""
-        self._began = monotonic()
+        self._get_time = get_time
         alive = self._alive = is_live(console)
-        columns = SpinnerColumn(), _ActivityColumn(self.describe)
-        # A terminal that shows both streams shows messages above the line.
-        redirects = alive and sys.stderr.isatty()
-        self._live = Progress(*columns, console=console, transient=True, disable=not alive, redirect_stderr=redirects)
-        self._live.add_task("")
-        self._heartbeat = Heartbeat(lambda: console.print(f"  {self.describe()}", markup=False))
-        self._log_above = LogAbove(console, shown=redirects)
+        words = TextColumn("{task.description}, {task.elapsed:.0f} s", table_column=Column(no_wrap=True))
+        self._live = Progress(
+            SpinnerColumn(),
+            words,
+            console=console,
+            transient=True,
+            disable=not alive,
+            # If messages go to the same terminal, they are shown above the line.
+            redirect_stderr=alive and sys.stderr.isatty(),
+            get_time=get_time,
+        )
+        self._activity = self._live.add_task("", total=None)
+        self._heartbeat = Heartbeat(self.say)
 
     def start(self) -> None:
         self._live.start()
-        self._log_above.attach()
         if not self._alive:
             self._heartbeat.start()
 
     def stop(self) -> None:
         self._heartbeat.stop()
-        self._log_above.detach()
         self._live.stop()
 
     def switch(self, activity: str, seconds: float = 0.0) -> None:
         """Name another activity, which has taken ``seconds`` so far."""
-        self.activity, self._began = activity, monotonic() - seconds
+        self._live.reset(self._activity, description=activity)
+        self._live.tasks[0].start_time = self._get_time() - seconds
 
-    def describe(self) -> str:
-        """``loading libraries, 4 s``."""
-        return f"{self.activity}, {monotonic() - self._began:.0f} s"
-
-
-class _ActivityColumn(ProgressColumn):
-    """Rendered again whenever it is shown: the seconds go on."""
-
-    max_refresh = 0.2
-
-    def __init__(self, describe: Callable[[], str]) -> None:
-        self._describe = describe
-        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
-
-    def render(self, task: Task) -> Text:
-        return Text(self._describe())
+    def say(self) -> None:
+        """Print the activity: ``loading libraries, 4 s``."""
+        [task] = self._live.tasks
+        self.console.print(f"  {task.description}, {task.elapsed or 0.0:.0f} s", markup=False)
 
 
 @contextmanager

@@ -1,13 +1,12 @@
-"""The console of a run: a live line on a terminal, and one line for each iteration and evaluation anywhere."""
+"""The console of a run: live lines on a terminal, and one line for each iteration and evaluation anywhere."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from statistics import median
@@ -16,12 +15,12 @@ from time import monotonic
 from typing import get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID
 from rich.table import Column
 from rich.text import Text
 
 from magrpo.interfaces import Progress as Advance
-from magrpo.progress.activity import LOADING, Heartbeat, LogAbove, is_live, open_console
+from magrpo.progress.activity import LOADING, Heartbeat, is_live, open_console
 from magrpo.progress.state import RunState
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
@@ -31,145 +30,80 @@ from magrpo.types import Split
 
 log = logging.getLogger(__name__)
 
-_ACTIVITIES = {
-    "prepare": "preparing",
-    "start": "starting",
-    "rollout": "sampling",
-    "score": "scoring",
-    "credit": "credit",
-    "update": "updating",
-    "evaluate": "evaluating",
-    "baseline": "evaluating",
-    "report": "reporting",
-    "tables": "reporting",
-}
-_ITEMS = {
-    "rollout": "completions",
-    "score": "programs",
-    "update": "completions",
-    "evaluate": "completions",
-    "baseline": "completions",
-}
-"""What a stage counts while it works."""
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
 """Parts of rewards shown in the line of an iteration: those that training changes most."""
-_WORDS = 62
-"""Columns for the words of the live line; the bar has what a terminal has more."""
-_BAR = range(8, 30)
-"""Columns that a bar can have."""
-_NARROWEST = 48
-"""Columns of a terminal below which there is no bar."""
+
+_WORDS = 50
+"""Columns for the words of a live line on a wide terminal; the bar has the others."""
+
+_NO_STEP = 0
+"""Stands for the id of a thread in work outside the steps."""
 
 
-@dataclass
-class Work:
-    """What is being done, since when, and how many items of it."""
+class _WordsColumn(ProgressColumn):
+    """Words about a task, rendered again whenever they are shown: seconds go on within a stage.
 
-    title: str
-    step: Step | None = None
-    items: str = ""
-    num_done: int = 0
-    total: int = 0
-    """Items expected; 0 if unknown."""
-    began: float = field(default_factory=lambda: monotonic())
-
-    def __str__(self) -> str:
-        """``sampling 24 of 64 completions, 5 s``."""
-        expected = f" of {self.total}" if self.total else ""
-        counted = f" {self.num_done}{expected} {self.items}" if self.num_done else ""
-        return self._add_seconds(f"{self.title}{counted}")
-
-    def describe_briefly(self) -> str:
-        """``sampling, 5 s``."""
-        return self._add_seconds(self.title)
-
-    def _add_seconds(self, text: str) -> str:
-        return f"{text}, {monotonic() - self.began:.0f} s"
-
-
-class LiveLine(ProgressColumn):
-    """The words of the live line, rendered again whenever it is shown: its seconds go on within a stage.
-
-    ``list_works`` returns what is being done. The time left comes first; words that do not fit into ``width`` are left
-    out.
+    ``width``: columns of the terminal.
     """
 
     max_refresh = 0.2
 
-    def __init__(
-        self, state: RunState, list_works: Callable[[], Sequence[Work]], time_left: Callable[[], str], width: int
-    ) -> None:
-        self._state, self._list_works, self._time_left, self._width = state, list_works, time_left, width
-        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+    def __init__(self, describe: Callable[[Task], str], width: int) -> None:
+        self._describe = describe
+        # A constant width, for most words, keeps the bars from moving.
+        super().__init__(Column(no_wrap=True, overflow="ellipsis", min_width=min(_WORDS, width // 2)))
 
     def render(self, task: Task) -> Text:
-        state = self._state
-        done = state.describe_done()
-        training = "" if state.training_return is None else f"train {state.training_return:.0%}"
-        held_out = [f"held-out {value:.0%}" for value in state.held_out_returns.values()][-1:]
-        works, left = self._list_works(), self._time_left()
-        work = " + ".join(map(str, works))
-        briefly = " + ".join(each.describe_briefly() for each in works)
-        for parts in (
-            [left, done, work, training, *held_out],
-            [left, done, work, *held_out],
-            [left, done, work],
-            [left, work],
-            [left, briefly],
-        ):
-            text = " · ".join(filter(None, parts))
-            if len(text) <= self._width:
-                break
-        return Text(text)
+        return Text(self._describe(task))
 
 
 class RunConsole:
-    """Notes the steps of a run in its state and shows them. Use as a context manager."""
+    """Notes the steps of a run in its state and shows them. Use as a context manager.
 
-    def __init__(self, state: RunState, console: Console | None = None) -> None:
+    On a terminal there is a live line for the run and one for each step under way. Elsewhere a line is printed for each
+    iteration, and a heartbeat names the steps under way.
+    """
+
+    def __init__(
+        self, state: RunState, console: Console | None = None, get_time: Callable[[], float] = monotonic
+    ) -> None:
         self.console = console or open_console()
         self.loading: dict[tuple[str, str], float] = {}
         """Seconds spent loading, by stage and by what was loaded."""
-        self._state = state
+        self._state, self._get_time = state, get_time
         self._times: deque[float] = deque(maxlen=21)
         """When the first iteration that this process computes completely began, and when each one since ended."""
         self._metrics: dict[int, dict[str, float]] = defaultdict(dict)
         """Metrics so far of the iterations under way."""
         self._num_reused = 0
-        self._idle = Work("starting")
-        """Shown while no thread works on a step: the last work."""
-        self._works: dict[int, Work] = {}
-        """The work of each thread that computes a step, by the thread's id."""
         self._lock = RLock()
         self._alive = is_live(self.console)
-        shares_terminal = self._alive and sys.stderr.isatty()
-        self._log_above = LogAbove(self.console, shown=shares_terminal)
-        spare = self.console.width - 3 - _WORDS  # a spinner, and spaces between the three
-        bar_width = min(max(spare, _BAR[0]), _BAR[-1]) if self.console.width >= _NARROWEST else 0
-        words_width = self.console.width - (bar_width + 3 if bar_width else 2)
-        self._live = Progress(
+        self.live = Progress(
             SpinnerColumn(),
-            *([BarColumn(bar_width=bar_width)] if bar_width else []),
-            LiveLine(state, self._list_works, self._time_left, words_width),
+            _WordsColumn(self._describe, self.console.width),
+            BarColumn(bar_width=None),
             console=self.console,
             transient=True,
+            expand=True,
             disable=not self._alive,
-            redirect_stderr=shares_terminal,
+            # If messages go to the same terminal, they are shown above the live lines.
+            redirect_stderr=self._alive and sys.stderr.isatty(),
+            get_time=get_time,
         )
-        self._bar = self._live.add_task("", total=state.num_iterations + state.num_rows + 1)  # the report is the last
-        self._heartbeat = Heartbeat(self._say_work)
+        self._run = self.live.add_task("", total=state.num_iterations + state.num_rows + 1)  # and the report
+        self._tasks: dict[int, TaskID] = {_NO_STEP: self._add_task("starting")}
+        """The work of each thread that computes a step, by the thread's id; or work outside the steps."""
+        self._heartbeat = Heartbeat(self.say_progress)
 
     def __enter__(self) -> RunConsole:
-        self._live.start()
+        self.live.start()
         if not self._alive:
             self._heartbeat.start()
-        self._log_above.attach()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._log_above.detach()
         self._heartbeat.stop()
-        self._live.stop()
+        self.live.stop()
 
     def say(self, text: str) -> None:
         """Print a line that stays; a terminal wraps it between words."""
@@ -184,51 +118,80 @@ class RunConsole:
                 self.say(self._state.describe_resumption(step))
                 self._num_reused = 0
             if not self._times and step.title == "rollout.0":
-                self._times.append(monotonic())
-            work = self._works[get_ident()] = Work(_ACTIVITIES[step.stage], step, _ITEMS.get(step.stage, ""))
-            self._live.update(self._bar, completed=self._state.trained_iterations + self._state.finished_rows)
+                self._times.append(self._get_time())
+            self._remove_task(_NO_STEP)
+            self._remove_task(get_ident())
+            task = self._tasks[get_ident()] = self._add_task(step.spec.activity, step)
+            self.live.update(self._run, completed=self._state.trained_iterations + self._state.finished_rows)
 
         def advance(finished: int) -> None:
-            work.num_done += finished
+            self.live.advance(task, finished)
 
         return advance
 
     def show_work(self, title: str) -> None:
         """Show from now on that something outside the steps is done."""
-        self._idle = Work(title)
-        self._works.clear()
+        with self._lock:
+            for thread in list(self._tasks):
+                self._remove_task(thread)
+            self._tasks[_NO_STEP] = self._add_task(title)
 
     def expect_items(self, total: int) -> None:
         """The step that the calling thread computes will finish ``total`` items."""
-        self._works.get(get_ident(), self._idle).total = total
+        self.live.update(self._tasks[get_ident()], total=total)
 
     @contextmanager
     def show_loading(self, name: str) -> Iterator[None]:
         """Show that the block loads ``name``, a key of :data:`LOADING`, and note the seconds."""
-        interrupted = self._works.get(get_ident())
-        step = None if interrupted is None else interrupted.step
+        interrupted = self._tasks.get(get_ident(), self._tasks.get(_NO_STEP))
+        step: Step | None = None
+        if interrupted is not None:
+            step = self._find_task(interrupted).fields["step"]
+            self.live.update(interrupted, visible=False)
         stage = "" if step is None else step.title.partition(".")[0]
-        self._works[get_ident()] = Work(LOADING[name], step)
-        began = monotonic()
+        task = self._add_task(LOADING[name], step)
+        began = self._get_time()
         try:
             yield
         finally:
             with self._lock:
-                self.loading[stage, name] = self.loading.get((stage, name), 0.0) + monotonic() - began
-            if interrupted is None:
-                del self._works[get_ident()]
-            else:
-                self._works[get_ident()] = interrupted
+                seconds = self._get_time() - began
+                self.loading[stage, name] = self.loading.get((stage, name), 0.0) + seconds
+            self.live.remove_task(task)
+            if interrupted is not None and interrupted in self.live.task_ids:
+                self.live.update(interrupted, visible=True)
 
-    def _list_works(self) -> list[Work]:
-        """What is being done, the earliest iteration first."""
-        works = list(self._works.values()) or [self._idle]
-        return sorted(works, key=lambda work: work.step.iteration if work.step else 0)
+    def say_progress(self) -> None:
+        """Print the work of each thread."""
+        for task in self.live.tasks:
+            if task.id != self._run and task.visible:
+                step: Step | None = task.fields["step"]
+                where = "" if step is None or step.happens_once else f"iteration {step.iteration}: "
+                self.say(f"  {where}{self._describe(task)}")
 
-    def _say_work(self) -> None:
-        for work in self._list_works():
-            where = "" if work.step is None or work.step.happens_once else f"iteration {work.step.iteration}: "
-            self.say(f"  {where}{work}")
+    def _add_task(self, activity: str, step: Step | None = None) -> TaskID:
+        return self.live.add_task(activity, total=None, step=step)
+
+    def _remove_task(self, thread: int) -> None:
+        if thread in self._tasks:
+            self.live.remove_task(self._tasks.pop(thread))
+
+    def _find_task(self, wanted: TaskID) -> Task:
+        return next(task for task in self.live.tasks if task.id == wanted)
+
+    def _describe(self, task: Task) -> str:
+        """``0:12:30 left · 7/160 · train 53%`` for the run, ``sampling 24 of 64 completions, 5 s`` for a step."""
+        state = self._state
+        if task.id == self._run:
+            training = "" if state.training_return is None else f"train {state.training_return:.0%}"
+            held_out = [f"held-out {value:.0%}" for value in state.held_out_returns.values()][-1:]
+            return " · ".join(filter(None, [self._time_left(), state.describe_done(), training, *held_out]))
+        step: Step | None = task.fields["step"]
+        counted = ""
+        if task.completed and step is not None:
+            expected = f" of {task.total:.0f}" if task.total else ""
+            counted = f" {task.completed:.0f}{expected} {step.spec.items}"
+        return f"{task.description}{counted}, {task.elapsed or 0.0:.0f} s"
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
@@ -237,7 +200,7 @@ class RunConsole:
 
     def _finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         self._state.finish_step(step, metrics, reused=reused)
-        self._idle = self._works.pop(get_ident(), self._idle)
+        self._remove_task(get_ident())
         if not reused:
             log.info(self._state.finished_lines[step])
         self._num_reused += reused
@@ -250,7 +213,7 @@ class RunConsole:
                 self.say(f"problems: {', '.join(shown)}")
             case "update":
                 if self._times:  # the evaluation after an iteration counts for the next one
-                    self._times.append(monotonic())
+                    self._times.append(self._get_time())
                 self.say(self._format_iteration(step.iteration))
             case "evaluate":
                 trained = format_count(step.iteration, "iterations")
@@ -278,7 +241,7 @@ class RunConsole:
         if not remaining:
             return ""
         whole = median(end - begin for begin, end in pairwise(self._times)) * remaining
-        return f"{timedelta(seconds=round(max(whole - (monotonic() - self._times[-1]), 0.0)))} left"
+        return f"{timedelta(seconds=round(max(whole - (self._get_time() - self._times[-1]), 0.0)))} left"
 
     def _format_iteration(self, iteration: int) -> str:
         metrics, last = self._metrics[iteration], self._state.num_iterations
@@ -295,11 +258,10 @@ class RunConsole:
                 parts.append(f"{quantity_title(part)} {share:.1%}")
         took = f"{sum(seconds.values()):.1f} s"
         by_stage = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
-        whole = "  ".join([*parts, took, f"({by_stage})"])
-        if not self._alive:
-            return "  ".join(filter(None, [whole, self._time_left()]))
-        shorter = ("  ".join([*parts[:length], took]) for length in range(len(parts), 1, -1))
-        return next((line for line in (whole, *shorter) if len(line) <= self.console.width), whole)
+        left = "" if self._alive else self._time_left()
+        line = "  ".join(filter(None, [*parts, took, f"({by_stage})", left]))
+        is_too_long = self._alive and len(line) > self.console.width
+        return "  ".join([*parts, took]) if is_too_long else line
 
 
 def _format_returns(prefix: str, metrics: Mapping[str, float]) -> str:

@@ -25,7 +25,7 @@ from magrpo.config.place import Place
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.manifest import check_files
-from magrpo.run.steps import StageName, Step, steps
+from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records
 from magrpo.types import EvalReport, NodeScores, Problem, RolloutGroup, ScoredTurn, Split, Turn
 
@@ -85,20 +85,24 @@ def read_groups(folder: Path) -> list[RolloutGroup[Turn]]:
 
 
 def read_scored(folder: Path) -> list[RolloutGroup[ScoredTurn]]:
-    """The nodes committed by ``score``, with the completions of the rollout beside it.
+    """The scored nodes committed by ``score``, or by a later stage of the turn that leaves some out.
 
-    Raises ConfigError if that rollout is another one: it was sampled again and is not scored yet.
+    The completions are those of the turn's rollout. Raises ConfigError if that was sampled again and is not scored yet.
     """
-    rollout = folder.with_name(folder.name.replace("score", "rollout"))
-    groups, scores = read_groups(rollout), read_records(folder / SCORES, NodeScores)
-    sampled = [(group.problem.task_id, group.path, [turn.picks for turn in group.turns]) for group in groups]
-    if sampled != [(node.task_id, node.path, [turn.picks for turn in node.turns]) for node in scores]:
-        raise ConfigError(f"{folder}: {rollout} was sampled again and is not scored yet; resume the run first")
-    return [group.with_scores(node.turns) for group, node in zip(groups, scores, strict=True)]
+    _, _, turn = folder.name.partition(".")
+    rollout = folder.with_name(f"rollout.{turn}")
+    sampled = {(group.problem.task_id, group.path): group for group in read_groups(rollout)}
+    scored = []
+    for node in read_records(folder / SCORES, NodeScores):
+        group = sampled.get((node.task_id, node.path))
+        if group is None or [turn.picks for turn in group.turns] != [turn.picks for turn in node.turns]:
+            raise ConfigError(f"{folder}: {rollout} was sampled again and is not scored yet; resume the run first")
+        scored.append(group.with_scores(node.turns))
+    return scored
 
 
 def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> None:
-    """Write the output of ``score`` for :func:`read_scored`: rewards and reports, without the completions."""
+    """Write scored nodes for :func:`read_scored`: rewards and reports, without the completions."""
     nodes = (NodeScores(group.problem.task_id, group.path, group.turns) for group in groups)
     write_records(folder / SCORES, nodes)
 
@@ -110,7 +114,7 @@ def read_evaluation(folder: Path) -> EvalReport:
 
 
 # --------------------------------------------------------------------------------------------- checkpoints, evaluations
-def committed_iterations(store: RunStore, stage: StageName) -> list[int]:
+def committed_iterations(store: RunStore, stage: str) -> list[int]:
     """The iterations for which ``stage`` is committed, ascending."""
     paths = store.path.glob(f"stages/[0-9]*/{Step(stage, 0).name}")
     return sorted(

@@ -7,7 +7,7 @@ from itertools import takewhile
 from magrpo.config.run import RunConfig
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.run.files import keeps_weights
-from magrpo.run.steps import Step, steps
+from magrpo.run.steps import STAGES, Step, steps
 from magrpo.run.store import RunStore
 
 
@@ -34,7 +34,7 @@ def _list_pruned_checkpoints(store: RunStore, every: Sequence[Step], position: i
     for step in every[position:]:
         for name in step.inputs:
             users[name].append(step)
-    checkpoints = [step for step in every[:position] if step.stage in ("start", "update")]
+    checkpoints = [step for step in every[:position] if step.writes_checkpoint]
     checkpoints = [step for step in checkpoints if store.is_committed(step.folder)]
     listed: set[Step] = set()
     for number, checkpoint in enumerate(checkpoints, start=1):
@@ -67,7 +67,8 @@ def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
     every = steps(config)
     newest = 1 + max((i for i, step in enumerate(every) if store.is_committed(step.folder)), default=-1)
     title, colon, number = name.partition(":")
-    title = f"{title}.0" if title in ("rollout", "score") else title
+    if title in STAGES and STAGES[title].when == "turn":
+        title = f"{title}.0"
     known = list(dict.fromkeys(step.title for step in every))
     if title not in known:
         raise ConfigError(f"--from-stage {name}: no stage {title!r}; {list_choices(title, known)}")

@@ -1,39 +1,183 @@
-"""The steps of a run, in their order, and where a run is among them."""
+"""The stages of a run in one table, and the steps of a run: its stages in every turn and iteration, in order.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+To add a stage, add its :class:`StageSpec` to a table below. The names of its folders, its key, its line on the console
+and its place in reports follow from there. Its ``writer`` is the only other thing it needs.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from magrpo.config.run import RunConfig
 from magrpo.run.store import RunStore
 
-StageName = Literal[
-    "prepare", "start", "rollout", "score", "credit", "update", "evaluate", "baseline", "report", "tables"
-]
-"""``start`` writes the untrained checkpoint, ``tables`` the report of a run of baselines."""
-TRAINING_STAGES: tuple[StageName, ...] = ("rollout", "score", "credit", "update")
-"""The stages of a training iteration, in their order."""
-SAMPLING_STAGES: tuple[StageName, ...] = TRAINING_STAGES[:-1]
-"""The stages of an iteration that make its samples; in a run with a lag they run beside earlier updates."""
+CHECKPOINT = "checkpoint"
+"""The input of a stage that reads weights: a step of one of the stages that write checkpoints."""
+When = Literal["first", "turn", "iteration", "evaluation", "row", "last"]
 
-_FOLDER_NAMES = {"start": "update", "tables": "report"}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """One stage: everything about it that other modules need to know."""
+
+    name: str
+    when: When
+    """Computed once at the beginning or the end, at every turn, once an iteration, whenever a checkpoint is evaluated,
+    or for every row of a table of baselines."""
+    inputs: tuple[str, ...] = ()
+    """The stages whose outputs it takes, or :data:`CHECKPOINT`.
+
+    An input that is computed at every turn is that of the same turn if it stands earlier in the table, else that of the
+    turn before; a stage of the whole iteration takes all turns.
+    """
+    writer: str
+    """``module:function``, a :data:`magrpo.stages.context.Writer`: computes a step and writes its files."""
+    sections: tuple[str, ...]
+    """The sections of the configuration that its output depends on, besides its inputs; they enter its key."""
+    shows_prompts: bool = False
+    """Whether agents are prompted, so that the text of the prompts enters its key, too."""
+    writes_checkpoint: bool = False
+    activity: str
+    """On the console, what a run does meanwhile: ``sampling``."""
+    items: str = ""
+    """What it counts while it works: ``completions``."""
+    folder: str = ""
+    """Name of its folder, if it is not its own name."""
+    title: str = ""
+    """Its name for users, if it is not that of its folder."""
+
+
+_POLICY = ("agents", "model", "lora", "train")
+_FIRST = (
+    StageSpec(
+        name="prepare",
+        when="first",
+        writer="magrpo.stages.prepare:write_problems",
+        sections=("problems", "rollout"),
+        activity="preparing",
+    ),
+    StageSpec(
+        name="start",
+        when="first",
+        writer="magrpo.stages.checkpoints:write_untrained",
+        sections=(*_POLICY, "optim", "algo"),
+        writes_checkpoint=True,
+        activity="starting",
+        folder="update",
+        title="start",
+    ),
+)
+_TRAINING = (
+    *_FIRST,
+    StageSpec(
+        name="rollout",
+        when="turn",
+        inputs=("prepare", CHECKPOINT, "score"),
+        writer="magrpo.stages.rollout:write_groups",
+        sections=(*_POLICY, "env", "engine", "rollout"),
+        shows_prompts=True,
+        activity="sampling",
+        items="completions",
+    ),
+    StageSpec(
+        name="score",
+        when="turn",
+        inputs=("rollout",),
+        writer="magrpo.stages.score:write_scores",
+        sections=("reward", "sandbox"),
+        activity="scoring",
+        items="programs",
+    ),
+    StageSpec(
+        name="credit",
+        when="iteration",
+        inputs=("score",),
+        writer="magrpo.stages.credit:write_samples",
+        sections=("algo", "agents", "env", "rollout"),
+        activity="credit",
+    ),
+    StageSpec(
+        name="update",
+        when="iteration",
+        inputs=("credit", CHECKPOINT),
+        writer="magrpo.stages.checkpoints:write_updated",
+        sections=(*_POLICY, "optim", "algo"),
+        writes_checkpoint=True,
+        activity="updating",
+        items="completions",
+    ),
+    StageSpec(
+        name="evaluate",
+        when="evaluation",
+        inputs=("prepare", CHECKPOINT),
+        writer="magrpo.stages.evaluate:write_evaluation",
+        sections=("eval", "env", "reward", "sandbox", "engine", "rollout"),
+        shows_prompts=True,
+        activity="evaluating",
+        items="completions",
+    ),
+    StageSpec(
+        name="report",
+        when="last",
+        inputs=("evaluate",),
+        writer="magrpo.reports.stages:write_report",
+        sections=("reward", "agents"),
+        activity="reporting",
+    ),
+)
+"""The stages of a run that trains, in their order."""
+_BASELINES = (
+    *_FIRST,
+    StageSpec(
+        name="baseline",
+        when="row",
+        inputs=("prepare", CHECKPOINT),
+        writer="magrpo.stages.baseline:write_row",
+        sections=("baselines", "eval", "sandbox", "engine", "model", "lora", "rollout"),
+        shows_prompts=True,
+        activity="evaluating",
+        items="completions",
+    ),
+    StageSpec(
+        name="tables",
+        when="last",
+        inputs=("baseline",),
+        writer="magrpo.reports.stages:write_tables",
+        sections=("baselines",),
+        activity="reporting",
+        folder="report",
+    ),
+)
+"""The stages of a run that compares baselines instead of training, in their order."""
+
+STAGES: Mapping[str, StageSpec] = {spec.name: spec for spec in (*_TRAINING, *_BASELINES)}
+TRAINING_STAGES = tuple(spec.name for spec in _TRAINING if spec.when in ("turn", "iteration"))
+"""The stages of a training iteration, in their order."""
+SAMPLING_STAGES = tuple(name for name in TRAINING_STAGES if not STAGES[name].writes_checkpoint)
+"""The stages of an iteration that make its samples; in a run with a lag they run beside earlier updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One stage of one iteration."""
 
-    stage: StageName
+    stage: str
     iteration: int
     part: str = ""
-    """The turn of a rollout or score, the row of a baseline."""
+    """The turn of a stage that is computed at every turn, the row of a baseline."""
     inputs: tuple[str, ...] = ()
     """Folders of the steps whose outputs it takes."""
 
     @property
+    def spec(self) -> StageSpec:
+        """Its stage."""
+        return STAGES[self.stage]
+
+    @property
     def name(self) -> str:
         """Name of its folder within the iteration: ``rollout.0``."""
-        return _FOLDER_NAMES.get(self.stage, self.stage) + (f".{self.part}" if self.part else "")
+        return self._add_part(self.spec.folder or self.stage)
 
     @property
     def folder(self) -> str:
@@ -43,12 +187,25 @@ class Step:
     @property
     def title(self) -> str:
         """Its name without the iteration, as users write it: ``rollout.0``, ``start``."""
-        return self.stage if self.stage == "start" else self.name
+        return self._add_part(self.spec.title) if self.spec.title else self.name
 
     @property
     def happens_once(self) -> bool:
         """Whether the stage belongs to no iteration."""
-        return self.stage in ("prepare", "start", "report", "tables")
+        return self.spec.when in ("first", "last")
+
+    @property
+    def writes_checkpoint(self) -> bool:
+        """Whether its output is a checkpoint: weights and the state of optimizers."""
+        return self.spec.writes_checkpoint
+
+    @property
+    def belongs_to_turn(self) -> bool:
+        """Whether it is left out after the end of all episodes of its iteration."""
+        return self.spec.when == "turn"
+
+    def _add_part(self, name: str) -> str:
+        return f"{name}.{self.part}" if self.part else name
 
     def __str__(self) -> str:
         return self.title if self.happens_once else f"{self.title}:{self.iteration}"
@@ -57,7 +214,12 @@ class Step:
 # --------------------------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig) -> list[Step]:
     """The steps of a run in order; the loop skips later turns of an iteration whose episodes have all ended."""
-    return list(_baseline_steps(config) if config.baselines.rows else _training_steps(config))
+    return list(_baseline_steps(config) if makes_tables(config) else _training_steps(config))
+
+
+def makes_tables(config: RunConfig) -> bool:
+    """Whether the run compares baselines instead of training."""
+    return bool(config.baselines.rows)
 
 
 def evaluates_after(config: RunConfig, iteration: int) -> bool:
@@ -66,48 +228,68 @@ def evaluates_after(config: RunConfig, iteration: int) -> bool:
 
 
 def _training_steps(config: RunConfig) -> Iterator[Step]:
-    problems, checkpoint = Step("prepare", 0), Step("start", 0)
-    yield from (problems, checkpoint)
-    checkpoints = [checkpoint.folder]
-    evaluations: list[str] = []
+    plan = _Plan(config.train.lag)
+    yield from plan.add_steps(_TRAINING, "first", 0)
     for iteration in range(config.train.num_iterations + 1):
         if iteration > 0:
-            sampled_from = checkpoints[max(iteration - 1 - config.train.lag, 0)]
-            scored: list[str] = []
-            for turn in map(str, range(config.env.num_turns)):
-                rollout = Step("rollout", iteration, turn, (problems.folder, sampled_from, *scored[-1:]))
-                score = Step("score", iteration, turn, (rollout.folder,))
-                yield from (rollout, score)
-                scored.append(score.folder)
-            credit = Step("credit", iteration, inputs=tuple(scored))
-            checkpoint = Step("update", iteration, inputs=(credit.folder, checkpoint.folder))
-            yield from (credit, checkpoint)
-            checkpoints.append(checkpoint.folder)
+            plan.forget(TRAINING_STAGES)
+            for turn in range(config.env.num_turns):
+                yield from plan.add_steps(_TRAINING, "turn", iteration, str(turn))
+            yield from plan.add_steps(_TRAINING, "iteration", iteration)
         if evaluates_after(config, iteration):
-            evaluation = Step("evaluate", iteration, inputs=(problems.folder, checkpoint.folder))
-            yield evaluation
-            evaluations.append(evaluation.folder)
-    yield Step("report", config.train.num_iterations, inputs=tuple(evaluations))
+            yield from plan.add_steps(_TRAINING, "evaluation", iteration)
+    yield from plan.add_steps(_TRAINING, "last", config.train.num_iterations)
 
 
 def _baseline_steps(config: RunConfig) -> Iterator[Step]:
     """One step for each row; a row that votes takes the earlier rows that do not, to learn their cost."""
-    first = (Step("prepare", 0), Step("start", 0))
-    yield from first
-    rows: list[Step] = []
-    without_votes: list[Step] = []
+    plan = _Plan()
+    yield from plan.add_steps(_BASELINES, "first", 0)
+    without_votes: list[str] = []
     for row in config.baselines.rows:
-        earlier = without_votes if row.votes != "none" else []
-        rows.append(Step("baseline", 0, row.name, tuple(step.folder for step in (*first, *earlier))))
-        if row.votes == "none":
-            without_votes.append(rows[-1])
-    yield from rows
-    yield Step("tables", config.train.num_iterations, inputs=tuple(step.folder for step in rows))
+        for step in plan.add_steps(_BASELINES, "row", 0, row.name):
+            if row.votes == "none":
+                without_votes.append(step.folder)
+                yield step
+            else:
+                yield replace(step, inputs=(*step.inputs, *without_votes))
+    yield from plan.add_steps(_BASELINES, "last", config.train.num_iterations)
 
 
-def makes_tables(config: RunConfig) -> bool:
-    """Whether the run compares baselines instead of training."""
-    return steps(config)[-1].stage == "tables"
+class _Plan:
+    """The steps so far, among which a new step finds its inputs. Updates are ``lag`` ahead of the weights sampled."""
+
+    def __init__(self, lag: int = 0) -> None:
+        self._lag = lag
+        self._made: dict[str, list[Step]] = defaultdict(list)
+        """By stage, and all that write checkpoints as :data:`CHECKPOINT`."""
+
+    def add_steps(self, table: Sequence[StageSpec], when: When, iteration: int, part: str = "") -> Iterator[Step]:
+        """The steps of the stages of ``table`` that are computed at this point."""
+        for spec in table:
+            if spec.when == when:
+                inputs = tuple(step.folder for name in spec.inputs for step in self._find_inputs(name, spec, part))
+                step = Step(spec.name, iteration, part, inputs)
+                self._made[spec.name].append(step)
+                if spec.writes_checkpoint:
+                    self._made[CHECKPOINT].append(step)
+                yield step
+
+    def forget(self, stages: Sequence[str]) -> None:
+        """Forget the steps of these stages: those of a new iteration take none of them."""
+        for stage in stages:
+            self._made[stage].clear()
+
+    def _find_inputs(self, name: str, reader: StageSpec, part: str) -> Sequence[Step]:
+        made = self._made[name]
+        if name == CHECKPOINT:
+            lag = self._lag if reader.name in SAMPLING_STAGES else 0
+            return [made[max(len(made) - 1 - lag, 0)]]
+        if STAGES[name].when == reader.when == "turn":
+            is_earlier = TRAINING_STAGES.index(name) < TRAINING_STAGES.index(reader.name)
+            turn = int(part) if is_earlier else int(part) - 1
+            return [step for step in made if step.part == str(turn)]
+        return made
 
 
 def first_missing(config: RunConfig, store: RunStore) -> int:
@@ -120,4 +302,4 @@ def _is_past(step: Step, store: RunStore) -> bool:
     """Whether ``step`` is committed, or was left out because the iteration's episodes had all ended."""
     if store.is_committed(step.folder):
         return True
-    return step.stage in ("rollout", "score") and store.is_committed(Step("credit", step.iteration).folder)
+    return step.belongs_to_turn and store.is_committed(Step("credit", step.iteration).folder)

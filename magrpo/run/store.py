@@ -178,6 +178,10 @@ class RunStore:
             sync_path(target.parent)
         return folder
 
+    def pointer(self, name: str) -> Pointer:
+        """The reference to a committed stage, whatever the state of its files."""
+        return self._pointer(name, self.manifest_of(name))
+
     def _pointer(self, name: str, manifest: Manifest) -> Pointer:
         digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
         return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}

@@ -1,6 +1,6 @@
-"""The stages of an iteration, one module each: pure functions from frozen records to new records.
+"""The stages of a run, one module each.
 
-In order: :mod:`~magrpo.stages.prepare`, :mod:`~magrpo.stages.rollout`, :mod:`~magrpo.stages.score`,
-:mod:`~magrpo.stages.credit`, :mod:`~magrpo.stages.update` and :mod:`~magrpo.stages.evaluate`. Begin with ``rollout``;
-:mod:`magrpo.training.one_iteration` shows all of them together.
+A module holds a pure function from frozen values to new values, such as :func:`magrpo.stages.score.score`, and below it
+a writer, which reads the inputs of a step, calls the function and writes the files of the step. Begin with
+:mod:`magrpo.stages.rollout`; :mod:`~magrpo.stages.context` has what a writer is given.
 """

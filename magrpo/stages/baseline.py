@@ -10,8 +10,20 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from magrpo.config.run import BaselineRow, EvalConfig, RolloutConfig
+from magrpo.run.files import TIMED_ANSWERS, read_evaluation
+from magrpo.run.store import write_records
 from magrpo.stages.backend import Backend, SamplingStats, Splits, Team
-from magrpo.stages.evaluate import Start, eval_rows, held_out_starts, play_trajectories, row_key, summarise_rows
+from magrpo.stages.context import Metrics, StageContext
+from magrpo.stages.evaluate import (
+    Start,
+    eval_rows,
+    held_out_starts,
+    play_trajectories,
+    row_key,
+    spread_problems,
+    summarise_rows,
+    write_eval_report,
+)
 from magrpo.stages.rollout import Node, sampling_params
 from magrpo.stages.score import score_texts
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Mode, Problem, SamplingParams, Split, TimedAnswer
@@ -113,3 +125,23 @@ def read_behaviour(rows: Sequence[EvalRow], row: BaselineRow, splits: Splits, ba
         returned = any(case.status in ("pass", "wrong") for case in cases)
         behaviours[row_key(one)] = cases if returned else None
     return lambda one: behaviours[row_key(one)]
+
+
+def write_row(context: StageContext) -> Metrics:
+    """Evaluate one row of the table of baselines. A row that votes spends the tokens of the costliest other row."""
+    config = context.config
+    problems, untrained, *earlier = context.inputs
+    row = next(row for row in config.baselines.rows if row.name == context.step.part)
+    num_votes = 1
+    if row.votes != "none":
+        reports = {p["dir"].partition("baseline.")[2]: read_evaluation(context.store.folder(p)) for p in earlier}
+        num_votes = count_votes(reports, voter="single")
+    backend = context.open_backend(context.resources.serve_row(row, untrained))
+    splits, eval_config = context.load_problems(problems), config.seeded_eval()
+    report = baseline(row, backend, splits, eval_config, config.rollout, num_votes)
+    evaluated = spread_problems(splits["test"], eval_config.max_problems)
+    to_time = spread_problems(evaluated, config.baselines.timed_problems)
+    timed = time_answers(row, backend, to_time, eval_config, config.rollout, num_votes)
+    write_records(context.folder / TIMED_ANSWERS, timed)
+    metrics = write_eval_report(context.folder, report, backend) | {"votes": float(num_votes)}
+    return {f"baseline/{row.name}/{key}": value for key, value in metrics.items()}

@@ -15,6 +15,9 @@ from magrpo.algo.returns import (
     tree_weights,
 )
 from magrpo.config.run import AlgoConfig, RolloutConfig
+from magrpo.run.files import read_scored, samples_file
+from magrpo.run.store import write_records
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import has_ended
 from magrpo.types import PENDING, Action, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
 
@@ -259,3 +262,20 @@ def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
+
+
+def write_samples(context: StageContext) -> Metrics:
+    """Compute the return and the advantage of every completion of an iteration."""
+    config = context.config
+    samples, metrics = credit(
+        [group for pointer in context.inputs for group in context.read_nodes(pointer, read_scored, last=True)],
+        config.algo,
+        [agent.name for agent in config.agents],
+        config.own_estimators,
+        rollout=config.rollout,
+        num_turns=config.env.num_turns,
+    )
+    for name, samples_of_agent in samples.items():
+        write_records(context.folder / samples_file(name), samples_of_agent)
+    num_trained = sum(len(samples[agent.name]) for agent in config.agents if agent.trained)
+    return {**metrics, "credit/samples": float(num_trained)}

@@ -8,17 +8,25 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.checks.rewards import judge_passed
 from magrpo.config.run import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
+from magrpo.run.files import EVALUATION, NOTABLE_EXECUTIONS, TRAJECTORIES
+from magrpo.run.store import write_records
+from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.stages.answers import list_quantities, measure_answer
 from magrpo.stages.backend import Backend, Splits, Team
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import Node, child_node, has_ended, rollout, sampling_params
 from magrpo.stages.score import score
 from magrpo.types import (
+    HEADLINE,
     AnswerStats,
     EvalReport,
     EvalRow,
@@ -194,3 +202,36 @@ def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict
                 task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in verdicts_of.items()
             }
     return values
+
+
+def write_evaluation(context: StageContext) -> Metrics:
+    """Evaluate a checkpoint on problems never trained on."""
+    config, folder = context.config, context.folder
+    problems, checkpoint = context.inputs
+    backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
+    splits, eval_config = context.load_problems(problems), config.seeded_eval()
+    context.console.expect_items(_count_completions(context, splits, eval_config))
+    report, trajectories = evaluate(context.team, backend, splits, eval_config, config.rollout, context.step.iteration)
+    write_records(folder / TRAJECTORIES, trajectories)
+    metrics = write_eval_report(folder, report, backend)
+    others = {name: summary["return"] for name, summary in report.summary.items() if name != HEADLINE}
+    metrics |= {f"{name}/return": interval.mean for name, interval in others.items()}
+    return {f"eval/{key}": value for key, value in metrics.items()}
+
+
+def write_eval_report(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
+    """Write the report and the notable executions; returns the metrics that every evaluation has."""
+    write_notable_executions(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
+    (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
+    metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
+    return metrics | {"sandbox/infra_error_frac": backend.stats.metrics()["sandbox/infra_error_frac"]}
+
+
+def _count_completions(context: StageContext, splits: Splits, config: EvalConfig) -> int:
+    """Number of completions of an evaluation; 0 if trajectories may end early."""
+    if config.stop_above is not None:
+        return 0
+    held_out = (problems for split, problems in splits.items() if split != "train")
+    num_problems = sum(len(spread_problems(problems, config.max_problems)) for problems in held_out)
+    each = sum(map(context.count_acting, range(context.config.env.num_turns)))
+    return num_problems * each * (config.num_samples + 1)  # and a greedy one

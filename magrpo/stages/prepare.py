@@ -13,8 +13,11 @@ from magrpo.checks.problems import load_problems
 from magrpo.config.run import RunConfig
 from magrpo.interfaces import Problems
 from magrpo.plugins import ConfigError, quote_value
+from magrpo.run.files import split_file
+from magrpo.run.store import write_records
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Splits, Team
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.types import Problem
 
 if TYPE_CHECKING:
@@ -115,3 +118,15 @@ def draw_problems(train: Sequence[Problem], iteration: int, count: int, seed: in
     order = list(train)
     random.Random(derive_seed(seed, "draw", epoch)).shuffle(order)
     return order[position * count : (position + 1) * count]
+
+
+def write_problems(context: StageContext) -> Metrics:
+    """Write the problems of every split."""
+    config, lineup = context.config, context.resources.lineup
+    if unused := lineup.find_unused_templates():
+        context.console.say(f"warning: {unused}")
+    room = Room.of(config, lineup)
+    splits = prepare(config.problems, config.rollout.problems_per_iteration, room, config.rollout.leave_out_long)
+    for split, problems in splits.items():
+        write_records(context.folder / split_file(split), problems)
+    return {f"problems/{split}": float(len(problems)) for split, problems in splits.items()}

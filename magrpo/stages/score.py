@@ -14,7 +14,10 @@ from magrpo.checks.runners import run_executions
 from magrpo.fleets.workers import Workers
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.plugins import quote_value
+from magrpo.run import files
+from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.stages.backend import Cache, ScoreStats, Team
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.pricing import Pricing
 from magrpo.types import PENDING, UNJUDGED, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
@@ -131,3 +134,20 @@ def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Mapping[str, E
         task_id, message = next(iter(faults.items()))
         others = f" (and {len(faults) - 1} more problems)" if len(faults) > 1 else ""
         log.warning("skipped the samples of problem %s%s: %s", quote_value(task_id), others, message)
+
+
+def write_scores(context: StageContext) -> Metrics:
+    """Run the programs in the sandbox and score every joint action of one level of the trees."""
+    groups = context.read_nodes(context.inputs[0], files.read_groups, last=True)
+    resources = context.resources
+    scored, stats = score(
+        groups, context.team, resources.sandbox, context.memory.reports, context.advance, resources.workers
+    )
+    files.write_scores(context.folder, scored)
+    context.keep_nodes(scored)
+    write_notable_executions(context.folder / files.NOTABLE_EXECUTIONS, stats.ran)
+    metrics = stats.metrics()
+    if metrics["sandbox/forgeable_frac"]:
+        share = f"{metrics['sandbox/forgeable_frac']:.1%}"
+        context.console.say(f"{share} of the programs that ran could forge their verdicts (docs/sandbox.md)")
+    return metrics

@@ -22,6 +22,7 @@ from magrpo.run.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.provenance import collect_provenance
 from magrpo.training.champion import start_from_champion
+from magrpo.training.keys import set_aside_stale
 from magrpo.training.loop import Outcome, RunStep, run_steps
 from magrpo.training.promotion import Promotion, Undo, register_team, undo_on_error
 from magrpo.training.recorder import FLOW_RUN_URL, RunRecorder, describe_run
@@ -133,6 +134,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     with RunConsole(attempt.state) as console:
         place = read_place(store)
         check_place(config, place)
+        set_aside_stale(store, config)
         for warning in config.list_warnings():
             log.warning("%s", warning)
         for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):

@@ -51,7 +51,7 @@ def run_steps(
             pointer = threads.wait_for(step) if threads.computes(step) else outputs.compute(step)
             if pointer is None:
                 continue
-            if step.stage in ("start", "update"):
+            if step.writes_checkpoint:
                 checkpoint = step.folder
                 threads.sample_from(checkpoint)
             elif step.stage == "evaluate":
@@ -74,7 +74,7 @@ class _Outputs:
 
     def compute(self, step: Step) -> Pointer | None:
         """The output of ``step``, computed from those of its inputs; None for a turn after the end of all episodes."""
-        if step.stage in ("rollout", "score") and step.iteration in self.ended:
+        if step.belongs_to_turn and step.iteration in self.ended:
             return None
         pointer = self.run_step(step, [self.pointers[name] for name in step.inputs if name in self.pointers])
         self.pointers[step.folder] = pointer

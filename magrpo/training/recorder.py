@@ -139,10 +139,10 @@ class RunRecorder:
 
     def _trace_evaluation(self, iteration: int, evaluation: Pointer) -> None:
         """Record the first sampled trajectory of some held-out problems, the same at every evaluation of a run."""
-        path = self._store.folder(evaluation) / files.TRAJECTORIES
-        if not self._config.tracking.traces or not path.exists():  # early versions kept no trajectories
+        if not self._config.tracking.traces:
             return
-        sampled = [t for t in read_records(path, Trajectory) if (t.split, t.mode) == ("test", "sampled")]
+        trajectories = read_records(self._store.folder(evaluation) / files.TRAJECTORIES, Trajectory)
+        sampled = [t for t in trajectories if (t.split, t.mode) == ("test", "sampled")]
         interval = self._store.work_interval(evaluation)
         for trajectory in spread_evenly(sampled, self._config.tracking.traces):
             self._tracker.trace(trajectory, iteration, [TurnTimes(interval, interval)] * len(trajectory.steps))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
 from magrpo.config.agents import AgentConfig, start_weights
@@ -40,6 +40,47 @@ Requests in flight survive many of those after Python's 700, which take a third 
 """
 
 
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+PartT = TypeVar("PartT", bound=_Closable)
+
+
+class _Part(Generic[PartT]):
+    """A part of a run that the first thread that needs it opens, and the others find open."""
+
+    def __init__(self, open_part: Callable[[], PartT], lock: RLock) -> None:
+        self._open_part, self._lock = open_part, lock
+        self._opened: list[PartT] = []
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._opened)
+
+    def get(self) -> PartT:
+        """The part; if it was closed for good, a closed one."""
+        with self._lock:
+            if not self._opened:
+                self._opened.append(self._open_part())
+                if self._closed:  # while it was being opened
+                    self._opened[0].close()
+            return self._opened[0]
+
+    def discard(self) -> None:
+        """Close it; the next use opens another one."""
+        with self._lock:
+            while self._opened:
+                self._opened.pop().close()
+
+    def close(self) -> None:
+        """Close it for good. Waits for no other thread: one that is at work with it fails."""
+        self._closed = True
+        for part in self._opened:
+            part.close()
+
+
 class Resources:
     """Lineup, updates, engine and sandbox of one run.
 
@@ -57,13 +98,14 @@ class Resources:
         self._show_loading = show_loading
         self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag
-        self._close_part: dict[str, Callable[[], None]] = {}
-        """Closes each open part, by name."""
-        self._closed = False
         self.num_discarded: Counter[str] = Counter()
-        """How often each part was closed because it had died."""
-        self._opening = RLock()
-        self._serving = RLock()
+        """How often engine and sandbox were closed because they had died, by name."""
+        self._opening, self._serving = RLock(), RLock()
+        self._fleet = _Part(self._open_fleet, self._opening)
+        self._workers = _Part(self._open_workers, self._opening)
+        self._sandbox = _Part(self._open_sandbox, self._opening)
+        self._updates = _Part(self._open_updates, self._opening)
+        self._engine = _Part(self._open_engine, self._serving)
         self._served: dict[str, tuple[int, Served]] = {}
         """What the engine holds, and its version, by name."""
         self._rows: dict[str, int] = {}  # rows of baselines by name, numbered
@@ -76,28 +118,19 @@ class Resources:
     @property
     def updates(self) -> Updates:
         """Computes the updates of the run. Call :meth:`free_gpus` before."""
-        if self._lag and "_engine" not in self.__dict__:
-            with self._serving:  # its policy must not be loaded while an update computes: loading sets torch's defaults
-                assert self._engine
-        with self._opening:
-            return self._updates
+        if self._lag and not self._engine.is_open:
+            # Its policy must not be loaded while an update computes: loading sets torch's defaults.
+            self._engine.get()
+        return self._updates.get()
 
     @property
     def sandbox(self) -> Sandbox:
-        with self._opening:
-            return self._sandbox
+        return self._sandbox.get()
 
     @property
     def workers(self) -> Workers:
         """Processes that call the reward of large batches; they start when they are first needed."""
-        with self._opening:
-            return self._workers
-
-    @cached_property
-    def _workers(self) -> Workers:
-        workers = Workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0))), self._store.path / LOGS)
-        self._note_open("_workers", workers.close)
-        return workers
+        return self._workers.get()
 
     @cached_property
     def _lineup(self) -> Lineup:
@@ -118,52 +151,47 @@ class Resources:
         with self._show_loading("base model"):
             return Policy.of(lineup, self._config.train.seed)
 
-    @cached_property
-    def _fleet(self) -> Fleet:
-        """Starts the processes that the place asks for."""
+    def _open_workers(self) -> Workers:
+        return Workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0))), self._store.path / LOGS)
+
+    def _open_fleet(self) -> Fleet:
+        """Start the fleet, which starts the processes that the place asks for."""
         place = self._place.fleet
         if place.kind == "ray":
             from magrpo.fleets.ray import RayFleet  # ray, which is optional
 
-            fleet: Fleet = RayFleet(place.address)
-        else:
-            fleet = LocalFleet()
-        self._note_open("_fleet", fleet.close)
-        return fleet
+            return RayFleet(place.address)
+        return LocalFleet()
 
-    @cached_property
-    def _updates(self) -> Updates:
+    def _open_updates(self) -> Updates:
         config, dump = self._config, self._store.path / "failed-batch"
-        updates: Updates
         if self._place.update.ranks:
             from magrpo.updates.ranks import RanksUpdates  # torch
 
-            updates = RanksUpdates(config, self._place, self._fleet, dump, self._store.path / LOGS)
-        else:
-            policy = self._policy
-            from magrpo.updates.inline import InlineUpdates  # torch
+            return RanksUpdates(config, self._place, self._fleet.get(), dump, self._store.path / LOGS)
+        policy = self._policy
+        from magrpo.updates.inline import InlineUpdates  # torch
 
-            updates = InlineUpdates(policy, config, dump)
-        self._note_open("_updates", updates.close)
-        return updates
+        return InlineUpdates(policy, config, dump)
 
-    @cached_property
-    def _sandbox(self) -> Sandbox:
+    def _open_sandbox(self) -> Sandbox:
+        plugin, nodes = self._config.sandbox, self._place.sandbox.nodes
         with self._show_loading("sandbox"):
-            sandbox = self._open_sandbox()
-        self._note_open("_sandbox", sandbox.close)
+            if nodes and isinstance(plugin, PoolSandbox):
+                from magrpo.sandboxes.ray import open_ray_sandbox  # ray, which is optional
+
+                sandbox: Sandbox = open_ray_sandbox(plugin, nodes, self._place.fleet.address)
+            else:
+                sandbox = open_sandbox(plugin)
         if sandbox.level:
             self._on_sandbox(sandbox.level)
         return sandbox
 
-    @cached_property
-    def _engine(self) -> Engine:
-        with self._opening:
-            fleet = self._fleet
+    def _open_engine(self) -> Engine:
         host = EngineHost(
             self.lineup,
             self._engine_policy,
-            fleet=fleet,
+            fleet=self._fleet.get(),
             place=self._place.engine,
             num_served=self._lag + 1,
             shares_gpus=self._shares_gpus,
@@ -172,9 +200,7 @@ class Resources:
         if self._place.engine.is_remote:
             gc.set_threshold(_ALLOCATIONS, 20, 10)
         with self._show_loading("engine"):
-            engine = open_engine(self._config.engine, host)
-        self._note_open("_engine", engine.close)
-        return engine
+            return open_engine(self._config.engine, host)
 
     def _engine_policy(self) -> Policy:
         """The policy of an engine in this process: that of the updates, unless these run while it samples."""
@@ -193,14 +219,6 @@ class Resources:
         is_elsewhere = self._place.engine.is_remote and self._place.update.ranks > 0
         return torch.device("cuda") if is_elsewhere and self._config.model.device == "cuda" else None
 
-    def _open_sandbox(self) -> Sandbox:
-        plugin, nodes = self._config.sandbox, self._place.sandbox.nodes
-        if nodes and isinstance(plugin, PoolSandbox):
-            from magrpo.sandboxes.ray import open_ray_sandbox  # ray, which is optional
-
-            return open_ray_sandbox(plugin, nodes, self._place.fleet.address)
-        return open_sandbox(plugin)
-
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
         """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
         weights = locate_weights(self._store.folder(checkpoint), _names_of(self._config.agents))
@@ -215,45 +233,43 @@ class Resources:
     def free_gpus(self) -> None:
         """Let the engine release its GPU memory for an update, unless it samples meanwhile."""
         if self._served and self._shares_gpus:
-            self._engine.sleep()
+            self._engine.get().sleep()
 
     def discard_dead(self, error: EngineError | SandboxDied, discarded_before: Counter[str]) -> None:
-        """Close the part whose death ``error`` tells; the next use opens it again.
+        """Close the engine or the sandbox, whose death ``error`` reports; the next use opens another one.
 
         No-op if another thread did so since :attr:`num_discarded` was ``discarded_before``.
         """
-        name, lock = ("_engine", self._serving) if isinstance(error, EngineError) else ("_sandbox", self._opening)
+        is_engine = isinstance(error, EngineError)
+        name, lock = ("engine", self._serving) if is_engine else ("sandbox", self._opening)
         with lock:
             if self.num_discarded[name] != discarded_before[name]:
                 return
             self.num_discarded[name] += 1
-            self._close_part.pop(name, lambda: None)()
-            self.__dict__.pop(name, None)
-            if name == "_engine":
+            if is_engine:
                 self._served.clear()
+                self._engine.discard()
+            else:
+                self._sandbox.discard()
 
     def close(self) -> None:
         """Close everything. Steps in progress in other threads fail."""
-        self._closed = True
-        with ExitStack() as parts:
-            for close_part in list(self._close_part.values()):
-                parts.callback(close_part)
-
-    def _note_open(self, name: str, close_part: Callable[[], None]) -> None:
-        self._close_part[name] = close_part
-        if self._closed:  # while it was being opened
-            close_part()
+        # The fleet is closed last: it ends the processes of the others.
+        parts: Sequence[_Part[Any]] = (self._fleet, self._workers, self._sandbox, self._updates, self._engine)
+        with ExitStack() as stack:
+            for part in parts:
+                stack.callback(part.close)
 
     def _serve(self, name: str, version: int, weights: Mapping[str, Path]) -> Served:
         """The weights called ``name``, which replace the oldest version if there are too many."""
         with self._serving:
             if self._served:
-                self._engine.wake()
+                self._engine.get().wake()
             if name not in self._served:
                 if len(self._served) > self._lag:
                     oldest = min(self._served, key=lambda served: self._served[served][0])
                     self._served.pop(oldest)[1].close()
-                self._served[name] = version, serve_weights(self._engine, version, weights)
+                self._served[name] = version, serve_weights(self._engine.get(), version, weights)
             return self._served[name][1]
 
 

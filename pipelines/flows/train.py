@@ -109,7 +109,7 @@ def run_as_tasks(run_step: RunStep) -> RunStep:
 
     def run_task(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         as_task: Task[[Step, Sequence[Pointer]], Pointer] = task(
-            name=step.stage if step.stage != "tables" else "report",
+            name=step.title.partition(".")[0],
             task_run_name=step.title if step.happens_once or step.stage == "baseline" else step.folder,
             cache_policy=NO_CACHE,
             retries=2,

@@ -6,16 +6,16 @@ import io
 import logging
 import re
 import sys
+import threading
 
 import pytest
 from rich.console import Console
-from rich.progress import BarColumn
 
-from magrpo.progress import console as module
-from magrpo.progress.console import LiveLine, RunConsole
+from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.steps import Step
+from pipelines.cli import CurrentStderr
 
 
 class Clock:
@@ -29,10 +29,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "monotonic", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def iterate(progress: RunConsole, iteration: int, clock: Clock, *, reused: bool = False, cut_off: float = 0.0) -> None:
@@ -54,32 +52,32 @@ def evaluate(progress: RunConsole, iteration: int, held_out: float) -> None:
     progress.finish_step(Step("evaluate", iteration), metrics, reused=False)
 
 
-def live_line(progress: RunConsole) -> str:
-    """What the terminal shows of the run now."""
-    live = progress._live
-    [line] = [column for column in live.columns if isinstance(column, LiveLine)]
-    return line.render(live.tasks[0]).plain
+def live_lines(progress: RunConsole, width: int = 100) -> list[str]:
+    """What a terminal of this width shows of the run now, without spinners and bars."""
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=True, color_system=None).print(progress.live.get_renderable())
+    return [re.sub(r"^. |[━╸╺]+", "", line).strip() for line in out.getvalue().splitlines()]
 
 
-def show(num_iterations: int, console: Console) -> RunConsole:
-    state = RunState(num_iterations, CodingReward())
-    return RunConsole(state, console)
+def show(state: RunState | int, console: Console, clock: Clock) -> RunConsole:
+    """The console of a run in ``state``, or of one with so many iterations."""
+    return RunConsole(RunState(state, CodingReward()) if isinstance(state, int) else state, console, clock)
 
 
 def test_a_run_of_baselines_counts_its_rows(clock: Clock) -> None:
     out = io.StringIO()
-    progress = RunConsole(RunState(0, CodingReward(), num_rows=3), Console(file=out, width=100))
+    progress = show(RunState(0, CodingReward(), num_rows=3), Console(file=out, width=100), clock)
     for name, done in (("naive", "row 1 of 3"), ("magrpo", "row 2 of 3")):
         step = Step("baseline", 0, name)
         progress.start_step(step)
-        assert live_line(progress).startswith(f"{done} \u00b7 evaluating")
+        assert live_lines(progress) == [done, "evaluating, 0 s"]
         progress.finish_step(step, {f"baseline/{name}/return": 0.5, "time/baseline_s": 1.0}, reused=False)
     assert "row 2 of 3, magrpo: return 50.0% of the maximum" in out.getvalue()
 
 
 def test_an_iteration_says_how_many_answers_were_cut(clock: Clock) -> None:
     out = io.StringIO()
-    progress = show(2, Console(file=out, soft_wrap=True))
+    progress = show(2, Console(file=out, soft_wrap=True), clock)
     iterate(progress, 1, clock, cut_off=0.875)
     iterate(progress, 2, clock, cut_off=0.05)
     first, second = out.getvalue().splitlines()
@@ -88,17 +86,17 @@ def test_an_iteration_says_how_many_answers_were_cut(clock: Clock) -> None:
 
 
 def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock: Clock) -> None:
-    progress = show(100, Console(file=io.StringIO()))
+    progress = show(100, Console(file=io.StringIO()), clock)
     for iteration in range(1, 91):
         iterate(progress, iteration, clock, reused=True)
     progress.start_step(Step("rollout", 91, "0"))
-    assert live_line(progress) == "90/100 · sampling, 0 s · train 50%"
+    assert live_lines(progress) == ["90/100 · train 50%", "sampling, 0 s"]
     iterate(progress, 91, clock)
-    assert live_line(progress).startswith("0:01:30 left · ")
+    assert live_lines(progress)[0].startswith("0:01:30 left · ")
     clock.now += 5.0
-    assert live_line(progress).startswith("0:01:25 left · "), "time goes on in a stage that says nothing"
+    assert live_lines(progress)[0].startswith("0:01:25 left · "), "time goes on in a stage that says nothing"
     clock.now += 600.0
-    assert live_line(progress).startswith("0:00:00 left · ")
+    assert live_lines(progress)[0].startswith("0:00:00 left · ")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,7 @@ def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock:
 )
 def test_a_resumed_run_says_once_where_it_continues(trained: int, step: Step, line: str, clock: Clock) -> None:
     out = io.StringIO()
-    progress = show(9, Console(file=out, soft_wrap=True))
+    progress = show(9, Console(file=out, soft_wrap=True), clock)
     progress.finish_step(Step("prepare", 0), {}, reused=True)
     for iteration in range(1, trained + 1):
         iterate(progress, iteration, clock, reused=True)
@@ -122,85 +120,101 @@ def test_a_resumed_run_says_once_where_it_continues(trained: int, step: Step, li
 
 def test_resumed_baselines_say_how_many_rows_are_done(clock: Clock) -> None:
     out = io.StringIO()
-    progress = RunConsole(RunState(0, CodingReward(), num_rows=3), Console(file=out, soft_wrap=True))
+    progress = show(RunState(0, CodingReward(), num_rows=3), Console(file=out, soft_wrap=True), clock)
     progress.finish_step(Step("baseline", 0, "naive"), {}, reused=True)
     progress.start_step(Step("baseline", 0, "magrpo"))
     assert out.getvalue() == "resuming after row 1 of 3\n"
 
 
 def test_an_iteration_that_is_met_in_the_middle_says_nothing_about_the_end(clock: Clock) -> None:
-    progress = show(10, Console(file=io.StringIO()))
+    progress = show(10, Console(file=io.StringIO()), clock)
     progress.start_step(Step("update", 4))
     clock.now += 0.1
     progress.finish_step(Step("update", 4), {"time/update_s": 0.1}, reused=False)
-    assert "left" not in live_line(progress)
+    assert "left" not in live_lines(progress)[0]
     iterate(progress, 5, clock)
-    assert live_line(progress).startswith("0:00:50 left · ")
+    assert live_lines(progress)[0].startswith("0:00:50 left · ")
 
 
 def test_slow_iterations_soon_say_nothing_about_the_end(clock: Clock) -> None:
-    progress = show(10, Console(file=io.StringIO()))
+    progress = show(10, Console(file=io.StringIO()), clock)
     for iteration in range(1, 4):
         iterate(progress, iteration, clock)
         clock.now += 300.0 * (iteration == 1)
-    assert live_line(progress).startswith("0:01:10 left · ")
+    assert live_lines(progress)[0].startswith("0:01:10 left · ")
 
 
-@pytest.mark.parametrize(
-    ("width", "bar", "line"),
-    [
-        (40, 0, "0:16:23 left · evaluating, 7 s"),
-        (60, 8, "0:16:23 left · evaluating, 7 s"),
-        (80, 15, "0:16:23 left · 1/100 · evaluating 384 of 480 completions, 7 s"),
-        (100, 29, "0:16:23 left · 1/100 · evaluating 384 of 480 completions, 7 s"),
-        (120, 29, "0:16:23 left · 1/100 · evaluating 384 of 480 completions, 7 s · train 50% · held-out 53%"),
-        (140, 29, "0:16:23 left · 1/100 · evaluating 384 of 480 completions, 7 s · train 50% · held-out 53%"),
-    ],
-)
-def test_lines_fit_the_terminal(width: int, bar: int, line: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+def test_steps_under_way_have_a_line_each(clock: Clock) -> None:
+    progress = show(9, Console(file=io.StringIO()), clock)
+    progress.start_step(Step("rollout", 1, "0"))(8)
+    progress.expect_items(64)
+    clock.now += 3.0
+
+    def score() -> None:
+        progress.start_step(Step("score", 2, "0"))(5)
+
+    thread = threading.Thread(target=score)
+    thread.start()
+    thread.join()
+    assert live_lines(progress) == ["0/9", "sampling 8 of 64 completions, 3 s", "scoring 5 programs, 0 s"]
+    with progress.show_loading("engine"):
+        clock.now += 2.0
+        assert live_lines(progress)[1:] == ["scoring 5 programs, 2 s", "starting the engine, 2 s"]
+    progress.show_work("delivering records to MLflow")
+    assert live_lines(progress)[1:] == ["delivering records to MLflow, 0 s"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 160])
+def test_lines_fit_the_terminal(width: int, clock: Clock) -> None:
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, no_color=True, highlight=False, width=width)
-    progress = show(100, terminal)
-    with progress:
-        evaluate(progress, 0, 0.531)
-        iterate(progress, 1, clock)
-        logging.getLogger("magrpo.tracking.outbox").warning(
-            "tracking: no [answer] from %s", "http://127.0.0.1:5000/" + "a" * 20
-        )
-        advance = progress.start_step(Step("evaluate", 1))
-        progress.expect_items(480)
-        advance(384)
-        clock.now += 7.0
-        assert live_line(progress) == line
-        assert len(line) + bar + 3 <= width
-        columns = [column for column in progress._live.columns if isinstance(column, BarColumn)]
-        assert [column.bar_width for column in columns] == ([bar] if bar else [])
-    said = out.getvalue()
-    assert "WARNING: tracking: no [answer]" in said
-    assert "\x1b[3" not in said, "no colours"
-    [iteration] = re.findall(r"1/100  joint return 50.0%[^\x1b\n]*", said)
-    assert len("  " + iteration) <= width
-    assert ("(rollout 2.5, score 2.5" in said) == (width >= 120)
-    assert logging.getLogger("magrpo").propagate
+    progress = show(100, terminal, clock)
+    evaluate(progress, 0, 0.531)
+    iterate(progress, 1, clock)
+    progress.start_step(Step("evaluate", 1))(384)
+    progress.expect_items(480)
+    clock.now += 7.0
+    run, step = live_lines(progress, width)
+    assert len(run) <= width
+    assert len(step) <= width
+    assert run.startswith("0:16:23 left · 1/100")
+    assert step.startswith("evaluating")
+    if width >= 80:
+        assert run == "0:16:23 left · 1/100 · train 50% · held-out 53%"
+        assert step == "evaluating 384 of 480 completions, 7 s"
+
+
+def test_messages_are_printed_above_the_live_lines(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    out = io.StringIO()
+    terminal = Console(file=out, force_terminal=True, no_color=True, highlight=False, width=100)
+    handler = CurrentStderr()
+    logger = logging.getLogger("magrpo.tracking.outbox")
+    logger.addHandler(handler)
+    try:
+        with show(100, terminal, clock):
+            logger.warning("tracking: no [answer] from %s", "http://127.0.0.1:5000/" + "a" * 20)
+    finally:
+        logger.removeHandler(handler)
+    assert "tracking: no [answer] from http://127.0.0.1:5000/aaaa" in out.getvalue()
 
 
 def test_without_a_terminal_every_line_is_whole(clock: Clock) -> None:
     out = io.StringIO()
-    progress = show(2, Console(file=out, soft_wrap=True))
+    progress = show(2, Console(file=out, soft_wrap=True), clock)
     with progress:
         evaluate(progress, 0, 0.531)
         iterate(progress, 1, clock)
         advance = progress.start_step(Step("rollout", 2, "0"))
         advance(8)
         clock.now += 16.0
-        progress._say_work()
+        progress.say_progress()
         with progress.show_loading("engine"):
             clock.now += 31.0
-            progress._say_work()
+            progress.say_progress()
         advance(8)
         progress.expect_items(64)
-        progress._say_work()
+        progress.say_progress()
     assert progress.loading == {("rollout", "engine"): 31.0}
     assert out.getvalue().splitlines() == [
         "held-out problems before training: return 53.1% of the maximum, pass@1 10.0%, ood return 20.0% (1.0 s)",

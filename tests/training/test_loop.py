@@ -58,7 +58,8 @@ def run(config: RunConfig, stages: ScriptedStages, tracker: MemoryTracker) -> Ou
 def config(tmp_path: Path) -> RunConfig:
     path = tmp_path / "run.toml"
     path.write_text(plugins.CONFIG)
-    return load_config(path, [f"root={tmp_path}", "train.num_iterations=3", "eval.every=2", "env.num_turns=2"])
+    overrides = ["train.num_iterations=3", "eval.every=2", "env.num_turns=2", "tracking.traces=0"]
+    return load_config(path, [f"root={tmp_path}", *overrides])
 
 
 def test_every_stage_runs_once_in_order(config: RunConfig) -> None:

@@ -116,8 +116,7 @@ def test_nodes_pass_through_memory_and_after_a_resume_through_files(
         patched.setattr("magrpo.run.files.read_records", Mock(side_effect=AssertionError("read from a file")))
         scored = stages.run_step(score, [sampled])
         credited = stages.run_step(credit, [scored])
-        assert not stages._fresh, "nobody needs them any more"
-        assert not stages._drafted
+        assert not stages.memory.nodes, "nobody needs them any more"
     assert not (store.folder(scored) / GROUPS).exists()
     assert (store.folder(scored) / SCORES).exists()
     shutil.copytree(store.path, tmp_path / "runs" / "resumed")

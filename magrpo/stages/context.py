@@ -1,0 +1,134 @@
+"""What a stage of a run is given: its step, the outputs that it takes, the folder to write into, and a backend.
+
+Each stage has a :data:`Writer` at the end of its module. It reads inputs, calls the stage's pure function, and writes
+the files of the step; :class:`magrpo.run.steps.StageSpec` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from magrpo.config.run import BaselineRow, RunConfig
+from magrpo.fleets.workers import Workers
+from magrpo.interfaces import Progress, Sandbox, Served, Updates
+from magrpo.run import files
+from magrpo.run.steps import Step
+from magrpo.run.store import Pointer, RunStore
+from magrpo.stages.backend import Backend, Cache, Team
+from magrpo.types import Problem, RolloutGroup, Split, T
+
+if TYPE_CHECKING:
+    from magrpo.model.lineup import Lineup
+
+Metrics = Mapping[str, float]
+
+
+class Resources(Protocol):
+    """The heavy parts of a run, opened when a stage first needs them; :mod:`magrpo.training.resources` has them."""
+
+    @property
+    def lineup(self) -> Lineup: ...
+
+    @property
+    def updates(self) -> Updates:
+        """Computes the updates of the run. Call :meth:`free_gpus` before."""
+
+    @property
+    def sandbox(self) -> Sandbox: ...
+
+    @property
+    def workers(self) -> Workers:
+        """Processes that call the reward of large batches."""
+
+    def serve_checkpoint(self, checkpoint: Pointer) -> Served:
+        """The weights of ``checkpoint`` on the engine."""
+
+    def serve_row(self, row: BaselineRow, untrained: Pointer) -> Served:
+        """The weights named by ``row``, which match no checkpoint, on the engine."""
+
+    def free_gpus(self) -> None:
+        """Let the engine release its GPU memory for an update."""
+
+
+class StageConsole(Protocol):
+    """What a stage shows people; :class:`magrpo.progress.console.RunConsole` shows it."""
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+
+    def expect_items(self, total: int) -> None:
+        """The step that the calling thread computes will finish ``total`` items."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """What one process keeps between steps. All of it is in files, too."""
+
+    reports: Cache = field(default_factory=dict)
+    problems: dict[Split, list[Problem]] = field(default_factory=dict)
+    nodes: dict[str, list[Any]] = field(default_factory=dict)
+    """The nodes that this process wrote, by the folder of their step. Nobody changes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """One step to compute. ``advance`` takes the number of items just finished."""
+
+    config: RunConfig
+    store: RunStore
+    step: Step
+    inputs: Sequence[Pointer]
+    folder: Path
+    """The folder to write the step's files into."""
+    resources: Resources
+    console: StageConsole
+    memory: RunMemory
+    advance: Progress
+
+    def load_problems(self, problems: Pointer) -> Mapping[Split, Sequence[Problem]]:
+        """The problems committed by ``prepare``."""
+        if not self.memory.problems:
+            self.memory.problems.update(files.read_problems(self.store.folder(problems)))
+        return self.memory.problems
+
+    def keep_nodes(self, nodes: list[RolloutGroup[T]]) -> None:
+        """Keep the nodes that the step writes for :meth:`read_nodes`, which then need not read the file."""
+        self.memory.nodes[self.step.folder] = nodes
+
+    def read_nodes(
+        self, pointer: Pointer, read: Callable[[Path], list[RolloutGroup[T]]], *, last: bool = False
+    ) -> list[RolloutGroup[T]]:
+        """The nodes of a committed step: those kept in memory, or else those in the file. ``last``: keep them no more.
+
+        Steps in several threads may call it: each operation on the dict is atomic.
+        """
+        step = pointer["dir"].removeprefix("stages/")
+        kept = self.memory.nodes.pop(step, None) if last else self.memory.nodes.get(step)
+        return read(self.store.folder(pointer)) if kept is None else kept
+
+    def open_backend(self, engine: Served) -> Backend:
+        """The backend of a stage that samples from ``engine`` and scores."""
+        return Backend(
+            engine=engine,
+            sandbox=self.resources.sandbox,
+            render=self.resources.lineup.render,
+            cache=self.memory.reports,
+            progress=self.advance,
+        )
+
+    @property
+    def team(self) -> Team:
+        """The agents of the run, their environment and their reward."""
+        return Team.of(self.config)
+
+    def count_acting(self, turn: int) -> int:
+        """Number of agents that answer at ``turn``, from 0."""
+        acting = self.config.env.acting(turn)
+        return sum(agent.role in acting for agent in self.config.agents)
+
+
+Writer = Callable[[StageContext], Metrics]
+"""Computes a step, writes its files into ``context.folder`` and returns its metrics."""

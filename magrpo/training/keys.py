@@ -1,0 +1,72 @@
+"""Keys of steps: digests of everything that an output depends on, by which a committed output is found again.
+
+A key covers the inputs, the sections of the configuration that the stage names, and the text of the prompts where it
+prompts agents. Of a section it has what differs from the defaults, so a new option at its default changes no key. Code
+is not in keys: not that of stages, and not that of plug-ins.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from magrpo.config.run import RunConfig
+from magrpo.envs.prompts import PROMPTS
+from magrpo.process.environment import shorten_path
+from magrpo.run.manifest import digest
+from magrpo.run.steps import Step, steps
+from magrpo.run.store import Pointer, RunStore
+
+log = logging.getLogger(__name__)
+
+
+def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
+    """The key of a step that takes these inputs."""
+    sections = {name: list_changes(getattr(config, name)) for name in step.spec.sections}
+    if "train" in sections and config.optim.schedule == "constant":
+        # Only a learning rate that decays depends on the length of the run.
+        sections["train"].pop("num_iterations", None)
+    prompts = [PROMPTS] if step.spec.shows_prompts else []
+    return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs], *prompts)
+
+
+def list_changes(value: Any) -> Any:
+    """``value`` as plain JSON; of each section what differs from its defaults, and the ``kind`` of each plug-in."""
+    if isinstance(value, BaseModel):
+        defaults = {
+            name: field.get_default(call_default_factory=True)
+            for name, field in type(value).model_fields.items()
+            if name != "kind" and not field.is_required()
+        }
+        return {
+            name: list_changes(chosen) for name, chosen in value if name not in defaults or chosen != defaults[name]
+        }
+    if isinstance(value, Mapping):
+        return {str(key): list_changes(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [list_changes(item) for item in value]
+    return to_jsonable_python(value)
+
+
+def set_aside_stale(store: RunStore, config: RunConfig) -> None:
+    """Set aside the first output whose key is no longer the one it was committed with, and all after it.
+
+    They would be computed again in any case, and so stay readable. An output that lacks an input is not judged.
+    """
+    every, pointers = steps(config), dict[str, Pointer]()
+    for position, step in enumerate(every):
+        if not store.is_committed(step.folder) or not all(name in pointers for name in step.inputs):
+            continue
+        if store.manifest_of(step.folder)["key"] != make_key(config, step, [pointers[name] for name in step.inputs]):
+            stale = [step.folder for step in every[position:] if store.is_committed(step.folder)]
+            folder = store.set_aside(stale)
+            log.warning(
+                "%s was computed with other prompts or by another version: set aside in %s with all later outputs, "
+                "and computed again",
+                step,
+                shorten_path(folder),
+            )
+            return
+        pointers[step.folder] = store.pointer(step.folder)
