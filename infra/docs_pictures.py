@@ -53,7 +53,7 @@ def train_missing_runs(root: Path) -> None:
         if any((root / run).glob("stages/*/report/_SUCCESS")):
             continue
         if (root / run / "config.json").exists():
-            run_magrpo("train", "--resume", run, "--root", root)
+            run_magrpo("resume", run, "--root", root)
         else:
             run_magrpo("train", "embedded", *overrides, "--name", run, "--root", root)
 

@@ -38,7 +38,7 @@ app = App(
     help_epilogue="""Examples:
   magrpo train embedded
   magrpo train embedded train.seed=1 rollout.group_size=16 --name seed-1
-  magrpo train --resume seed-1
+  magrpo resume seed-1
   magrpo ask seed-1
   magrpo evaluate seed-1 eval.num_samples=16
   magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,maremax
@@ -60,7 +60,7 @@ For details: `magrpo COMMAND --help`.""",
 TRAIN, LOOK = Group("Train", sort_key=1), Group("Look at runs", sort_key=2)
 USE, OPERATE = Group("Use the agents", sort_key=3), Group("Operate", sort_key=4)
 COMMANDS = {
-    TRAIN: ("train", "sweep", "evaluate", "schedule"),
+    TRAIN: ("train", "resume", "sweep", "evaluate", "schedule"),
     LOOK: ("runs", "show", "report", "compare"),
     USE: ("ask", "export", "score"),
     OPERATE: ("config", "doctor", "sync", "verify", "place", "warm-start", "bench"),
@@ -188,7 +188,7 @@ for command, (function, text) in LAZY_COMMANDS.items():
         parent.command(path, name=name, help=text, help_epilogue="")
 
 
-LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule", "serve", "warm-start")
+LONG_COMMANDS = ("train", "resume", "sweep", "evaluate", "schedule", "serve", "warm-start")
 """Commands that keep running when their output is no longer read."""
 
 
@@ -238,7 +238,9 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
 @contextmanager
 def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
     """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
-    if tokens[:1] not in (["train"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(tokens):
+    if tokens[:1] not in (["train"], ["resume"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(
+        tokens
+    ):
         yield
         return
     import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
@@ -272,7 +274,7 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
 
 
 @app.command(
-    usage="Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS] | --resume RUN",
+    usage="Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS]",
     help_epilogue="""Examples:
   magrpo train embedded
   magrpo train embedded train.num_iterations=20 optim.lr=1e-3 --name short
@@ -280,58 +282,78 @@ Keys of a configuration: magrpo config show""",
     **place_in_help("train"),
 )
 def train(
-    config: ConfigFile | None = None,
+    config: ConfigFile,
     /,
     *overrides: Overrides,
     name: RunName | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
-    resume: RunId | None = None,
-    from_stage: str | None = None,
     root: Root | None = None,
     place: GivenPlace | None = None,
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Train the agents of a configuration, or resume a run.
+    """Train the agents of a configuration.
 
     Args:
         config: TOML file, or the name of one that ships: embedded.
         name: Name of the run; a date and a random suffix by default.
         dry_run: Check the inputs; print the plan and prompts only.
-        resume: Resume this run with its own configuration.
-        from_stage: With --resume: STAGE[:ITERATION], as rollout.0:7.
         local: Run the same loop without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.config.run import load_config
-    from magrpo.run.store import RunStore
     from pipelines.commands.inputs import check_inputs
-    from pipelines.commands.train import check_given_place, rewind_run, start_run, train_run
 
-    if from_stage is not None and resume is None:
-        raise ConfigError("--from-stage needs the run to resume: --resume RUN_ID")
-    if resume is not None:
-        if config or overrides or name:
-            raise ConfigError("--resume uses the run's own configuration: leave out CONFIG, overrides and --name")
-        store = RunStore.open(root or Path("runs"), resume)
-        resolved = store.config()
-    elif config is None:
-        raise ConfigError("train needs a configuration file, or --resume RUN_ID (see magrpo train --help)")
-    else:
-        store, resolved = None, load_config(config, [*overrides, *([f"root={root}"] if root else [])])
+    resolved = load_config(config, [*overrides, *([f"root={root}"] if root else [])])
     if dry_run:
-        if store is None:
-            check_inputs(resolved, for_plan=True)
+        check_inputs(resolved, for_plan=True)
         from pipelines.commands.dry_run import show_plan  # torch, transformers
 
-        return show_plan(resolved, store, from_stage, place)
-    if store is None:
-        return start_run(resolved, name, place, local=local)
-    check_given_place(resolved, place)
-    if from_stage is not None:
-        rewind_run(store, from_stage)
-    return train_run(store, place, local=local)
+        return show_plan(resolved, given_place=place)
+    from pipelines.commands.train import start_run
+
+    return start_run(resolved, name, place, local=local)
+
+
+@app.command(
+    usage="Usage: magrpo resume RUN [OPTIONS]",
+    help_epilogue="""Examples:
+  magrpo resume seed-1
+  magrpo resume seed-1 --from-stage credit:7""",
+    **place_in_help("resume"),
+)
+def resume(
+    run: RunId,
+    /,
+    *,
+    from_stage: str | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    root: Root = Path("runs"),
+    place: GivenPlace | None = None,
+    local: bool = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Resume a run where it stopped, with its own configuration.
+
+    Args:
+        run: Id of a run.
+        from_stage: Repeat this stage and all later ones: STAGE[:ITERATION], as rollout.0:7.
+        dry_run: Print the plan: which stages are committed, and which would run.
+        local: Run the same loop without Prefect.
+    """
+    set_verbosity(quiet=quiet, verbose=verbose)
+    from magrpo.run.store import RunStore
+
+    store = RunStore.open(root, run)
+    if dry_run:
+        from pipelines.commands.dry_run import show_plan  # torch, transformers
+
+        return show_plan(store.config(), store, from_stage, place)
+    from pipelines.commands.train import resume_run
+
+    return resume_run(store, from_stage, place, local=local)
 
 
 @app.command(

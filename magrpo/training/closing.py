@@ -224,7 +224,7 @@ def _print_services(result: Result, console: Console) -> None:
         print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:
         print_entry(console, "team:", "not registered; to register it:")
-        print_command("", f"{magrpo} train --resume {store.run_id}{_root_flag(store)}", console)
+        print_command("", f"{magrpo} resume {store.run_id}{_root_flag(store)}", console)
     if result.undelivered:
         print_entry(
             console,

@@ -1,4 +1,4 @@
-"""``magrpo train --dry-run``: the plan of a run and its estimated cost, without training or writing anything."""
+"""``--dry-run`` of ``magrpo train`` and ``magrpo resume``: the plan of a run and its estimated cost, without training or writing anything."""
 
 import shutil
 from collections import defaultdict
@@ -33,7 +33,7 @@ WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, ro
 
 
 def show_plan(
-    config: RunConfig, store: RunStore | None, from_stage: str | None, given_place: Place | None = None
+    config: RunConfig, store: RunStore | None = None, from_stage: str | None = None, given_place: Place | None = None
 ) -> int:
     """Print the plan of a new run, or of resuming ``store``, and return 0. Raises ConfigError if it could not start.
 

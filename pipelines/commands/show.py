@@ -129,7 +129,7 @@ def _print_screen(
     if summary.state in ("finished", "running"):
         print_commands("next:", suggest_commands(store), console)
     else:
-        command = f"{find_command('magrpo')} train --resume {store.run_id} --root {shorten_path(store.path.parent)}"
+        command = f"{find_command('magrpo')} resume {store.run_id} --root {shorten_path(store.path.parent)}"
         print_commands("next:", {command: "resume it where it stopped"}, console)
 
 

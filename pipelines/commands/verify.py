@@ -28,7 +28,7 @@ def verify_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
         print(line)
     if lines:
         print(f"{run} is damaged; to set the damaged files aside and compute them again:")
-        print(f"  {resume_command('train', run, store.path.parent, local=False)}")
+        print(f"  {resume_command('resume', run, store.path.parent, local=False)}")
         return 1
     print(f"{run}: {format_count(num_checked, 'stages')} checked, all files are intact")
     return 0

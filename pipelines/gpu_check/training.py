@@ -56,7 +56,7 @@ def train_twice(setting: Setting) -> Iterator[Result]:
 
 def _resume_run(root: Path, log: Path) -> Iterator[Result]:
     began = time.perf_counter()
-    run = _start_command(["train", "--resume", NAME, "--root", str(root), "--local", "--quiet"], log)
+    run = _start_command(["resume", NAME, "--root", str(root), "--local", "--quiet"], log)
     try:
         status: int | None = run.wait(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:

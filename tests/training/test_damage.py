@@ -268,7 +268,7 @@ def test_verify_names_what_is_damaged_and_how_to_repair_it(
         "00002/credit: is missing, although later stages were computed from it",
         "tracking.jsonl: 1 line damaged; the next resume skips them, with a copy in tracking.damaged.jsonl",
     ]
-    assert said[6].endswith(f"magrpo train --resume copy --root {runs.root}")
+    assert said[6].endswith(f"magrpo resume copy --root {runs.root}")
 
 
 def test_optim_keep_says_how_many_optimizer_states_are_kept(runs: Runs) -> None:

@@ -57,7 +57,7 @@ def test_a_run_ends_with_its_files_and_the_next_commands(
     finished: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = finished.path.parent
-    lines = run(["train", "--resume", "done", "--local", "--root", str(root)], capsys).splitlines()
+    lines = run(["resume", "done", "--local", "--root", str(root)], capsys).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("next: "))
     commands = [re.split(r"\s{2,}", line.removeprefix("next:").strip())[0] for line in lines[start:]]
     flags = f"--root {root}"
@@ -127,7 +127,7 @@ def test_an_unfinished_run_is_shown_with_the_command_that_goes_on(
     shown = run(["show", "stopped", "--root", str(root)], capsys)
     assert shown.startswith("run:     stopped, killed, 2 of 2 iterations")
     assert "result:  measured once: " in shown
-    assert f"train --resume stopped --root {root}" in shown.splitlines()[-1]
+    assert f"resume stopped --root {root}" in shown.splitlines()[-1]
     assert "report:" not in shown
 
     run(["report", "stopped", "--root", str(root)], capsys)
