@@ -238,9 +238,8 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
 @contextmanager
 def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
     """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
-    if tokens[:1] not in (["train"], ["resume"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(
-        tokens
-    ):
+    runs_stages = tokens[:1] in (["train"], ["resume"], ["sweep"], ["evaluate"])
+    if not runs_stages or {"-h", "--help", "--dry-run"} & set(tokens):
         yield
         return
     import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
