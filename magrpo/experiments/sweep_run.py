@@ -94,7 +94,8 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     tokens = over_seeds.tokens_by_iteration({short[title]: done[title] for title in best}, shown)
     split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
     panels = charts.comparison_panels(shown, tokens)
-    pictures = charts.save_figure(charts.compose_figure(panels, OVER_SEEDS, rows=2), sweep.folder / "curves")
+    curves = sweep.folder / "curves.png"
+    charts.save_figure(charts.compose_figure(panels, OVER_SEEDS, rows=2), curves)
     verdicts = [comparison.banner for comparison in judge_settings(named)]
     blocks: list[Block] = [
         *verdicts,
@@ -108,7 +109,7 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     print_tables([setting_table(named)], console)
     print_banners(verdicts, console)
     console.print(f"page: {shorten_path(page)}; sweep.csv and curves in the same folder", soft_wrap=True, markup=False)
-    return [page, rows, *pictures]
+    return [page, rows, curves]
 
 
 def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:

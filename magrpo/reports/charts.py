@@ -1,7 +1,7 @@
 """Pictures of training runs: learning curves, first turn against last turn, and the cloud of returns.
 
-The first two follow the figures of arXiv 2508.04652. A picture is made of panels: files (PNG, SVG) show them side by
-side, HTML pages one by one. Drawn without pyplot, so importing this module changes no global state and needs no
+The first two follow the figures of arXiv 2508.04652. A picture is made of panels: a PNG file shows them side by side,
+an HTML page one by one. Drawn without pyplot, so importing this module changes no global state and needs no
 display. The colours are Okabe and Ito's, which stay distinct under common colour blindness; marker shapes differ, too.
 """
 
@@ -102,13 +102,10 @@ def compose_figure(panels: Sequence[Panel], note: str, row_height: float = 4.4, 
     return figure
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` (1800 pixels wide, for display at 900) and ``stem.svg``; equal figures give equal bytes."""
-    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG file, 1800 pixels wide for display at 900; equal figures give equal bytes."""
     with mpl.rc_context(STYLE):
-        figure.savefig(paths[0], dpi=200, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+        figure.savefig(path, dpi=200, metadata={"Software": None})
 
 
 def _make_axes(number: int, height: float, rows: int = 1, width: float = 9.0) -> tuple[Figure, list[Axes]]:

@@ -15,9 +15,10 @@ from magrpo.config.run import RunConfig
 from magrpo.process.environment import find_command, shorten_path
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
-from magrpo.reports.health import StageMetrics, answer_rows, list_advice, list_findings, list_warnings
+from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
 from magrpo.reports.origin import find_comparable_run
 from magrpo.reports.publish import REPORT
+from magrpo.reports.series import StageMetrics
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.run.layout import (
     AGENTS,

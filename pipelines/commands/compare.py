@@ -187,13 +187,13 @@ def _write_comparison(
     folder.mkdir(parents=True, exist_ok=True)
     blocks = [part.block if isinstance(part, Section) else part for part in sections]
     [curves] = [block for block in blocks if isinstance(block, Pictures)]
-    save_figure(compose_figure(curves.panels, curves.note, rows=2), folder / "curves")
+    save_figure(compose_figure(curves.panels, curves.note, rows=2), folder / "curves.png")
     title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
     write_page(folder / "compare.html", title, [*(one.banner for one in comparisons), *sections])
 
 
 def _print_written(page: Path, console: Console) -> None:
-    console.print(f"page: {shorten_path(page)}; pictures in the same folder", soft_wrap=True, markup=False)
+    console.print(f"page: {shorten_path(page)}; curves.png in the same folder", soft_wrap=True, markup=False)
 
 
 def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:

@@ -286,7 +286,7 @@ def check_tracking(root: Path, names: list[str]) -> None:
     assert sorted(run.data.tags["magrpo.run_id"] for run in children) == names
     assert {run.info.status for run in children} == {"FINISHED"}
     logged = {Path(file.path).name for file in client.list_artifacts(parent.info.run_id, "sweep")}
-    assert logged == {"sweep.html", "sweep.csv", "curves.png", "curves.svg"}
+    assert logged == {"sweep.html", "sweep.csv", "curves.png"}
     assert len(client.search_runs(["1"])) == len(names) + 1
 
 

@@ -165,7 +165,7 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     assert [address for address in page.loaded if not address.startswith(links)] == []
     assert text.count("<svg") == 4, "two splits over iterations and over tokens"
     assert f'<a href="{look}">' in text
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html", "curves.png", "curves.svg"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html", "curves.png"}
 
 
 @needs_chromium
