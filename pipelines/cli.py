@@ -470,18 +470,19 @@ def ask(
     as_json: Json = False,
     root: Root = Path("runs"),
 ) -> int:
-    """Give trained agents a problem and compare their answer with the one before training; without one, open a session.
+    """Give trained agents a problem, and compare their answer with that of their base models.
 
     Example: magrpo ask seed-0 "Keep the even numbers, then multiply every number by 2."
 
     Args:
         run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.
         problem: A sentence, or a function's signature and docstring; for agents that write texts, the text to work on.
+            By default the first held-out problem of the run.
         problem_id: A problem of the run: its id or a part of it.
         test: An assert about the function, used to compute the reward; repeatable.
         checkpoint: Iteration whose agents to ask; the last one by default.
         seed: Sample the answer at the run's temperature with this seed; by default decode greedily.
-        trained_only: Do not show the answers before training.
+        trained_only: Do not show the answer of the base models.
         show_prompts: Show each agent's prompt as its model sees it.
         settings: section.key=value: change one value of the run's configuration; repeatable.
     """

@@ -64,7 +64,7 @@ def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overri
     ``name`` is the id of a run in ``root``, a run's folder, a folder with one of weights for each agent, ``champion``
     (of the only registered model of the runs in ``root``), ``MODEL@champion`` or ``models:/MODEL@champion``.
 
-    The engines ``auto`` and ``vllm`` are replaced by ``transformers``, which starts faster and streams, and
+    The engines ``auto`` and ``vllm`` are replaced by ``transformers``, which starts faster, and
     ``model.device = "cuda"`` by ``"auto"``; ``overrides`` are applied after that.
 
     Raises:

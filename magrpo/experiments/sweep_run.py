@@ -68,6 +68,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
         status = "KILLED"
         raise
     finally:
+        console.quiet = False  # --quiet leaves out the progress of the runs, not the result
         parent = open_tracker()
         for path in write_sweep_report(sweep, console):
             parent.artifact(path, "sweep")

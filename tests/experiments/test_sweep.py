@@ -249,7 +249,11 @@ def test_a_sweep_survives_failures_and_interruptions(tmp_path: Path, capsys: pyt
     assert finished(root) == names[1:]
     before = {name: (root / name / "tracking.jsonl").read_bytes() for name in names[1:]}
 
-    assert main([*resume, "--local"]) == 0
+    assert main([*resume, "--local", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "[1/4]" not in said
+    assert "At the end of training" in said, "the table"
+    assert "too few seeds:" in said, "the verdict"
     assert finished(root) == names
     assert {name: (root / name / "tracking.jsonl").read_bytes() for name in before} == before, "done, so left alone"
     assert main([*resume, "--dry-run"]) == 0
