@@ -160,7 +160,7 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     )
     [row] = [row for row in page.tables["Cost"] if row[0] == "tokens generated, training"]
     assert row[1] == f"{tokens:,.0f}"
-    assert "thousands of tokens generated in training" in (tmp_path / "out" / "curves.svg").read_text()
+    assert "thousands of tokens generated in training" in (tmp_path / "out" / "curves.png").read_text()
     links = ("#", "http://127.0.0.1:5000/")  # to parts of the page, and to the runs in MLflow
     assert [address for address in page.loaded if not address.startswith(links)] == []
     assert text.count("<svg") == 4, "two splits over iterations and over tokens"
