@@ -61,7 +61,7 @@ TRAIN, LOOK = Group("Train", sort_key=1), Group("Look at runs", sort_key=2)
 USE, OPERATE = Group("Use the agents", sort_key=3), Group("Operate", sort_key=4)
 COMMANDS = {
     TRAIN: ("train", "resume", "sweep", "evaluate", "schedule"),
-    LOOK: ("runs", "show", "report", "compare"),
+    LOOK: ("runs", "show", "compare"),
     USE: ("ask", "export", "score"),
     OPERATE: ("config", "doctor", "sync", "verify", "place", "warm-start", "bench"),
 }
@@ -96,11 +96,8 @@ LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs in a folder and in the tracking store, newest first."),
     "show": (
         "commands.show:show_run",
-        "Show a run on one screen: state, verdict, evaluations, cost, files, next commands.",
-    ),
-    "report": (
-        "commands.report:open_report",
-        "Open the report of a run, or write it again.\n\nExample: magrpo report seed-0 --rebuild",
+        "Show a run on one screen: state, verdict, evaluations, cost, files, next commands; or open its report.\n\n"
+        "Example: magrpo show seed-0 --open",
     ),
     "compare": (
         "commands.compare:compare_runs",

@@ -153,7 +153,7 @@ def suggest_commands(store: RunStore) -> dict[str, str]:
     """The commands that people want after a run, each with what it does; the last one is the most wanted."""
     run, flags = shlex.quote(store.run_id), _root_flag(store)
     magrpo = find_command("magrpo")
-    commands = {f"{magrpo} report {run}{flags}": "open the report"}
+    commands = {f"{magrpo} show {run} --open{flags}": "open the report"}
     if makes_tables(store.config()):
         return commands
     if (other := find_comparable_run(store)) is not None:
