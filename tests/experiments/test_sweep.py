@@ -17,23 +17,21 @@ from magrpo.algo.stats import crossed_interval
 from magrpo.config.run import load_resolved
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.experiments.sweep_grid import Sweep, load_sweep, plan_sweep
-from magrpo.experiments.sweep_run import setting_table
 from magrpo.interfaces import Engine
 from magrpo.model.host import EngineHost
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import judge_settings
-from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
-from magrpo.reports.figures import format_interval
-from magrpo.reports.over_seeds import (
-    TOO_FEW_SEEDS,
-    average_evaluations,
+from magrpo.reports.comparison_tables import (
     difference_tables,
     equal_bar_tables,
     evaluation_table,
     find_crossing,
-    hide_intervals,
+    setting_table,
 )
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
+from magrpo.reports.figures import format_interval
+from magrpo.reports.over_seeds import TOO_FEW_SEEDS, average_evaluations, hide_intervals
 from magrpo.rewards.common import ProgramReward
 from magrpo.run.store import RunStore
 from magrpo.stages.evaluate import summarise_rows
