@@ -110,7 +110,7 @@ def open_page(browser: Browser, url: str, height: int) -> Page:
 
 def picture_report(browser: Browser, root: Path) -> None:
     """The first screen of the report, and its learning curves."""
-    run_magrpo("report", "full", "--root", root, "--rebuild", "--no-browser")
+    run_magrpo("show", "full", "--root", root, "--rebuild")
     page = open_page(browser, (root / "full" / "report.html").resolve().as_uri(), height=1140)
     page.screenshot(path=DOCS / "report.png", timeout=PATIENCE_MS)
     first, second = (page.locator("figure").nth(i).bounding_box() for i in range(2))

@@ -160,7 +160,7 @@ def suggest_commands(store: RunStore) -> dict[str, str]:
         commands[f"{magrpo} compare {shlex.quote(other)} {run}{flags}"] = "compare it with another run"
     else:
         commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "compare its agents with baselines"
-    return commands | {f"{magrpo} ask {run}{flags}": "give the agents a problem"}
+    return commands | {f"{magrpo} ask {run}{flags}": "ask the agents a held-out problem"}
 
 
 def _root_flag(store: RunStore) -> str:
