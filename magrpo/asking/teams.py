@@ -103,7 +103,8 @@ def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[st
     if iteration == 0 and all(agent.start_from is None for agent in config.agents):
         return AskedTeam(config, {}, f"run {store.run_id} before training", store)
     weights = checkpoint_weights(store, iteration)
-    title = f"run {store.run_id} after {iteration} iteration{'s' * (iteration != 1)}"
+    iterations = "1 iteration" if iteration == 1 else f"{iteration} iterations"
+    title = f"run {store.run_id} after {iterations}"
     if config.train.num_iterations == 0:
         title = f"run {store.run_id}, which evaluates trained agents"
     return AskedTeam(config, {agent.name: weights / agent.name for agent in config.agents}, title, store)

@@ -122,7 +122,7 @@ def _make_exhibit(
     """Completions for one problem, and their reward by part and turn."""
     reward = run.config.reward
     turns = [
-        (f"{name}{f', turn {turn + 1}' if len(row.returns) > 1 else ''}".lstrip(", "), row, turn)
+        (_name_turn(name, turn, len(row.returns)), row, turn)
         for name, row in sides.items()
         for turn in range(len(row.returns))
     ]
@@ -143,6 +143,14 @@ def _make_exhibit(
         for name, row in sides.items()
     }
     return Exhibit(title, problem.prompt, table, texts, is_code, prompts if shows_prompts else {})
+
+
+def _name_turn(side: str, turn: int, num_turns: int) -> str:
+    """``before, turn 2``; the side alone if there is one turn, the turn alone if the side has no name."""
+    names = [side] if side else []
+    if num_turns > 1:
+        names.append(f"turn {turn + 1}")
+    return ", ".join(names)
 
 
 def _show_text(agent: str, text: str, stats: AnswerStats, prompt: str) -> ShownText:
