@@ -10,7 +10,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
 )
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not marked as exported
 
 from magrpo.plugins import ConfigError, first_line
 

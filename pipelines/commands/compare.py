@@ -28,7 +28,7 @@ from magrpo.reports.comparison_tables import (
 )
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.over_seeds import OVER_SEEDS, average_evaluations, hide_intervals, tokens_by_iteration
-from magrpo.reports.page import Pictures, ReportTable, Section, print_banners, print_tables
+from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables
 from magrpo.reports.verdict import judge_run
 from magrpo.run.layout import makes_tables, steps
 from magrpo.run.store import RunStore
@@ -85,7 +85,7 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
     ends = [f"{run.label} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
     comparisons = compare_with_first(runs)
     title = _title_comparison([run.label for run in runs])
-    sections = [*comparison_sections(runs), _overview_table(runs, root)]
+    sections: list[Block | Section] = [*comparison_sections(runs), _overview_table(runs, root)]
     curves_section = Section(curves, f"Return: {', '.join(ends)}")
     write_comparison(folder / "compare.html", title, comparisons, curves_section, sections)
     print_banners([comparison.banner for comparison in comparisons], console)
