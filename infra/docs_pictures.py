@@ -53,7 +53,7 @@ def train_missing_runs(root: Path) -> None:
         if any((root / run).glob("stages/*/report/_SUCCESS")):
             continue
         if (root / run / "config.json").exists():
-            run_magrpo("train", "--resume", run, "--root", root)
+            run_magrpo("resume", run, "--root", root)
         else:
             run_magrpo("train", "embedded", *overrides, "--name", run, "--root", root)
 
@@ -110,7 +110,7 @@ def open_page(browser: Browser, url: str, height: int) -> Page:
 
 def picture_report(browser: Browser, root: Path) -> None:
     """The first screen of the report, and its learning curves."""
-    run_magrpo("report", "full", "--root", root, "--rebuild", "--no-browser")
+    run_magrpo("show", "full", "--root", root, "--rebuild")
     page = open_page(browser, (root / "full" / "report.html").resolve().as_uri(), height=1140)
     page.screenshot(path=DOCS / "report.png", timeout=PATIENCE_MS)
     first, second = (page.locator("figure").nth(i).bounding_box() for i in range(2))

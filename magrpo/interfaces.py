@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 """Called with the number of items finished since the last call."""
-Listener = Callable[[str, str], None]
-"""Called with the name of an agent and the text that it has written so far."""
 
 
 # ---------------------------------------------------------------------------------------- problems, environment, reward
@@ -246,12 +244,6 @@ class HasMaxBatch(Protocol):
     @property
     def max_batch(self) -> int:
         """The largest number of completions of one agent that an engine decodes at once."""
-
-
-@runtime_checkable
-class StreamsTokens(Protocol):
-    def with_listener(self, listen: Listener) -> Served:
-        """The same weights, whose ``generate`` calls ``listen`` after each token."""
 
 
 @runtime_checkable

@@ -132,7 +132,10 @@ class Run:
         return pandas.DataFrame(rows, columns=["iteration", "split", "mode", "quantity", "mean", "low", "high"])
 
     def read_answers(self, iteration: int | None = None) -> DataFrame:
-        """The answers of an evaluation, the last one by default; ``return`` is a fraction of the maximum."""
+        """The answers of an evaluation, the last one by default; ``return`` is a fraction of the maximum.
+
+        The text of each agent is in the column ``text/AGENT``, so that no agent's name hides another column.
+        """
         import pandas  # half a second
 
         evaluations = find_evaluations(self.store)
@@ -148,13 +151,13 @@ class Run:
                 "mode": row.mode,
                 "return": fraction(row.returns[-1]),
                 "passed": row.passed[-1],
-                **row.texts,
+                **_name_text_columns(row.texts),
             }
             for row in read_evaluation(self.store.folder(evaluations[chosen])).rows
         )
 
     def read_joint_actions(self, iteration: int) -> DataFrame:
-        """The joint actions sampled in a trained iteration, with rewards and one column of texts for each agent."""
+        """The joint actions sampled in a trained iteration, with rewards and a column ``text/AGENT`` for each agent."""
         import pandas  # half a second
 
         if iteration == 0 or iteration not in committed_iterations(self.store, "update"):
@@ -168,7 +171,7 @@ class Run:
                 "reward": turn.reward.total,
                 "masked": turn.masked,
                 **{f"reward/{part}": value for part, value in turn.reward.parts.items()},
-                **group.texts(turn),
+                **_name_text_columns(group.texts(turn)),
             }
             for pointer in pointers
             for group in read_scored(self.store.folder(pointer))
@@ -204,6 +207,10 @@ class Run:
             )
         checkpoint = self.store.stage_folder(Step("update", iteration).folder)
         return locate_weights(checkpoint, [agent.name for agent in self.config.agents])
+
+
+def _name_text_columns(texts: Mapping[str, str]) -> dict[str, str]:
+    return {f"text/{agent}": text for agent, text in texts.items()}
 
 
 def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, str]) -> Scored:

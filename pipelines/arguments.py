@@ -105,10 +105,14 @@ def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
     schema = read_schema()
     words = [*(token.value for token in context.argument.tokens), context.incomplete]
     is_split = "=" in words[-2:]
-    key = words[-2 - (words[-1] != "=")] if is_split else context.incomplete.partition("=")[0]
+    key = context.incomplete.partition("=")[0]
+    if is_split:
+        before_sign = words[:-1] if words[-1] == "=" else words[:-2]
+        key = before_sign[-1]
     for section, described in schema["properties"].items():
         for name, field in find_properties(schema, section, tree.get(section)).items():
-            dotted = f"{section}.{'0.' * ('items' in described)}{name}" if name else section
+            path = f"{section}.0" if "items" in described else section  # of a list, the first table
+            dotted = f"{path}.{name}" if name else section
             if not dotted.startswith(key) or section == "baselines":
                 continue
             for value in list_choices_or_default(field):

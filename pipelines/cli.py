@@ -39,7 +39,7 @@ app = App(
     help_epilogue="""Examples:
   magrpo train embedded
   magrpo train embedded train.seed=1 rollout.group_size=16 --name seed-1
-  magrpo train --resume seed-1
+  magrpo resume seed-1
   magrpo ask seed-1
   magrpo evaluate seed-1 eval.num_samples=16
   magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,maremax
@@ -61,8 +61,8 @@ For details: `magrpo COMMAND --help`.""",
 TRAIN, LOOK = Group("Train", sort_key=1), Group("Look at runs", sort_key=2)
 USE, OPERATE = Group("Use the agents", sort_key=3), Group("Operate", sort_key=4)
 COMMANDS = {
-    TRAIN: ("train", "sweep", "evaluate", "schedule"),
-    LOOK: ("runs", "show", "report", "compare"),
+    TRAIN: ("train", "resume", "sweep", "evaluate", "schedule"),
+    LOOK: ("runs", "show", "compare"),
     USE: ("ask", "export", "score"),
     OPERATE: ("config", "doctor", "sync", "place", "bench"),
 }
@@ -97,11 +97,8 @@ LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs in a folder and in the tracking store, newest first."),
     "show": (
         "commands.show:show_run",
-        "Show a run on one screen: state, verdict, evaluations, cost, files, next commands.",
-    ),
-    "report": (
-        "commands.report:open_report",
-        "Open the report of a run, or write it again.\n\nExample: magrpo report seed-0 --rebuild",
+        "Show a run on one screen: state, verdict, evaluations, cost, files, next commands; or open its report.\n\n"
+        "Example: magrpo show seed-0 --open",
     ),
     "compare": (
         "commands.compare:compare_runs",
@@ -174,7 +171,7 @@ for command, (function, text) in LAZY_COMMANDS.items():
         parent.command(path, name=name, help=text, help_epilogue="")
 
 
-LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule")
+LONG_COMMANDS = ("train", "resume", "sweep", "evaluate", "schedule")
 """Commands that keep running when their output is no longer read."""
 
 
@@ -229,7 +226,8 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
 @contextmanager
 def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
     """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
-    if tokens[:1] not in (["train"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(tokens):
+    runs_stages = tokens[:1] in (["train"], ["resume"], ["sweep"], ["evaluate"])
+    if not runs_stages or {"-h", "--help", "--dry-run"} & set(tokens):
         yield
         return
     import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
@@ -263,7 +261,7 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
 
 
 @app.command(
-    usage="Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS] | --resume RUN",
+    usage="Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS]",
     help_epilogue="""Examples:
   magrpo train embedded
   magrpo train embedded train.num_iterations=20 optim.lr=1e-3 --name short
@@ -271,58 +269,78 @@ Keys of a configuration: magrpo config show""",
     **place_in_help("train"),
 )
 def train(
-    config: ConfigFile | None = None,
+    config: ConfigFile,
     /,
     *overrides: Overrides,
     name: RunName | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
-    resume: RunId | None = None,
-    from_stage: str | None = None,
     root: Root | None = None,
     place: GivenPlace | None = None,
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Train the agents of a configuration, or resume a run.
+    """Train the agents of a configuration.
 
     Args:
         config: TOML file, or the name of one that ships: embedded.
         name: Name of the run; a date and a random suffix by default.
         dry_run: Check the inputs; print the plan and prompts only.
-        resume: Resume this run with its own configuration.
-        from_stage: With --resume: STAGE[:ITERATION], as rollout.0:7.
         local: Run the same loop without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.config.run import load_config
-    from magrpo.run.store import RunStore
     from pipelines.commands.inputs import check_inputs
-    from pipelines.commands.train import check_given_place, rewind_run, start_run, train_run
 
-    if from_stage is not None and resume is None:
-        raise ConfigError("--from-stage needs the run to resume: --resume RUN_ID")
-    if resume is not None:
-        if config or overrides or name:
-            raise ConfigError("--resume uses the run's own configuration: leave out CONFIG, overrides and --name")
-        store = RunStore.open(root or Path("runs"), resume)
-        resolved = store.config()
-    elif config is None:
-        raise ConfigError("train needs a configuration file, or --resume RUN_ID (see magrpo train --help)")
-    else:
-        store, resolved = None, load_config(config, [*overrides, *([f"root={root}"] if root else [])])
+    resolved = load_config(config, [*overrides, *([f"root={root}"] if root else [])])
     if dry_run:
-        if store is None:
-            check_inputs(resolved, for_plan=True)
+        check_inputs(resolved, for_plan=True)
         from pipelines.commands.dry_run import show_plan  # torch, transformers
 
-        return show_plan(resolved, store, from_stage, place)
-    if store is None:
-        return start_run(resolved, name, place, local=local)
-    check_given_place(resolved, place)
-    if from_stage is not None:
-        rewind_run(store, from_stage)
-    return train_run(store, place, local=local)
+        return show_plan(resolved, given_place=place)
+    from pipelines.commands.train import start_run
+
+    return start_run(resolved, name, place, local=local)
+
+
+@app.command(
+    usage="Usage: magrpo resume RUN [OPTIONS]",
+    help_epilogue="""Examples:
+  magrpo resume seed-1
+  magrpo resume seed-1 --from-stage credit:7""",
+    **place_in_help("resume"),
+)
+def resume(
+    run: RunId,
+    /,
+    *,
+    from_stage: str | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    root: Root = Path("runs"),
+    place: GivenPlace | None = None,
+    local: bool = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Resume a run where it stopped, with its own configuration.
+
+    Args:
+        run: Id of a run.
+        from_stage: Repeat this stage and all later ones: STAGE[:ITERATION], as rollout.0:7.
+        dry_run: Print the plan: which stages are committed, and which would run.
+        local: Run the same loop without Prefect.
+    """
+    set_verbosity(quiet=quiet, verbose=verbose)
+    from magrpo.run.store import RunStore
+
+    store = RunStore.open(root, run)
+    if dry_run:
+        from pipelines.commands.dry_run import show_plan  # torch, transformers
+
+        return show_plan(store.config(), store, from_stage, place)
+    from pipelines.commands.train import resume_run
+
+    return resume_run(store, from_stage, place, local=local)
 
 
 @app.command(
@@ -440,18 +458,19 @@ def ask(
     as_json: Json = False,
     root: Root = Path("runs"),
 ) -> int:
-    """Give trained agents a problem and compare their answer with the one before training; without one, open a session.
+    """Give trained agents a problem, and compare their answer with that of their base models.
 
     Example: magrpo ask seed-0 "Keep the even numbers, then multiply every number by 2."
 
     Args:
         run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.
         problem: A sentence, or a function's signature and docstring; for agents that write texts, the text to work on.
+            By default the first held-out problem of the run.
         problem_id: A problem of the run: its id or a part of it.
         test: An assert about the function, used to compute the reward; repeatable.
         checkpoint: Iteration whose agents to ask; the last one by default.
         seed: Sample the answer at the run's temperature with this seed; by default decode greedily.
-        trained_only: Do not show the answers before training.
+        trained_only: Do not show the answer of the base models.
         show_prompts: Show each agent's prompt as its model sees it.
         settings: section.key=value: change one value of the run's configuration; repeatable.
     """

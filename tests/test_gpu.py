@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_after_an_update_leaves_no_process_and_finishes_aft
         run.kill()
         run.wait()
     assert wait_for_end(family, 60) == []
-    again = start_magrpo(["train", "--resume", "short", "--root", str(root), "--local", "--quiet"], log)
+    again = start_magrpo(["resume", "short", "--root", str(root), "--local", "--quiet"], log)
     assert again.wait() == 0, log.read_text()
     metrics = {(iteration, stage): values for iteration, stage, values in RunStore(root, "short").stage_metrics()}
     for iteration in (1, 2):

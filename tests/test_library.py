@@ -68,3 +68,14 @@ def test_what_is_not_there_is_refused(config: magrpo.RunConfig, tmp_path: Path) 
     other = config.model_copy(update={"train": config.train.model_copy(update={"seed": 9})})
     with pytest.raises(magrpo.ConfigError, match="run run has another configuration"):
         magrpo.train_run(other, "run")
+
+
+def test_no_name_of_an_agent_hides_a_column(tmp_path: Path) -> None:
+    names = ["agents.0.name=return", "agents.1.name=reward"]
+    run = magrpo.train_run(magrpo.load_config(write_config(tmp_path, iterations=1), names), "named")
+    answers = run.read_answers()
+    assert list(answers.columns) == ["task_id", "split", "mode", "return", "passed", "text/return", "text/reward"]
+    assert answers["return"].between(0, 1).all()
+    joint_actions = run.read_joint_actions(1)
+    assert joint_actions["reward"].map(type).eq(float).all()
+    assert joint_actions["text/reward"].map(type).eq(str).all()

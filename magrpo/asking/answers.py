@@ -13,7 +13,7 @@ from magrpo.checks.rewards import request_executions
 from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
 from magrpo.config.agents import start_weights
 from magrpo.config.run import RolloutConfig
-from magrpo.interfaces import Listener, Sandbox, Served, StreamsTokens
+from magrpo.interfaces import Sandbox, Served
 from magrpo.model.host import EngineHost
 from magrpo.plugins import ConfigError
 from magrpo.rewards.program import extract_module, parse_source
@@ -110,13 +110,11 @@ class AskedAgents:
         prompts = {agent: step.prompts[agent].token_ids for agent in step.actions}
         return {agent: str(self.lineup.tokenizer(agent).decode([*ids])) for agent, ids in prompts.items()}
 
-    def answer_problem(
-        self, team: Team, problem: Problem, seed: int | None = None, listen: Listener | None = None
-    ) -> Iterator[Answer]:
+    def answer_problem(self, team: Team, problem: Problem, seed: int | None = None) -> Iterator[Answer]:
         """The answer of ``team`` after each turn, the last one whole; greedy, or sampled with ``seed``.
 
-        ``listen`` hears the agents write, if the engine streams. A problem whose programs have no tests ends with the
-        turn in which every role has written, since further turns need feedback.
+        A problem whose programs have no tests ends with the turn in which every role has written, since further turns
+        need feedback.
 
         Raises:
             ConfigError: a prompt is too long, or an expert that gives feedback does not answer.
@@ -124,10 +122,7 @@ class AskedAgents:
         prefix = UNTRAINED if team is self.untrained else ""
         greedy = SamplingParams(temperature=0.0, max_new_tokens=self.rollout.max_new_tokens)
         sampling = greedy if seed is None else replace(sampling_params(self.rollout), keep_support=False)
-        engine = self.engine
-        if listen is not None and isinstance(engine, StreamsTokens):
-            engine = engine.with_listener(lambda agent, text: listen(agent.removeprefix(prefix), text))
-        backend = Backend(engine=engine, sandbox=self.sandbox, render=self.lineup.render)
+        backend = Backend(engine=self.engine, sandbox=self.sandbox, render=self.lineup.render)
         node = Node(problem, (), (), sampling, 1)
         steps: tuple[TrajectoryStep, ...] = ()
         for _ in range(team.env.num_turns):

@@ -63,7 +63,7 @@ def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overri
     ``name`` is the id of a run in ``root``, a run's folder, a folder with one of weights for each agent, ``champion``
     (of the only registered model of the runs in ``root``), ``MODEL@champion`` or ``models:/MODEL@champion``.
 
-    The engines ``auto`` and ``vllm`` are replaced by ``transformers``, which starts faster and streams, and
+    The engines ``auto`` and ``vllm`` are replaced by ``transformers``, which starts faster, and
     ``model.device = "cuda"`` by ``"auto"``; ``overrides`` are applied after that.
 
     Raises:
@@ -102,7 +102,8 @@ def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[st
     if iteration == 0 and all(agent.start_from is None for agent in config.agents):
         return AskedTeam(config, {}, f"run {store.run_id} before training", store)
     weights = checkpoint_weights(store, iteration)
-    title = f"run {store.run_id} after {iteration} iteration{'s' * (iteration != 1)}"
+    iterations = "1 iteration" if iteration == 1 else f"{iteration} iterations"
+    title = f"run {store.run_id} after {iterations}"
     if config.train.num_iterations == 0:
         title = f"run {store.run_id}, which evaluates trained agents"
     return AskedTeam(config, {agent.name: weights / agent.name for agent in config.agents}, title, store)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from magrpo.engines import Completion, check_prompts, make_action
-from magrpo.interfaces import Listener, Progress
+from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
 
@@ -128,44 +128,5 @@ class LocalWeights:
         completions = dict(chain.from_iterable(part.items() for part in parts))
         return [make_action(policy.lineup, r, completions[i], self._version) for i, r in enumerate(requests)]
 
-    def with_listener(self, listen: Listener) -> StreamingWeights:
-        """See :class:`magrpo.interfaces.StreamsTokens`."""
-        return StreamingWeights(self._engine, self._version, self._weights, listen)
-
     def close(self) -> None:
         """No-op."""
-
-
-@dataclass(frozen=True)
-class StreamingWeights(LocalWeights):
-    """The same weights; decodes all agents side by side, a token of each in turn, and tells a listener."""
-
-    _listen: Listener
-
-    def _decode(self, policy: Policy, requests: Sequence[Request], progress: Progress | None) -> list[Action]:
-        from magrpo.engines.local.decoding import decode_steps, decoding_model  # defers torch and transformers
-
-        actions: dict[int, Action] = {}
-        token_ids: list[list[int]] = [[] for _ in requests]
-        with ExitStack() as models:
-            decoding = {}
-            for agent in dict.fromkeys(request.agent for request in requests):
-                model = models.enter_context(decoding_model(policy, agent))
-                numbers = [i for i, request in enumerate(requests) if request.agent == agent]
-                of_agent = [requests[i] for i in numbers]
-                decoding[agent] = numbers, decode_steps(model, of_agent, policy.lineup.stop_token_ids(agent), progress)
-            while decoding:
-                for agent, (numbers, steps) in list(decoding.items()):
-                    try:
-                        with policy.active(agent):
-                            live, tokens = next(steps)
-                    except StopIteration as end:
-                        del decoding[agent]
-                        for i, completion in zip(numbers, end.value, strict=True):
-                            actions[i] = make_action(policy.lineup, requests[i], completion, self._version)
-                        continue
-                    for row, token in zip(live.tolist(), tokens.tolist(), strict=True):
-                        token_ids[numbers[row]].append(token)
-                        text = policy.lineup.tokenizer(agent).decode(token_ids[numbers[row]], skip_special_tokens=True)
-                        self._listen(agent, str(text))
-        return [actions[i] for i in range(len(requests))]

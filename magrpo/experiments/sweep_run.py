@@ -1,7 +1,7 @@
 """Executing a sweep: its runs in turn, recorded in MLflow below a parent run, and the comparison of its settings."""
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,21 +11,18 @@ from rich.console import Console
 from magrpo.config.run import load_resolved
 from magrpo.experiments.sweep_grid import Sweep
 from magrpo.process.environment import shorten_path
-from magrpo.reports import charts, figures, over_seeds
+from magrpo.reports import charts, figures
 from magrpo.reports.comparison import judge_settings
-from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
-from magrpo.reports.over_seeds import OVER_SEEDS, Settings, equal_bar_tables, hide_intervals
-from magrpo.reports.page import Block, Pictures, ReportTable, print_banners, print_tables, write_page
+from magrpo.reports.comparison_tables import setting_table, setting_tables, tables_over_seeds, write_comparison
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
+from magrpo.reports.over_seeds import OVER_SEEDS, Settings, average_evaluations, hide_intervals, tokens_by_iteration
+from magrpo.reports.page import Pictures, ReportTable, Section, print_banners, print_tables
 from magrpo.run.files import is_finished, keep_place, read_place
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.outbox import Outbox
-from magrpo.types import HEADLINE, EvalReport, Interval
+from magrpo.types import HEADLINE, EvalReport
 
-_NOTE = (
-    "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has an interval "
-    "over problems instead, which says nothing about other seeds."
-)
 Averages = Mapping[str, Sequence[EvalReport]]
 """The evaluations of each setting, averaged over its seeds."""
 
@@ -68,6 +65,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
         status = "KILLED"
         raise
     finally:
+        console.quiet = False  # --quiet leaves out the progress of the runs, not the result
         parent = open_tracker()
         for path in write_sweep_report(sweep, console):
             parent.artifact(path, "sweep")
@@ -80,35 +78,36 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     done = finished_runs(sweep)
     if not done:
         return []
-    means = {title: over_seeds.average_evaluations(runs) for title, runs in done.items()}
-    parts = next(iter(done.values()))[0].config.reward.maxima
+    means = {title: average_evaluations(runs) for title, runs in done.items()}
     short = short_titles(sweep)
     named = {short[title]: runs for title, runs in done.items()}
-    tables = [
-        *_evaluation_tables(named, {short[title]: reports for title, reports in means.items()}, parts),
-        *tables_over_seeds("Held-out problems, sampled, at the end of training", named),
-        _list_runs(sweep, done),
-    ]
     best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(charts.COLOURS)]
     shown = {short[title]: hide_intervals(means[title], len(done[title])) for title in means if title in best}
-    tokens = over_seeds.tokens_by_iteration({short[title]: done[title] for title in best}, shown)
+    tokens = tokens_by_iteration({short[title]: done[title] for title in best}, shown)
+    parts = next(iter(done.values()))[0].config.reward.maxima
     split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
-    panels = charts.comparison_panels(shown, tokens)
-    pictures = charts.save_figure(charts.compose_figure(panels, OVER_SEEDS, rows=2), sweep.folder / "curves")
-    verdicts = [comparison.banner for comparison in judge_settings(named)]
-    blocks: list[Block] = [
-        *verdicts,
-        Pictures("Learning curves", panels, OVER_SEEDS),
-        Pictures("Parts of the return", charts.comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
-        *tables,
-    ]
+    part_panels = charts.comparison_panels(shown, quantities=split_parts)
+    comparisons = judge_settings(named)
     page, rows = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
-    write_page(page, f"Sweep {sweep.name}", blocks)
+    picture = write_comparison(
+        page,
+        f"Sweep {sweep.name}",
+        comparisons,
+        Section(Pictures("Learning curves", charts.comparison_panels(shown, tokens), OVER_SEEDS)),
+        [
+            Pictures("Parts of the return", part_panels, OVER_SEEDS),
+            *setting_tables(named),
+            *tables_over_seeds("Held-out problems, sampled, at the end of training", named),
+            _list_runs(sweep, done),
+        ],
+    )
     _write_csv(rows, done, means)
     print_tables([setting_table(named)], console)
-    print_banners(verdicts, console)
-    console.print(f"page: {shorten_path(page)}; sweep.csv and curves in the same folder", soft_wrap=True, markup=False)
-    return [page, rows, *pictures]
+    print_banners([comparison.banner for comparison in comparisons], console)
+    console.print(
+        f"page: {shorten_path(page)}; sweep.csv and curves.png in the same folder", soft_wrap=True, markup=False
+    )
+    return [page, rows, picture]
 
 
 def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
@@ -124,58 +123,6 @@ def short_titles(sweep: Sweep) -> dict[str, str]:
     """The name of each setting in pictures: its values, if they tell it from the others."""
     names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
     return names if len(set(names.values())) == len(names) else {title: title for title in names}
-
-
-def setting_table(settings: Settings) -> ReportTable:
-    """A line for each setting at the end of training, held-out problems: for a terminal of 60 columns."""
-    lines = []
-    for title, runs in settings.items():
-        summary = over_seeds.average_evaluations(runs)[-1].summary[HEADLINE]
-        shown = [name for name in over_seeds.COMPARED if name in summary]
-        cells = (over_seeds.format_over_seeds(name, summary[name], len(runs)) for name in shown)
-        lines.append((title, str(len(runs)), *(cell.replace(" [", "\n[") for cell in cells)))
-    note = "Held-out problems, sampled; percent of the maximum."
-    if all(len(runs) == 1 for runs in settings.values()):
-        note += " 95 % intervals over problems, which say nothing about other seeds."
-    elif all(over_seeds.has_interval(len(runs)) for runs in settings.values()):
-        note += " 95 % intervals for new seeds on new problems."
-    else:
-        note += f" {over_seeds.TOO_FEW_SEEDS}"
-    heads = ("setting", "seeds", *map(figures.quantity_title, shown))
-    return ReportTable("At the end of training", heads, lines, note)
-
-
-def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, int]]]:
-    """Each run with the index of its last evaluation."""
-    return {title: [(run, -1) for run in runs] for title, runs in settings.items()}
-
-
-def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
-    """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
-    yield from over_seeds.difference_tables(title, last_evaluations(settings))
-    if len(settings) > 1:
-        yield from over_seeds.equal_tokens_tables(settings)
-    yield from equal_bar_tables(settings)
-    yield over_seeds.budget_table(settings)
-
-
-def _evaluation_tables(done: Settings, means: Averages, parts: Iterable[str]) -> Iterator[ReportTable]:
-    last = {title: reports[-1].summary for title, reports in means.items()}
-    for key in figures.sort_summary_keys(shared_keys(list(last.values()))):
-        summaries = {title: summary[key] for title, summary in last.items()}
-        first = next(iter(summaries.values()))
-        shared = {name: first[name] for name in shared_keys(list(summaries.values()))}
-        columns = figures.shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
-        rows = [
-            (title, str(len(done[title])), *(_format_seeds(column, summary, len(done[title])) for column in columns))
-            for title, summary in summaries.items()
-        ]
-        heads = ("setting", "seeds", *map(figures.quantity_title, columns))
-        yield ReportTable(figures.summary_title(key), heads, rows, _NOTE if key == HEADLINE else "")
-
-
-def _format_seeds(quantity: str, summary: Mapping[str, Interval], num_seeds: int) -> str:
-    return over_seeds.format_over_seeds(quantity, summary[quantity], num_seeds)
 
 
 def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:

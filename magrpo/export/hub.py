@@ -10,13 +10,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
 )
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not marked as exported
 
 from magrpo.plugins import ConfigError, first_line
 
 
 def check_repository(repository: str) -> None:
-    """Raise ConfigError unless ``repository`` is the id of a repository of somebody: ``user/name``."""
+    """Raise ConfigError unless ``repository`` has the form ``owner/name``."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -26,10 +26,10 @@ def check_repository(repository: str) -> None:
 
 
 def push_folder(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload ``folder`` to ``repository``, created unless it is there; those of its folders that ``folder`` has
-    are replaced. Returns its URL.
+    """Upload ``folder`` to ``repository``, which is created if missing, and return its URL.
 
-    ``private``: whether a new repository is. Raises ConfigError if the hub cannot be reached or refuses.
+    Subfolders of the same name are replaced, other files stay. ``private`` applies to a new repository. Raises
+    ConfigError if the hub cannot be reached or refuses.
     """
     hub = HfApi()
     try:

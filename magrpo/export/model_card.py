@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, try_to_load_from_cache
+from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
@@ -46,8 +46,17 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
         raise ConfigError(f"run {store.run_id} has no problems: {store.stage_folder(prepared)} is missing; resume it")
     bases = list(_describe_bases(team))
     licences = {base["licence"] for base in bases}
-    return render_template(
+    adapted = [agent for base in bases for agent in base["adapted"]]
+    front_matter = ModelCardData(
+        license=licences.pop() if len(licences) == 1 else None,
+        base_model=[base["model"] for base in bases if not (base["shipped"] or base["is_folder"])] or None,
+        pipeline_tag="text-generation",
+        library_name="peft" if adapted else "transformers",
+        tags=["magrpo", "multi-agent"],
+    )
+    return _render_card(
         "model_card.md.j2",
+        front_matter,
         title=title,
         fetch=fetch,
         config=config,
@@ -58,10 +67,8 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
         roles=", ".join(f"`{agent.name}` (role {agent.role})" for agent in config.agents),
         verdict=judge_run(team.report).sentence,
         bases=bases,
-        hub_bases=[base["model"] for base in bases if not (base["shipped"] or base["is_folder"])],
-        adapted=[agent for base in bases for agent in base["adapted"]],
+        adapted=adapted,
         full=[agent for agent in config.agents if team.weights_of(agent) == "full"],
-        licence=licences.pop() if len(licences) == 1 else None,
         code=_describe_code(read_run_records(store.path)),
         sample=sample,
         printed="\n\n\n".join(sample.answers.values()) if sample else "",
@@ -78,15 +85,27 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
 
 def render_agent_card(team: TrainedTeam, agent: AgentConfig) -> str:
     """The card in the folder of one agent, which refers to that of its team."""
-    base = name_base(agent.model)
-    return render_template(
+    base, weights = name_base(agent.model), team.weights_of(agent)
+    is_on_hub = locate_model(base) == base and not Path(base).is_dir()
+    front_matter = ModelCardData(
+        base_model=base if is_on_hub else None,
+        pipeline_tag="text-generation",
+        library_name="transformers" if weights == "full" else "peft",
+        tags=["magrpo"],
+    )
+    return _render_card(
         "agent_card.md.j2",
+        front_matter,
         agent=agent,
-        weights=team.weights_of(agent),
+        weights=weights,
         base=f"`{base}`",
-        hub_base=base if locate_model(base) == base and not Path(base).is_dir() else "",
         num_agents=len(team.config.agents),
     )
+
+
+def _render_card(template: str, front_matter: ModelCardData, **values: object) -> str:
+    """A card: front matter for hubs, then a template of this project's, whose filters ``ModelCard`` does not know."""
+    return f"---\n{front_matter.to_yaml()}\n---\n{render_template(template, **values)}"
 
 
 def strip_heading(card: str) -> str:

@@ -131,7 +131,7 @@ class Attempt:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return f"magrpo train --resume {self.store.run_id} --root {self.store.path.parent}"
+        return f"magrpo resume {self.store.run_id} --root {self.store.path.parent}"
 
 
 class Observer(Protocol):

@@ -22,7 +22,6 @@ from magrpo.reports.evaluations import (
 )
 from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, has_interval
 from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_page
-from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
@@ -238,7 +237,6 @@ class BaselineTable:
         yield self._cost_table()
         if any(result.row.name.startswith("partners_") for result in self.rows):
             yield self._cross_play_table()
-        yield from self._paper_tables()
         yield self._settings_table()
         if self.config.baselines.left_out:
             yield ReportTable("Left out", ("row", "why"), list(self.config.baselines.left_out.items()), text=True)
@@ -312,14 +310,6 @@ class BaselineTable:
         role = results[0].row.env.roles()[0]
         title = f"Cross-play of runs: return with {role} from the row's run and the other agents from the column's run"
         return ReportTable(title, ("", *runs), lines, "Held-out problems, sampled.")
-
-    def _paper_tables(self) -> Iterator[ReportTable]:
-        ours = []
-        for result in self.rows:
-            name = trained_row_name(result.row.env.num_turns) if result.row.name == "magrpo" else result.row.name
-            cells = {quantity: result.format_mean(quantity) for quantity in QUANTITIES}
-            ours.append((result.row.title, name, {q: cell for q, cell in cells.items() if cell != figures.UNDEFINED}))
-        yield from paper_tables(self.config, ours)
 
     def _settings_table(self) -> ReportTable:
         lines = []

@@ -1,7 +1,7 @@
 """Pictures of training runs: learning curves, first turn against last turn, and the cloud of returns.
 
-The first two follow the figures of arXiv 2508.04652. A picture is made of panels: files (PNG, SVG) show them side by
-side, HTML pages one by one. Drawn without pyplot, so importing this module changes no global state and needs no
+The first two follow the figures of arXiv 2508.04652. A picture is made of panels: a PNG file shows them side by side,
+an HTML page one by one. Drawn without pyplot, so importing this module changes no global state and needs no
 display. The colours are Okabe and Ito's, which stay distinct under common colour blindness; marker shapes differ, too.
 """
 
@@ -102,13 +102,10 @@ def compose_figure(panels: Sequence[Panel], note: str, row_height: float = 4.4, 
     return figure
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` (1800 pixels wide, for display at 900) and ``stem.svg``; equal figures give equal bytes."""
-    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG file, 1800 pixels wide for display at 900; equal figures give equal bytes."""
     with mpl.rc_context(STYLE):
-        figure.savefig(paths[0], dpi=200, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+        figure.savefig(path, dpi=200, metadata={"Software": None})
 
 
 def _make_axes(number: int, height: float, rows: int = 1, width: float = 9.0) -> tuple[Figure, list[Axes]]:
@@ -348,8 +345,9 @@ def _draw_points(axes: Axes, points: Sequence[Point], colour: str, label: str, h
     counts = Counter((round(x, 1), round(y, 1)) for x, y in points)
     x, y = zip(*counts, strict=True)
     areas = [max(14.0, 1200 * count / len(points)) for count in counts.values()]
-    style: dict[str, Any] = {"facecolors": "none" if hollow else colour, "edgecolors": colour if hollow else "white"}
-    style |= {"alpha": 0.9 if hollow else 0.6, "linewidths": 1.4 if hollow else 0.8, "zorder": 4 if hollow else 3}
+    style: dict[str, Any] = {"facecolors": colour, "edgecolors": "white", "alpha": 0.6, "linewidths": 0.8, "zorder": 3}
+    if hollow:
+        style = {"facecolors": "none", "edgecolors": colour, "alpha": 0.9, "linewidths": 1.4, "zorder": 4}
     axes.scatter(x, y, s=areas, **style)
     means = " \u2192 ".join(f"{fmean(values):.0f}" for values in zip(*points, strict=True))
     axes.scatter([], [], s=45, label=f"{label}, mean {means} (n = {len(points)})", **style)
@@ -389,7 +387,8 @@ def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: M
             seen[place] += 1
             spread = (seen[place] - 0.5) / bins[place] - 0.5  # evenly over the width of the column here
             x.append(report.policy_version + 2 * room * spread * bins[place] / most)
-            y.append(value + 0.7 * (2 * seen[place] % 5 - 2) * (bins[place] > 5))
+            is_crowded = bins[place] > 5
+            y.append(value + (0.7 * (2 * seen[place] % 5 - 2) if is_crowded else 0.0))
         axes.scatter(x, y, s=7, color=AFTER, alpha=0.35, linewidths=0, rasterized=True, zorder=2)
     axes.plot(versions, means, color=INK, marker="o", markersize=4.5, linewidth=1.8, zorder=3)
     axes.set(xlabel="training iterations", ylabel="joint return, % of maximum", ylim=(-4, 104), xticks=versions)

@@ -1,31 +1,28 @@
-"""What ``magrpo compare`` says and shows: the verdict, and how runs differ in configuration, evaluation and cost."""
+"""The verdicts of ``magrpo compare`` and of sweeps: a run, or a setting over its seeds, against the first one."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from magrpo.algo.stats import bootstrap_difference
 from magrpo.reports import figures
-from magrpo.reports.budget import UNITS, format_count
-from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
+from magrpo.reports.budget import format_count
+from magrpo.reports.evaluations import EvaluatedRun, paired_gain
 from magrpo.reports.over_seeds import (
     MIN_SEEDS,
     Settings,
-    equal_bar_tables,
     format_seed_difference,
     subtract_over_seeds,
 )
-from magrpo.reports.page import Banner, ReportTable, Section
-from magrpo.reports.verdict import Word, judge_gain, judge_run
+from magrpo.reports.page import Banner
+from magrpo.reports.verdict import Word, judge_gain
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
-from magrpo.run.steps import TRAINING_STAGES
 from magrpo.types import HEADLINE, Interval
 
-NUM_KEYS = 12
-"""Differing keys of the configuration that a page shows without a click."""
 _SEED = 0
 """Of the resampling, so that equal runs compare equal."""
+_AT_THE_ENDS = (-1, -1)
+"""The indices of the last evaluations of two runs."""
 _TOLERANCE = 0.1
 """Budgets of tokens that differ by less than this share are called equal."""
 _EQUAL_TOKENS = "The page has their curves over tokens; evaluate more often (eval.every) for a verdict at equal tokens."
@@ -55,44 +52,6 @@ class RunComparison:
         return Banner(f"{self.label} against {self.reference}", self.word, self.sentence, self.advice)
 
 
-def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
-    """What follows the curves: differing configuration and one table, the rest folded; differences to the first run."""
-    keys = figures.sort_summary_keys(shared_keys([run.last.summary for run in runs]))
-    yield Section(_evaluation_table(runs, HEADLINE))
-    labels = [run.label for run in runs]
-    rows = [(key, *values) for key, values in list_differences(runs).items()]
-    note = "" if rows else "None: the configurations are equal."
-    title = "Configuration, where it differs"
-    configuration = ReportTable(title, ("key", *labels), rows, note, text=True)
-    finding = f"{title}: {format_count(len(rows), 'keys')}" if rows else ""
-    yield Section(configuration, finding, folded=len(rows) > NUM_KEYS)
-    comparable = [run for run in runs[1:] if _share_problems(runs[0], run) and _score_alike(runs[0], run)]
-    if comparable:
-        yield Section(_return_differences(runs[0], comparable, keys), folded=True)
-    for key in keys:
-        if key != HEADLINE:
-            yield Section(_evaluation_table(runs, key), folded=True)
-    for table in (*_at_equal_tokens(runs, keys), *equal_bar_tables({run.label: [run] for run in runs})):
-        yield Section(table, folded=True)
-    costs = [_run_costs(run) for run in runs]
-    rows = [(name, *(of_run[name] for of_run in costs)) for name in costs[0]]
-    note = "Stages in seconds, all iterations together; tokens are those sampled."
-    yield Section(ReportTable("Cost", ("", *labels), rows, note), folded=True)
-
-
-def summary_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
-    """A line for each run: held-out return, its gain in training, and tokens; fits a terminal of 60 columns."""
-    rows = []
-    for run in runs:
-        verdict = judge_run(run)
-        gain = figures.UNDEFINED if verdict.gain is None else figures.format_difference(verdict.gain)
-        tokens = f"{run.budgets[-1].tokens:,}"
-        cells = (figures.format_interval("return", verdict.after), gain)
-        rows.append((run.label, *(cell.replace(" [", "\n[") for cell in cells), tokens))
-    note = "Held-out return in percent of the maximum and its gain in training, with 95 % intervals over problems."
-    return ReportTable("Runs", ("", "return", "gain", "tokens"), rows, note)
-
-
 def list_differences(runs: Sequence[EvaluatedRun]) -> dict[str, list[str]]:
     """The configuration keys that differ, each with its value in every run."""
     configs = [read_flat_config(run.store.path) for run in runs]
@@ -112,17 +71,15 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
     where both have an evaluation; otherwise there are figures, and no verdict.
     """
     labels, quantity = (second.label, first.label), "return"
-    if not _share_problems(first, second):
+    if not share_problems(first, second):
         kinds = f"{second.config.problems.kind} and {first.config.problems.kind}"
-        sentence = f"{second.label} and {first.label} were evaluated on different problems ({kinds})."
-        return RunComparison(*labels, "not comparable", sentence, "", "", None)
-    if not _score_alike(first, second):
+        return _refuse(*labels, f"{second.label} and {first.label} were evaluated on different problems ({kinds}).")
+    if not score_alike(first, second):
         quantity = "pass_at_1"
         if any(quantity not in run.last.summary[HEADLINE] for run in (first, second)):
-            sentence = "The rewards differ: neither the returns nor any other quantity can be compared."
-            return RunComparison(*labels, "not comparable", sentence, "", "", None)
+            return _refuse(*labels, "The rewards differ: neither the returns nor any other quantity can be compared.")
     matched = match_budgets(second, first)
-    index, first_index = matched or (-1, -1)
+    index, first_index = matched or _AT_THE_ENDS
     value, pairing = compare_means(first, second, HEADLINE, quantity, (first_index, index))
     reports = second.reports[index], first.reports[first_index]
     ends = [report.summary[HEADLINE][quantity].mean for report in reports]
@@ -139,11 +96,7 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
     word = judge_gain(value, num_problems)
     seeds = "The interval covers other problems, not other seeds of the training: magrpo sweep --seeds 3 does."
     advice = seeds if word != "no reliable change" else f"{seeds} More problems or samples narrow it."
-    where = ""
-    if matched != (-1, -1):
-        where = (
-            f" at equal tokens, after {iterations[0]} against {iterations[1]} iterations ({second.label}: {budgets})"
-        )
+    where = "" if matched == _AT_THE_ENDS else _describe_match(second.label, iterations, budgets)
     sentence = f"{_describe_relation(*labels, word)}{where}: {figures_text}."
     return RunComparison(*labels, word, sentence, advice, quantity, value, iterations)
 
@@ -156,7 +109,7 @@ def match_budgets(one: EvaluatedRun, other: EvaluatedRun) -> tuple[int, int] | N
     """
     ends = one.budgets[-1], other.budgets[-1]
     if not (ends[0].updates and ends[1].updates) or _are_close(ends[0].tokens, ends[1].tokens):
-        return -1, -1
+        return _AT_THE_ENDS
     cheaper, dearer = (one, other) if ends[0].tokens < ends[1].tokens else (other, one)
     tokens = cheaper.budgets[-1].tokens
     nearest = dearer.nearest_evaluation(tokens)
@@ -176,14 +129,14 @@ def _describe_budgets(run: EvaluatedRun, reference: EvaluatedRun) -> str:
     return f"{iterations}, {budgets[0].tokens:,} against {budgets[1].tokens:,} tokens"
 
 
-def _share_problems(first: EvaluatedRun, second: EvaluatedRun) -> bool:
+def share_problems(first: EvaluatedRun, second: EvaluatedRun) -> bool:
     """Whether any held-out problem that both evaluated has the same text in both."""
     evaluated = [run.means[-1][HEADLINE]["return"] for run in (first, second)]
     both = set(evaluated[0]) & set(evaluated[1])
     return any(first.problems[task_id] == second.problems[task_id] for task_id in both)
 
 
-def _score_alike(first: EvaluatedRun, second: EvaluatedRun) -> bool:
+def score_alike(first: EvaluatedRun, second: EvaluatedRun) -> bool:
     """Whether returns mean the same: the rewards are of one kind and have the same parts."""
     one, other = first.config.reward, second.config.reward
     return one.kind == other.kind and dict(one.maxima) == dict(other.maxima)
@@ -201,15 +154,14 @@ def _judge_setting(label: str, first: str, settings: Settings) -> RunComparison:
     every = (*settings[first], *settings[label])
     found = [match_budgets(run, base) for run, base in pairs]
     matched = [indices for indices in found if indices is not None]
-    indices = matched if len(matched) == len(pairs) else [(-1, -1)] * len(pairs)
+    indices = matched if len(matched) == len(pairs) else [_AT_THE_ENDS] * len(pairs)
     evaluations = [((run, i), (base, j)) for (run, base), (i, j) in zip(pairs, indices, strict=True)]
     value = subtract_over_seeds(evaluations, "return") if pairs else None
-    if value is None or not all(_score_alike(every[0], run) for run in every):
+    if value is None or not all(score_alike(every[0], run) for run in every):
         reason, advice = "their rewards differ", ""
         if value is None:
             reason, advice = "they have no seed with equal problems in common", "Train them with the same seeds."
-        sentence = f"{label} and {first} cannot be compared: {reason}."
-        return RunComparison(label, first, "not comparable", sentence, advice, "", None)
+        return _refuse(label, first, f"{label} and {first} cannot be compared: {reason}.", advice)
     (run, index), (base, base_index) = evaluations[0]
     iterations = run.reports[index].policy_version, base.reports[base_index].policy_version
     budgets = _describe_budgets(run, base)
@@ -218,9 +170,8 @@ def _judge_setting(label: str, first: str, settings: Settings) -> RunComparison:
     if len(matched) < len(pairs):
         sentence = f"{label} trained {budgets}, so neither is called better: at their ends {return_gain} ({seeds})."
         return RunComparison(label, first, "unequal budgets", sentence, _EQUAL_TOKENS, "return", value, iterations)
-    where = ""
-    if any(pair != (-1, -1) for pair in indices):
-        where = f" at equal tokens, after {iterations[0]} against {iterations[1]} iterations ({label}: {budgets})"
+    is_at_ends = all(pair == _AT_THE_ENDS for pair in indices)
+    where = "" if is_at_ends else _describe_match(label, iterations, budgets)
     if len(pairs) < MIN_SEEDS:
         sentence = f"{label} against {first}{where}: {return_gain} with {seeds}, too few seeds for an interval."
         advice = f"Train more seeds: magrpo sweep --seeds {MIN_SEEDS}"
@@ -234,13 +185,22 @@ def _judge_setting(label: str, first: str, settings: Settings) -> RunComparison:
     return RunComparison(label, first, word, sentence, advice, "return", value, iterations)
 
 
+def _refuse(label: str, reference: str, sentence: str, advice: str = "") -> RunComparison:
+    return RunComparison(label, reference, "not comparable", sentence, advice, "", None)
+
+
+def _describe_match(label: str, iterations: tuple[int, int], budgets: str) -> str:
+    """The evaluations that are compared where the runs did not cost as many tokens in the end."""
+    return f" at equal tokens, after {iterations[0]} against {iterations[1]} iterations ({label}: {budgets})"
+
+
 def _describe_relation(label: str, reference: str, word: Word) -> str:
     relations = {"better": "is better than", "worse": "is worse than"}
     return f"{label} {relations.get(word, 'is neither reliably better nor worse than')} {reference}"
 
 
 def compare_means(
-    first: EvaluatedRun, second: EvaluatedRun, key: str, quantity: str, indices: tuple[int, int] = (-1, -1)
+    first: EvaluatedRun, second: EvaluatedRun, key: str, quantity: str, indices: tuple[int, int] = _AT_THE_ENDS
 ) -> tuple[Interval, str]:
     """The second run's mean of ``quantity`` minus the first's, a fraction, and a note on the pairing.
 
@@ -255,65 +215,3 @@ def compare_means(
         ), f"{format_count(len(same), 'problems')}, paired"
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
     return value, f"other problems, unpaired; {len(same)} in both"
-
-
-def _return_differences(first: EvaluatedRun, others: Sequence[EvaluatedRun], keys: Sequence[str]) -> ReportTable:
-    rows = []
-    for key in keys:
-        for run in others:
-            value, pairing = compare_means(first, run, key, "return")
-            labels = f"{run.label} \u2212 {first.label}"
-            rows.append((figures.summary_title(key), labels, figures.format_tested_difference(value), pairing))
-    note = (
-        "Percentage points of the maximum, bootstrap 95 % intervals over problems. They cover new problems of the same "
-        f"kind, not other seeds of the training. {figures.NO_DIFFERENCE}"
-    )
-    return ReportTable("Differences of return", ("", "runs", "difference", "problems"), rows, note)
-
-
-def _evaluation_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
-    summaries = [run.last.summary[key] for run in runs]
-    shared = {name: summaries[0][name] for name in shared_keys(summaries)}
-    parts = {part: value for part, value in runs[0].config.reward.maxima.items() if part in shared}
-    rows = [
-        (figures.quantity_title(name), *(figures.format_interval(name, summary[name]) for summary in summaries))
-        for name in figures.shown_quantities(shared, parts)
-    ]
-    rows.append(("problems", *(str(len(run.means[-1][key]["return"])) for run in runs)))
-    note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
-    return ReportTable(figures.summary_title(key), ("", *(run.label for run in runs)), rows, note)
-
-
-def _at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Iterator[ReportTable]:
-    """Each run's evaluation nearest to the tokens of the cheapest one; no table unless two runs trained."""
-    trained = [run for run in runs if run.budgets[-1].updates]
-    if len(trained) < 2:
-        return
-    tokens = min(run.budgets[-1].tokens for run in trained)
-    rows = []
-    for run in trained:
-        report = run.reports[run.nearest_evaluation(tokens)]
-        counts = (f"{count:,}" for count in run.budget_at(report).counts.values())
-        returns = (figures.format_interval("return", report.summary[key]["return"]) for key in keys)
-        rows.append((run.label, str(report.policy_version), *counts, *returns))
-    note = (
-        f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest "
-        "run, and its cost by then. Return in percent of the run's own maximum."
-    )
-    columns = ("run", "iteration", *UNITS.values(), *map(figures.summary_title, keys))
-    yield ReportTable("At an equal budget of tokens", columns, rows, note)
-
-
-def _run_costs(run: EvaluatedRun) -> dict[str, str]:
-    seconds: dict[str, float] = defaultdict(float)
-    gpus = 0.0
-    for _, stage, metrics in run.store.stage_metrics():
-        name = stage.partition(".")[0]
-        seconds[name] += metrics.get(f"time/{name}_s", 0.0)
-        gpus += metrics.get("start/gpus", 0.0)
-    total = sum(seconds.values())
-    evaluated = sum(row.generated_tokens for report in run.reports for row in report.rows)
-    costs = {f"{UNITS[unit]}, training": f"{count:,}" for unit, count in run.budgets[-1].counts.items()}
-    costs["tokens generated, evaluation"] = f"{evaluated:,}"
-    costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *TRAINING_STAGES, "evaluate", "report")}
-    return costs | {"all": figures.format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}

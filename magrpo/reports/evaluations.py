@@ -77,7 +77,7 @@ def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
     config = store.config()
     reports = read_evaluations(store)
     if not reports:
-        raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo train --resume {store.run_id}")
+        raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.run_id}")
     return EvaluatedRun(label, store, config, reports)
 
 

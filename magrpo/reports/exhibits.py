@@ -1,25 +1,16 @@
-"""Completions shown in a report, chosen by rule so that equal runs show equal ones, and the watch list.
-
-The watch list looks for an exploited reward: problems whose return rose in training while their tests did not.
-"""
+"""Completions shown in a report, chosen by rule so that equal runs show equal ones."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from statistics import fmean
 
 from magrpo.algo.repetition import find_copied, marked_spans
-from magrpo.interfaces import Reward
 from magrpo.reports.evaluations import EvaluatedRun
-from magrpo.reports.figures import SPLIT_TITLES, quantity_title
+from magrpo.reports.figures import quantity_title
 from magrpo.reports.health import describe_answer
-from magrpo.reports.page import Exhibit, Exhibits, ReportTable, ShownText
+from magrpo.reports.page import Exhibit, ReportTable, ShownText
 from magrpo.types import AnswerStats, EvalReport, EvalRow
 
-TESTS = "tests"
-"""The part of a reward that measures whether programs are correct."""
-NUM_LISTED = 20
-NUM_SHOWN = 5
 NUM_BEST = 3
 _NO_CHANGE = "no change"
 
@@ -97,80 +88,6 @@ def choose_best_answers(run: EvaluatedRun) -> list[Exhibit]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """A problem whose mean return rose while its tests did not; fractions of the maximum, before and after."""
-
-    task_id: str
-    split: str
-    returns: tuple[float, float]
-    tests: tuple[float, float]
-    parts: Mapping[str, float]
-    """The gain of every part."""
-
-
-def find_watched(run: EvaluatedRun) -> list[Watched]:
-    """The watch list, largest gain of return first, from the sampled trajectories of every split.
-
-    Problems that passed all tests before training have nothing to gain and are left out. Empty if the reward has no
-    part ``tests`` or there is one evaluation.
-    """
-    reward = run.config.reward
-    if TESTS not in reward.maxima or len(run.reports) < 2:
-        return []
-    before, after = (_sampled_means(report, reward) for report in (run.reports[0], run.last))
-    watched = []
-    for (split, task_id), now in after.items():
-        then = before.get((split, task_id))
-        if then is not None and now["return"] > then["return"] and now[TESTS] <= then[TESTS] < 1:
-            gains = {part: now[part] - then[part] for part in reward.maxima}
-            watched.append(Watched(task_id, split, (then["return"], now["return"]), (then[TESTS], now[TESTS]), gains))
-    return sorted(watched, key=lambda one: (one.returns[0] - one.returns[1], one.task_id))
-
-
-def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
-    """The watch list as a table."""
-    columns = ("problem", "split", "return, %", "tests, %", "parts that rose")
-    rows = []
-    for one in watched[:NUM_LISTED]:
-        rose = ", ".join(f"{quantity_title(part)} {100 * gain:+.0f}" for part, gain in one.parts.items() if gain > 0)
-        split = SPLIT_TITLES[one.split]
-        rows.append((one.task_id, split, _format_change(one.returns), _format_change(one.tests), rose))
-    more = f" The first {NUM_LISTED} are shown." if len(watched) > NUM_LISTED else ""
-    num_problems = len(_sampled_means(run.last, run.config.reward))
-    note = (
-        f"{len(watched)} of {num_problems} problems; means over their sampled trajectories, before and after training; "
-        f"problems that passed every test are left out.{more} A return that rises without the tests may mean that the "
-        "reward is exploited; it does not prove it."
-    )
-    return ReportTable("Watch list", columns, rows, note, text=True)
-
-
-def watch_exhibits(run: EvaluatedRun, watched: Sequence[Watched]) -> Exhibits:
-    """Completions of the first problems of the watch list."""
-    exhibits = [
-        _make_exhibit(f"{one.task_id}: return {_format_change(one.returns)} %", _best_failing(run.reports, one), run)
-        for one in watched[:NUM_SHOWN]
-    ]
-    note = (
-        "The failing trajectory with the highest return after training, and the trajectory with the same number before "
-        f"training; {_describe_texts(run)}"
-    )
-    return Exhibits("Completions of the watch list", exhibits, note)
-
-
-def _best_failing(reports: Sequence[EvalReport], watched: Watched) -> dict[str, EvalRow]:
-    """Before and after training: the trajectory with the highest return of those that fail a test after training."""
-    wanted = (watched.task_id, watched.split, "sampled")
-    before, after = (
-        {row.index: row for row in report.rows if (row.task_id, row.split, row.mode) == wanted}
-        for report in (reports[0], reports[-1])
-    )
-    failing = [row for row in after.values() if row.index in before and not row.passed[-1]]
-    chosen = max(failing or after.values(), key=lambda row: (row.returns[-1], -row.index))
-    return {"before": before[chosen.index], "after": chosen}
-
-
 def _sampled_trajectories(report: EvalReport) -> dict[str, dict[int, EvalRow]]:
     """The sampled trajectories of each held-out problem by their number."""
     rows: dict[str, dict[int, EvalRow]] = defaultdict(dict)
@@ -199,26 +116,13 @@ def _find_typical(gains: Mapping[int, float], before: Mapping[int, EvalRow], aft
     return min(changed or gains, key=lambda index: (abs(gains[index] - mean), index))
 
 
-def _sampled_means(report: EvalReport, reward: Reward) -> dict[tuple[str, str], dict[str, float]]:
-    """The mean return and parts of each split and problem over its sampled trajectories, fractions of the maximum."""
-    rows: dict[tuple[str, str], list[EvalRow]] = defaultdict(list)
-    for row in report.rows:
-        if row.mode == "sampled":
-            rows[row.split, row.task_id].append(row)
-    return {
-        key: {"return": reward.fraction(fmean(row.returns[-1] for row in members))}
-        | {part: fmean(row.parts[-1].get(part, 0.0) for row in members) / top for part, top in reward.maxima.items()}
-        for key, members in rows.items()
-    }
-
-
 def _make_exhibit(
     title: str, sides: Mapping[str, EvalRow], run: EvaluatedRun, *, shows_prompts: bool = False
 ) -> Exhibit:
     """Completions for one problem, and their reward by part and turn."""
     reward = run.config.reward
     turns = [
-        (f"{name}{f', turn {turn + 1}' if len(row.returns) > 1 else ''}".lstrip(", "), row, turn)
+        (_name_turn(name, turn, len(row.returns)), row, turn)
         for name, row in sides.items()
         for turn in range(len(row.returns))
     ]
@@ -241,6 +145,14 @@ def _make_exhibit(
     return Exhibit(title, problem.prompt, table, texts, is_code, prompts if shows_prompts else {})
 
 
+def _name_turn(side: str, turn: int, num_turns: int) -> str:
+    """``before, turn 2``; the side alone if there is one turn, the turn alone if the side has no name."""
+    names = [side] if side else []
+    if num_turns > 1:
+        names.append(f"turn {turn + 1}")
+    return ", ".join(names)
+
+
 def _show_text(agent: str, text: str, stats: AnswerStats, prompt: str) -> ShownText:
     """A completion with what is to be said of it. ``prompt``: to mark what was copied from it; empty for programs."""
     remark = describe_answer(stats, is_code=not prompt)
@@ -258,12 +170,3 @@ def _first_prompts(run: EvaluatedRun, task_id: str) -> dict[str, str]:
         agent: "\n\n".join(f"{message.role}:\n{message.content}" for message in prompt.observation.messages)
         for agent, prompt in observed.items()
     }
-
-
-def _describe_texts(run: EvaluatedRun) -> str:
-    several = any(len(row.returns) > 1 for row in run.last.rows)
-    return f"the text of every agent{' in the last turn' if several else ''}, and the parts of the reward."
-
-
-def _format_change(values: tuple[float, float]) -> str:
-    return f"{100 * values[0]:.1f} \u2192 {100 * values[1]:.1f}"

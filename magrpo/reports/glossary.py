@@ -1,4 +1,4 @@
-"""Meanings of the words in reports, shown when a reader hovers over them and at the end of each page."""
+"""Meanings of the words in reports: the glossary at the end of each page."""
 
 from collections.abc import Iterable
 
@@ -31,17 +31,6 @@ MEANINGS = {
     "the true mean",
     "~": "the interval of a difference contains 0: no reliable difference",
 }
-
-
-def explain_word(text: str) -> str:
-    """The meaning of a row's or column's name; empty if the glossary has none."""
-    name = text.strip().lower()
-    if name.startswith("pass@"):
-        return MEANINGS["pass@1" if name == "pass@1" else "pass@k"]
-    for start in ("gain", "before training", "cut at the limit", "copied from the prompt", "repeats itself", "entropy"):
-        if name.startswith(start):
-            return MEANINGS[start]
-    return MEANINGS.get(name, "")
 
 
 def select_meanings(texts: Iterable[str]) -> list[tuple[str, str]]:

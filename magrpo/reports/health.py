@@ -11,6 +11,7 @@ from statistics import fmean
 from magrpo.config.run import RunConfig
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
+from magrpo.reports.series import StageMetrics, metric_series, metrics_by_iteration
 from magrpo.run.files import read_evaluations
 from magrpo.run.store import RunStore
 from magrpo.types import HEADLINE, AnswerStats, EvalReport
@@ -33,9 +34,6 @@ _SLOW_EVALUATION = 0.4
 _SLOW_EVALUATION_S = 30.0
 _HELPED = "cooperation"
 """The part of the coding rewards that depends on calls of the helper's function."""
-
-StageMetrics = Sequence[tuple[int, str, Mapping[str, float]]]
-"""Iteration, stage and metrics of every committed stage, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,7 @@ def answer_rows(
             cells.append(_format_change([scale * value for value in values], digits))
         rows.append((title, cells, settings))
     for quantity, (title, settings) in _UPDATE_ROWS.items():
-        series = [metric_series(metrics, "update", f"update/{name}/{quantity}") for name in names]
+        series = [metric_series(metrics, f"update/{name}/{quantity}") for name in names]
         if any(series):
             cells = [_format_change([value for _, value in points], 3) for points in series]
             rows.append((title, cells, settings))
@@ -163,20 +161,8 @@ def _format_change(values: Sequence[float], digits: int) -> str:
 
 
 def _series(metrics: StageMetrics, stage: str) -> list[Mapping[str, float]]:
-    return list(_by_iteration(metrics, stage).values())
-
-
-def _by_iteration(metrics: StageMetrics, stage: str) -> dict[int, Mapping[str, float]]:
-    """The metrics of a training stage by iteration, ascending; of the last turn where there are several."""
-    in_order = sorted(metrics, key=lambda entry: entry[:2])
-    return {
-        iteration: values for iteration, name, values in in_order if iteration > 0 and name.partition(".")[0] == stage
-    }
-
-
-def metric_series(metrics: StageMetrics, stage: str, key: str) -> list[tuple[int, float]]:
-    """Iteration and value of a training metric, where it was reported."""
-    return [(iteration, one[key]) for iteration, one in _by_iteration(metrics, stage).items() if key in one]
+    """The metrics of a stage in the iterations that have committed it."""
+    return list(metrics_by_iteration(metrics, (stage,)).values())
 
 
 def _mean_of_newest(series: Sequence[Mapping[str, float]], key: str) -> float | None:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from magrpo.algo.repetition import Span
 from magrpo.reports.charts import Panel, render_svg
-from magrpo.reports.glossary import explain_word, select_meanings
+from magrpo.reports.glossary import select_meanings
 from magrpo.reports.health import Finding, list_advice, list_warnings
 from magrpo.reports.verdict import Verdict
 
@@ -260,4 +260,4 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters.update(
     fence=_fence, json=_dump_json, quote=shlex.quote, highlight=_highlight_python, mark=_mark_spans
 )
-_ENVIRONMENT.globals.update(explain_word=explain_word, render_svg=render_svg, split_interval=_split_interval)
+_ENVIRONMENT.globals.update(render_svg=render_svg, split_interval=_split_interval)

@@ -72,12 +72,12 @@ def _write_report(store: RunStore, folder: Path) -> None:
     config = store.config()
     if makes_tables(config):
         if not is_finished(store):
-            raise ConfigError(f"run {store.run_id} has no table yet; resume it: magrpo train --resume {store.run_id}")
+            raise ConfigError(f"run {store.run_id} has no table yet; resume it: magrpo resume {store.run_id}")
         BaselineTable(config, read_baselines(store, config)).write_files(folder)
         return
     reports = read_evaluations(store)
     if not reports:
-        raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo train --resume {store.run_id}")
+        raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.run_id}")
     RunReport(store.run_id, store, config, reports).write_files(folder)
 
 

@@ -51,7 +51,7 @@ def check_kept(store: RunStore, step: Step) -> None:
             files = "the weights" if step.stage == "rollout" else "the optimizer state"
             raise ConfigError(
                 f"{step.folder} needs {files} of {name}, deleted to save space; to compute them again: "
-                f"magrpo train --resume {store.run_id} --root {store.path.parent} --from-stage {step}"
+                f"magrpo resume {store.run_id} --root {store.path.parent} --from-stage {step}"
             )
 
 

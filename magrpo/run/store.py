@@ -83,7 +83,9 @@ class RunStore:
         store.path.mkdir(parents=True, exist_ok=True)  # it exists if a kill came before the next lines
         with lock_folder(store.path):  # of two that create the run at once, the second one is refused
             if store.exists():
-                raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
+                raise ConfigError(
+                    f"run {run_id} exists in {config.root}: choose another name, or: magrpo resume {run_id}"
+                )
             store.write_config(config)
         return store
 

@@ -223,8 +223,8 @@ class Updater:
             raise SamplingGapTooLarge(
                 f"update {version + 1}, agent {batch.agent!r}: the engine's log-probabilities are {gap:.3g} from the "
                 f"trainer's, above algo.max_sampling_gap = {limit:g}; the step was not taken. The engine holds other "
-                "weights, or computes in another precision: sample again with --resume and --from-stage rollout, set "
-                'model.dtype = "float32", or raise the limit'
+                "weights, or computes in another precision: sample again with magrpo resume RUN --from-stage rollout, "
+                'set model.dtype = "float32", or raise the limit'
             )
 
     def _step(self, batch: AgentBatch, sums: Tensor) -> dict[str, float]:

@@ -15,9 +15,10 @@ from magrpo.config.run import RunConfig
 from magrpo.process.environment import find_command, shorten_path
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
-from magrpo.reports.health import StageMetrics, answer_rows, list_advice, list_findings, list_warnings
+from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
 from magrpo.reports.origin import find_comparable_run
 from magrpo.reports.publish import REPORT
+from magrpo.reports.series import StageMetrics
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.run.files import AGENTS, checkpoint_weights, committed_iterations, read_evaluations, read_place
 from magrpo.run.steps import makes_tables
@@ -146,14 +147,14 @@ def suggest_commands(store: RunStore) -> dict[str, str]:
     """The commands that people want after a run, each with what it does; the last one is the most wanted."""
     run, flags = shlex.quote(store.run_id), _root_flag(store)
     magrpo = find_command("magrpo")
-    commands = {f"{magrpo} report {run}{flags}": "open the report"}
+    commands = {f"{magrpo} show {run} --open{flags}": "open the report"}
     if makes_tables(store.config()):
         return commands
     if (other := find_comparable_run(store)) is not None:
         commands[f"{magrpo} compare {shlex.quote(other)} {run}{flags}"] = "compare it with another run"
     else:
         commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "compare its agents with baselines"
-    return commands | {f"{magrpo} ask {run}{flags}": "give the agents a problem"}
+    return commands | {f"{magrpo} ask {run}{flags}": "ask the agents a held-out problem"}
 
 
 def _root_flag(store: RunStore) -> str:
@@ -218,7 +219,7 @@ def _print_services(result: Result, console: Console) -> None:
         print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:
         print_entry(console, "team:", "not registered; to register it:")
-        print_command("", f"{magrpo} train --resume {store.run_id}{_root_flag(store)}", console)
+        print_command("", f"{magrpo} resume {store.run_id}{_root_flag(store)}", console)
     if result.undelivered:
         print_entry(
             console,

@@ -85,7 +85,7 @@ def register_team(
             registered = candidate.register(mlflow_run_id)
         return candidate.decide_promotion(registered, undo)
     except Unavailable as error:
-        log.warning("registry: %s; to register later: magrpo train --resume %s", error, store.run_id)
+        log.warning("registry: %s; to register later: magrpo resume %s", error, store.run_id)
         return None
 
 

@@ -51,7 +51,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     if status == "FINISHED" and (wall_time := read_wall_time(store.path)) is not None:
         lines.append(f"- took {format_wall_time(wall_time)}")
     if status != "FINISHED":
-        lines.append(f"- resume with: `magrpo train --resume {store.run_id} --root {store.path.parent}`")
+        lines.append(f"- resume with: `magrpo resume {store.run_id} --root {store.path.parent}`")
     if flow_run_url:
         lines.append(f"- [flow run in Prefect]({flow_run_url})")
         tags[FLOW_RUN_URL] = flow_run_url

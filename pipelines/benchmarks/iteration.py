@@ -1,7 +1,8 @@
-"""``magrpo bench iteration``: sampling and update of one iteration in this process, beside the same computed plainly.
+"""``magrpo bench iteration``: time sampling and update of one iteration in this process against a plain implementation.
 
-Plainly: one agent after another on all cores, every decoding step through the modules of transformers; peft's own
-layers, and micro-batches of :data:`PLAIN_TOKENS` tokens. Then what one core does in both, by kind of operation.
+The plain implementation takes one agent after another on all cores, runs every decoding step through the modules of
+transformers, and updates through peft's own layers in micro-batches of :data:`PLAIN_TOKENS` tokens. Afterwards the time
+of one core is split by kind of operation.
 """
 
 import tempfile
@@ -42,8 +43,8 @@ from pipelines.arguments import ConfigFile, Overrides
 from pipelines.benchmarks.pool import time_by_turns
 
 PLAIN_TOKENS = 16_384
-AIM = 1.6
-"""How many times as fast both should be."""
+TARGET = 1.6
+"""Sampling and update should each be this many times as fast as the plain implementation."""
 KINDS = ("matrix products", "attention", "elementwise and copies", "Python")
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::addmm_"})
 _ATTENTION = frozenset({"aten::bmm", "aten::_softmax"})  # of decoding steps; of the rest by name
@@ -55,13 +56,13 @@ def bench_iteration(
     *overrides: Overrides,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 10,
 ) -> int:
-    """Print the seconds of both, the ratios and their intervals, and where the time goes; the exit code is 0.
+    """Print the seconds of both implementations, their ratios with intervals, and the time by kind of operation.
 
     Raises ConfigError if the engine is ``vllm``.
 
     Args:
         config: TOML file of a run that samples in its own process.
-        rounds: Number of times that each of the two is timed, alternately.
+        rounds: Number of times that each implementation is timed, alternately.
     """
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         resolved = load_config(config, [*overrides, f"root={folder}"])
@@ -108,13 +109,13 @@ def _compare_sampling(
     def sample_on(num_threads: int) -> object:
         return LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
 
-    def sample_plainly() -> None:
+    def sample_in_plain_code() -> None:
         for agent in policy.agents:
             of_agent = [request for request in requests if request.agent == agent]
             with decoding_model(policy, agent) as model:
                 decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, make_step=ModuleStep)
 
-    _print_ratio("sampling", time_by_turns(partial(sample_on, torch.get_num_threads()), sample_plainly, rounds))
+    _print_ratio("sampling", time_by_turns(partial(sample_on, torch.get_num_threads()), sample_in_plain_code, rounds))
     return partial(sample_on, 1)
 
 
@@ -126,11 +127,11 @@ def _compare_updates(
     ours, plain = (Updater.of(policy, config, folder / "failed-batch") for _ in range(2))
     plain.memory.micro_batch_tokens, plain.gradients.at_once = PLAIN_TOKENS, 1
 
-    def update_plainly() -> None:
+    def update_in_plain_code() -> None:
         with _use_layers_of_peft(policy):
             plain.update(samples)
 
-    _print_ratio("update", time_by_turns(lambda: ours.update(samples), update_plainly, rounds))
+    _print_ratio("update", time_by_turns(lambda: ours.update(samples), update_in_plain_code, rounds))
     torch.set_num_threads(1)
     alone = Updater.of(policy, config, folder / "failed-batch")
     return lambda: alone.update(samples)
@@ -156,7 +157,7 @@ def _print_ratio(name: str, pairs: Sequence[tuple[float, float]]) -> None:
     ours, plain = (median(pair[way] for pair in pairs) for way in (0, 1))
     Console(highlight=False, soft_wrap=True).print(
         f"{name}: median {ours:.3f} s, plain implementation {plain:.3f} s; {interval.mean:.2f} times as fast "
-        f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs; the target is {AIM:g})"
+        f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs; the target is {TARGET:g})"
     )
 
 

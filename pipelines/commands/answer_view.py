@@ -1,11 +1,10 @@
-"""How ``magrpo ask`` shows answers: agents side by side while they write, tests, parts of the reward; or as JSON."""
+"""How ``magrpo ask`` shows answers: agents side by side, tests and parts of the reward; or as JSON."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.syntax import Syntax
@@ -15,6 +14,7 @@ from rich.text import Text
 from magrpo.asking.answers import Answer
 from magrpo.asking.problems import writes_programs
 from magrpo.interfaces import Reward
+from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
 from magrpo.types import PENDING, ExecutionReport, Problem
 
@@ -98,8 +98,8 @@ class AnswerView:
         failures = [case for case in report.cases if case.status != "pass"]
         lines = [f"{case.status}: {_CANDIDATE.sub(name, case.message)}" for case in failures[:_NUM_FAILURES]]
         more = [f"and {len(failures) - _NUM_FAILURES} more"] if len(failures) > _NUM_FAILURES else []
-        tests = f"{report.tests_passed} of {report.tests_total} test{'s' * (report.tests_total != 1)} passed"
-        return [tests, *map(make_printable, lines), *more]
+        passed = f"{report.tests_passed} of {format_count(report.tests_total, 'tests')} passed"
+        return [passed, *map(make_printable, lines), *more]
 
     def _highlight(self, text: str) -> RenderableType:
         """A program with its syntax coloured on a terminal, any other text wrapped between words."""
@@ -130,44 +130,6 @@ class AnswerView:
         for start in range(0, len(panels), per_row):
             rows.add_row(*panels[start : start + per_row])
         return rows
-
-    def open_stream(self) -> "AnswerStream":
-        """A context in which the texts of agents grow on the terminal; nothing remains of it afterwards."""
-        return AnswerStream(self, self._console)
-
-    def arrange_ends(self, texts: Mapping[str, str]) -> RenderableType:
-        """As many last lines of texts in progress as fit on the terminal."""
-        if not texts:
-            return Text("reading the problem ...")
-        rows = -(-len(texts) // max(1, self._console.width // _COLUMN))
-        height = max(1, (self._console.height - 2) // rows - 2)
-        return self._arrange({agent: "\n".join(text.split("\n")[-height:]) for agent, text in texts.items()})
-
-
-class AnswerStream:
-    """The live view of agents that write: a context manager that is called with an agent's name and its text so far."""
-
-    def __init__(self, view: AnswerView, console: Console) -> None:
-        self._view, self._console = view, console
-        self._texts: dict[str, str] = {}
-        self._live: Live | None = None
-
-    def __enter__(self) -> "AnswerStream":
-        self._texts = {}
-        if self._console.is_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, transient=True, refresh_per_second=12)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def __call__(self, agent: str, text: str) -> None:
-        self._texts[agent] = text
-
-    def _render(self) -> RenderableType:
-        return self._view.arrange_ends(self._texts)
 
 
 def make_printable(text: str) -> str:

@@ -10,35 +10,25 @@ from rich.console import Console
 
 from magrpo.experiments.baselines import BASELINES
 from magrpo.experiments.sweep_grid import load_sweep
-from magrpo.experiments.sweep_run import (
-    finished_runs,
-    last_evaluations,
-    setting_table,
-    short_titles,
-    tables_over_seeds,
-)
+from magrpo.experiments.sweep_run import finished_runs, short_titles
 from magrpo.plugins import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
-from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, compose_figure, save_figure
-from magrpo.reports.comparison import (
-    RunComparison,
-    compare_with_first,
+from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels
+from magrpo.reports.comparison import compare_with_first, judge_settings, list_differences
+from magrpo.reports.comparison_tables import (
+    COMPARED,
     comparison_sections,
-    judge_settings,
-    list_differences,
+    evaluation_table,
+    last_evaluations,
+    setting_table,
     summary_table,
+    tables_over_seeds,
+    write_comparison,
 )
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
-from magrpo.reports.over_seeds import (
-    COMPARED,
-    OVER_SEEDS,
-    average_evaluations,
-    evaluation_table,
-    hide_intervals,
-    tokens_by_iteration,
-)
-from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables, write_page
+from magrpo.reports.over_seeds import OVER_SEEDS, average_evaluations, hide_intervals, tokens_by_iteration
+from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
@@ -92,9 +82,11 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
     evaluations = {run.label: run.reports for run in runs}
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), OVER_PROBLEMS)
     ends = [f"{run.label} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
-    sections = [Section(curves, f"Return: {', '.join(ends)}"), *comparison_sections(runs)]
     comparisons = compare_with_first(runs)
-    _write_comparison(folder, [run.label for run in runs], comparisons, [*sections, _overview_table(runs, root)])
+    title = _title_comparison([run.label for run in runs])
+    sections: list[Block | Section] = [*comparison_sections(runs), _overview_table(runs, root)]
+    curves_section = Section(curves, f"Return: {', '.join(ends)}")
+    write_comparison(folder / "compare.html", title, comparisons, curves_section, sections)
     print_banners([comparison.banner for comparison in comparisons], console)
     print_tables([summary_table(runs)], console)
     differing = list_differences(runs)
@@ -163,8 +155,8 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     table = evaluation_table(at_end, last_evaluations(settings), note)
     others = [Section(table, folded=True) for table in tables_over_seeds(at_end, settings)]
     comparisons = judge_settings(settings)
-    sections: list[Block | Section] = [curves, table, *others]
-    _write_comparison(folder, [f"the sweeps {names[0]}", *names[1:]], comparisons, sections)
+    title = _title_comparison([f"the sweeps {names[0]}", *names[1:]])
+    write_comparison(folder / "compare.html", title, comparisons, Section(curves), [table, *others])
     print_banners([comparison.banner for comparison in comparisons], console)
     print_tables([setting_table(settings)], console)
     _print_written(folder / "compare.html", console)
@@ -179,20 +171,12 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     }
 
 
-def _write_comparison(
-    folder: Path, names: Sequence[str], comparisons: Sequence[RunComparison], sections: Sequence[Block | Section]
-) -> None:
-    """Write the page, which begins with the verdicts, and the curves to ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    blocks = [part.block if isinstance(part, Section) else part for part in sections]
-    [curves] = [block for block in blocks if isinstance(block, Pictures)]
-    save_figure(compose_figure(curves.panels, curves.note, rows=2), folder / "curves")
-    title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
-    write_page(folder / "compare.html", title, [*(one.banner for one in comparisons), *sections])
+def _title_comparison(names: Sequence[str]) -> str:
+    return f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _print_written(page: Path, console: Console) -> None:
-    console.print(f"page: {shorten_path(page)}; pictures in the same folder", soft_wrap=True, markup=False)
+    console.print(f"page: {shorten_path(page)}; curves.png in the same folder", soft_wrap=True, markup=False)
 
 
 def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:
@@ -201,7 +185,7 @@ def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, con
     for store in stores:
         config = store.config()
         if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
-            raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo train --resume {store.run_id}")
+            raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo resume {store.run_id}")
         runs.append(read_baselines(store, config))
     problems = [{row.task_id for result in results for row in result.report.rows} for results in runs]
     for store, task_ids in zip(stores, problems, strict=True):

@@ -1,4 +1,4 @@
-"""``magrpo train --dry-run``: the plan of a run and its estimated cost, without training or writing anything."""
+"""``--dry-run`` of ``magrpo train`` and ``magrpo resume``: the plan of a run and its estimated cost."""
 
 import shutil
 from collections import defaultdict
@@ -20,6 +20,7 @@ from magrpo.model.lineup import Lineup, device_of, dtype_of
 from magrpo.planning.card import check_card, estimate_card
 from magrpo.planning.fit import check_place
 from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
+from magrpo.reports.budget import format_count
 from magrpo.run.config_diff import list_changed_values
 from magrpo.run.files import read_place, read_problems
 from magrpo.run.rewind import steps_to_repeat
@@ -29,13 +30,14 @@ from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri
 from pipelines.commands.first_prompts import describe_problems
 from pipelines.commands.place_view import forecast_lines
+from pipelines.commands.plan_lines import Entry, Line, print_lines
 
 WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
 """Sections of the configuration that an earlier run must share for its seconds to count."""
 
 
 def show_plan(
-    config: RunConfig, store: RunStore | None, from_stage: str | None, given_place: Place | None = None
+    config: RunConfig, store: RunStore | None = None, from_stage: str | None = None, given_place: Place | None = None
 ) -> int:
     """Print the plan of a new run, or of resuming ``store``, and return 0. Raises ConfigError if it could not start.
 
@@ -52,137 +54,158 @@ def show_plan(
     committed = read_problems(store.folder(prepared)) if store and prepared else None
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
-    reused = {step for step in planned if store and step not in repeated and store.find(step.folder) is not None}
-    remaining = [step for step in planned if step not in reused]
-    first = f"the first to run is {remaining[0]}" if remaining else "none is left to run"
+    remaining = [step for step in planned if store is None or step in repeated or store.find(step.folder) is None]
     root = store.path.parent if store else config.root
-    for line in (
-        *_list_stages(planned),
-        *(f"aside    {len(repeated)} committed stages, from {step} on, would be set aside" for step in repeated[:1]),
-        f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none: a new run",
-        *describe_problems(config, lineup, committed),
-        *_describe_work(config),
-        *(f"warning  {warning}" for warning in config.list_warnings()),
-        *_describe_machine(config, place, device),
-        *_describe_disk(config, root),
-        _describe_time(config, root, remaining),
-        *(forecast_lines(config, place, root) if given_place or not place.is_default else ()),
-        "values that differ from their defaults, or have no default",
-        *(f"  {line}" for line in list_changed_values(config)),
-        "nothing was trained or written",
-    ):
-        print(line)
+    print_lines(_list_stages(planned))
+    if repeated:
+        print(Line("aside", f"{len(repeated)} committed stages, from {repeated[0]} on, would be set aside"))
+    print(_describe_reuse(planned, remaining, is_new=store is None))
+    print_lines(describe_problems(config, lineup, committed))
+    print_lines(_describe_work(config))
+    print_lines(Line("warning", warning) for warning in config.list_warnings())
+    print_lines(_describe_engine(config, place, device))
+    print_lines(_describe_memory(config, place, device))
+    print_lines(_describe_disk(config, root))
+    print(_describe_time(config, root, remaining))
+    if given_place or not place.is_default:
+        print("\n".join(forecast_lines(config, place, root)))
+    print("values that differ from their defaults, or have no default")
+    print("\n".join(f"  {line}" for line in list_changed_values(config)))
+    print("nothing was trained or written")
     return 0
 
 
-def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
+def _list_stages(planned: Sequence[Step]) -> Iterator[Line | Entry]:
     """One line for consecutive iterations with the same stages."""
-    yield f"stages   {len(planned)}, in this order"
+    yield Line("stages", f"{len(planned)}, in this order")
     rows = [
         (iteration, " ".join(step.title for step in members))
         for iteration, members in groupby(planned, key=lambda step: step.iteration)
     ]
     for stages, same_rows in groupby(rows, key=lambda row: row[1]):
         numbers = [iteration for iteration, _ in same_rows]
-        label = "-".join(map(str, dict.fromkeys([numbers[0], numbers[-1]])))
-        yield f"  {label:>9}  {stages}"
+        iterations = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+        yield Entry(iterations, stages)
 
 
-def _describe_work(config: RunConfig) -> Iterator[str]:
+def _describe_reuse(planned: Sequence[Step], remaining: Sequence[Step], *, is_new: bool) -> Line:
+    if is_new:
+        return Line("reused", "none: a new run")
+    first = f"the first to run is {remaining[0]}" if remaining else "none is left to run"
+    return Line("reused", f"{len(planned) - len(remaining)} of {len(planned)} stages; {first}")
+
+
+def _describe_work(config: RunConfig) -> Iterator[Line]:
     work = estimate_work(config)
-    yield f"tokens   at most {work.tokens} sampled per iteration, in {work.completions} completions"
+    yield Line("tokens", f"at most {work.tokens} sampled per iteration, in {work.completions} completions")
     if work.programs == 0:
-        yield f"sandbox  not needed: {work.joint_actions} joint actions per iteration are scored as texts"
+        yield Line("sandbox", f"not needed: {work.joint_actions} joint actions per iteration are scored as texts")
         return
     programs = "as many as the reward requests" if work.programs is None else f"at most {work.programs}"
-    yield f"sandbox  {programs} runs per iteration, for {work.joint_actions} joint actions; identical programs run once"
+    scored = f"for {work.joint_actions} joint actions; identical programs run once"
+    yield Line("sandbox", f"{programs} runs per iteration, {scored}")
     if isinstance(config.sandbox, ProbesIsolation):
         try:
-            yield f"         isolation level {config.sandbox.probe().level}"
+            yield Line("", f"isolation level {config.sandbox.probe().level}")
         except SandboxError as error:
-            yield f"         no isolation level works here: {error}"
+            yield Line("", f"no isolation level works here: {error}")
     else:
-        yield f"         isolation level: known only to {config.sandbox.kind}"
+        yield Line("", f"isolation level: known only to {config.sandbox.kind}")
 
 
-def _describe_machine(config: RunConfig, place: Place, device: torch.device) -> Iterator[str]:
-    dtype = dtype_of(config.model, device)
-    engine = config.engine
-    if isinstance(engine, AutoEngine):
-        engine = engine.choose_engine(device, place.engine)
-    chosen = f"{engine.kind}{' (chosen by auto)' * (engine is not config.engine)}"
-    over = f", on {place.engine.describe()}" if place.engine.is_remote else f", on {device.type}"
-    yield f"engine   {chosen}{over} in {str(dtype).removeprefix('torch.')}"
+def _choose_engine(config: RunConfig, place: Place, device: torch.device) -> EnginePlugin:
+    """The engine that will sample, where the configuration leaves the choice to ``auto``."""
+    if isinstance(config.engine, AutoEngine):
+        return config.engine.choose_engine(device, place.engine)
+    return config.engine
+
+
+def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> Iterator[Line]:
+    """The engine, its device and precision, and obstacles that would make the run refuse to start."""
+    engine = _choose_engine(config, place, device)
+    chosen = engine.kind if engine is config.engine else f"{engine.kind} (chosen by auto)"
+    where = place.engine.describe() if place.engine.is_remote else device.type
+    precision = str(dtype_of(config.model, device)).removeprefix("torch.")
+    yield Line("engine", f"{chosen}, on {where} in {precision}")
     starts_vllm = isinstance(engine, VllmEngine) and isinstance(place.engine.servers, int)
     if starts_vllm and (obstacle := find_obstacle(device.type)):
-        yield f"         {obstacle}: the run would be refused"
+        yield Line("", f"{obstacle}: the run would be refused")
     if device.type == "cuda" and not torch.cuda.is_available() and not place.is_elsewhere:
-        yield "         PyTorch sees no CUDA device here: the run would be refused"
-    max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not isinstance(engine, VllmEngine) else None
-    sizes = estimate_memory(config, dtype.itemsize, max_batch)
-    sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, KV_CACHE)) if KV_CACHE in sizes else 0.0
-    if place.update.ranks:
+        yield Line("", "PyTorch sees no CUDA device here: the run would be refused")
+
+
+def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> Iterator[Line | Entry]:
+    """The memory of the run by use, and whether it fits the GPU."""
+    engine, dtype_bytes = _choose_engine(config, place, device), dtype_of(config.model, device).itemsize
+    is_vllm = isinstance(engine, VllmEngine)
+    max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_vllm else None
+    sizes = estimate_memory(config, dtype_bytes, max_batch)
+    sampling = 0.0
+    if KV_CACHE in sizes:
+        sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, KV_CACHE))
+    where = ""
+    if place.update.ranks:  # which do not sample
         sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (KV_CACHE, SECOND_POLICY)}
-    where = " on each rank" if place.update.ranks else ""
-    yield f"memory   about {_format_bytes(sum(sizes.values()))}{where}, without libraries"
-    for name, size in sizes.items():
-        yield f"  {_format_bytes(size):>9}  {name}"
+        where = " on each rank"
+    yield Line("memory", f"about {_format_bytes(sum(sizes.values()))}{where}, without libraries")
+    for purpose, size in sizes.items():
+        yield Entry(_format_bytes(size), purpose)
     if isinstance(engine, VllmEngine) and not place.engine.is_remote:
-        of_gpu, of_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
-        yield f"             vLLM uses in addition: {of_gpu if device.type == 'cuda' else of_cpu}"
+        on_gpu, on_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
+        yield Entry("", f"vLLM uses in addition: {on_gpu if device.type == 'cuda' else on_cpu}")
     if place.update.ranks and sampling:
-        yield f"  {_format_bytes(sampling):>9}  in the run's own process: a policy for sampling, and its KV cache"
-    yield "             estimated from the base models' configurations: AdamW in float32, activations of a full"
-    yield "             micro-batch counted on meta tensors, cache without prompts"
+        yield Entry(_format_bytes(sampling), "in the run's own process: a policy for sampling, and its KV cache")
+    yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a full")
+    yield Entry("", "micro-batch counted on meta tensors, cache without prompts")
     if device.type == "cuda" and not place.engine.is_remote and not place.update.ranks:
-        yield from _describe_card(config, dtype.itemsize, engine)
+        yield from _describe_card(config, dtype_bytes, engine)
 
 
-def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> Iterator[str]:
+def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> Iterator[Line]:
     """Whether the run fits the GPU of this machine, or which it needs. Raises ConfigError if it cannot use this one."""
     use = estimate_card(config, dtype_bytes, engine)
     smallest = use.find_card()
     fitting = "needs more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
     update, sampling = _format_bytes(use.update), _format_bytes(use.resting)
-    yield f"GPU      {fitting}: at most {update} in an update, {sampling} while an engine samples"
+    yield Line("GPU", f"{fitting}: at most {update} in an update, {sampling} while an engine samples")
     if torch.cuda.is_available():
         _, card = torch.cuda.mem_get_info()
         setting = check_card(config, dtype_bytes, engine, card)
-        yield f"         this one has {_format_bytes(card)}" + ": micro-batches will be halved until they fit" * bool(
-            setting
-        )
-        if setting:
-            yield f"         to start with ones that fit: {setting}"
+        if not setting:
+            yield Line("", f"this one has {_format_bytes(card)}")
+            return
+        yield Line("", f"this one has {_format_bytes(card)}: micro-batches will be halved until they fit")
+        yield Line("", f"to start with ones that fit: {setting}")
 
 
-def _describe_disk(config: RunConfig, root: Path) -> Iterator[str]:
+def _describe_disk(config: RunConfig, root: Path) -> Iterator[Line | Entry]:
     """The disk that the whole run takes, beside what is free."""
     copies = tracking_uri(config.tracking, root).startswith("sqlite:")
     sizes = estimate_disk(config, copies=copies)
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    yield f"disk     about {_format_bytes(sum(sizes.values()))} for the whole run; {_format_bytes(free)} free in {root}"
+    total, free = sum(sizes.values()), shutil.disk_usage(existing).free
+    yield Line("disk", f"about {_format_bytes(total)} for the whole run; {_format_bytes(free)} free in {root}")
     for name, size in sizes.items():
-        yield f"  {_format_bytes(size):>9}  {name}"
+        yield Entry(_format_bytes(size), name)
     less = config.model_copy(update={"train": config.train.model_copy(update={"keep_weights": "evaluated"})})
     needed = sum(estimate_disk(less, copies=copies).values())
-    if needed < sum(sizes.values()):
-        yield f'             with train.keep_weights = "evaluated": about {_format_bytes(needed)}'
-    if sum(sizes.values()) > free:
-        yield "             more than is free: the run would stop; you could resume it after freeing space"
+    if needed < total:
+        yield Entry("", f'with train.keep_weights = "evaluated": about {_format_bytes(needed)}')
+    if total > free:
+        yield Entry("", "more than is free: the run would stop; you could resume it after freeing space")
 
 
-def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> str:
+def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> Line:
     seconds, num_runs = mean_stage_seconds(root, config)
     same = f"the same {WORK_SECTIONS}"
     unknown = sorted({step.title for step in remaining if step.name not in seconds})
     if not num_runs:
-        return f"time     unknown, no earlier run in {root} with {same}"
+        return Line("time", f"unknown, no earlier run in {root} with {same}")
     if unknown:
-        return f"time     unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}"
+        return Line("time", f"unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}")
     total = sum(seconds[step.name] for step in remaining)
-    earlier = f"{num_runs} earlier run{'s' * (num_runs > 1)}"
-    return f"time     about {total:.0f} s in stages: mean of {earlier} in {root} with {same}"
+    earlier = format_count(num_runs, "earlier runs")
+    return Line("time", f"about {total:.0f} s in stages: mean of {earlier} in {root} with {same}")
 
 
 def _format_bytes(size: float) -> str:
@@ -202,7 +225,8 @@ def mean_stage_seconds(root: Path, config: RunConfig) -> tuple[dict[str, float],
         except ValueError:  # of another version of this project
             continue
         stage_metrics = list(store.stage_metrics()) if is_same else []
-        num_runs += bool(stage_metrics)
+        if stage_metrics:
+            num_runs += 1
         for _, stage, metrics in stage_metrics:
             seconds_by_stage[stage].append(metrics.get(f"time/{stage.partition('.')[0]}_s", 0.0))
     return {stage: fmean(seconds) for stage, seconds in seconds_by_stage.items()}, num_runs

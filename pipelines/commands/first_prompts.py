@@ -9,6 +9,7 @@ from magrpo.progress.activity import show_activity
 from magrpo.stages.backend import Splits, Team
 from magrpo.stages.prepare import Room, prepare
 from magrpo.types import Problem
+from pipelines.commands.plan_lines import Line
 
 _MAX_CHARS = 1200
 """Longest prompt shown whole, in characters."""
@@ -16,7 +17,7 @@ _MAX_COUNTED = 1000
 """Number of prompts of each agent whose tokens are counted: the longest texts."""
 
 
-def describe_problems(config: RunConfig, lineup: Lineup, committed: Splits | None) -> Iterator[str]:
+def describe_problems(config: RunConfig, lineup: Lineup, committed: Splits | None) -> Iterator[Line]:
     """The size of each split, the longest prompt, and the first prompt of each agent.
 
     ``committed``: the problems of a run that has loaded them. Raises ConfigError as the run would.
@@ -28,20 +29,20 @@ def describe_problems(config: RunConfig, lineup: Lineup, committed: Splits | Non
     except hub.NotCached as error:
         obstacle = hub.find_obstacle()
         outlook = f", and {obstacle}: the run would be refused" if obstacle else "; the run will download it"
-        yield f"problems could not be read: {error}{outlook}"
+        yield Line("problems", f"could not be read: {error}{outlook}")
         yield from _describe_templates(lineup)
         return
-    yield f"problems {', '.join(f'{len(members)} {split}' for split, members in splits.items())}"
-    yield f"         the longest prompt has {longest}"
+    yield Line("problems", ", ".join(f"{len(members)} {split}" for split, members in splits.items()))
+    yield Line("", f"the longest prompt has {longest}")
     yield from _describe_templates(lineup)
     if not config.baselines.rows:
         for agent in config.agents:
-            yield from _show_prompt(Team.of(config), lineup, agent.name, splits["train"][0])
+            yield _show_prompt(Team.of(config), lineup, agent.name, splits["train"][0])
 
 
-def _describe_templates(lineup: Lineup) -> Iterator[str]:
+def _describe_templates(lineup: Lineup) -> Iterator[Line]:
     if unused := lineup.find_unused_templates():
-        yield f"warning  {unused}"
+        yield Line("warning", unused)
 
 
 def _load_problems(config: RunConfig, lineup: Lineup) -> Splits:
@@ -65,17 +66,16 @@ def _count_longest(config: RunConfig, lineup: Lineup, splits: Splits) -> str:
     return f"{longest:,} tokens" + ("" if is_complete else f", of the {_MAX_COUNTED:,} with the longest texts")
 
 
-def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> Iterator[str]:
+def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> Line:
     """The prompt of an agent for a problem, special tokens included; a long one without its middle."""
     role = team.roles[agent]
     if role not in team.env.acting(0):
-        yield f"prompt   {agent} acts in a later turn and reads the earlier answers"
-        return
+        return Line("prompt", f"{agent} acts in a later turn and reads the earlier answers")
     token_ids = lineup.render(agent, team.env.observe(problem, role, (), agent))
     text = str(lineup.tokenizer(agent).decode(list(token_ids), skip_special_tokens=False))
-    yield f"prompt   of {agent}, for {problem.task_id}: {len(token_ids):,} tokens"
-    for line in shorten_middle(text).split("\n"):
-        yield f"  | {line}".rstrip()
+    quoted = [f"  | {line}".rstrip() for line in shorten_middle(text).split("\n")]
+    title = f"of {agent}, for {problem.task_id}: {len(token_ids):,} tokens"
+    return Line("prompt", "\n".join([title, *quoted]))
 
 
 def shorten_middle(text: str) -> str:

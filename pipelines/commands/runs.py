@@ -63,7 +63,7 @@ def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
         print(json.dumps([_describe_summary(run) for run in runs], indent=2))
         return 0
     if not runs:
-        print(f"no runs in {root}" + f", and none in {hide_password(uri)}" * bool(uri))
+        print(f"no runs in {root}, and none in {hide_password(uri)}" if uri else f"no runs in {root}")
         return 0
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -178,7 +178,11 @@ def format_runs(runs: Sequence[Summary], width: int) -> Table:
         Column("took", justify="right", no_wrap=True),
         Column("started", no_wrap=True),
         Column(title, overflow="fold"),
-    ][: 4 if width < 80 else 5 if width < 100 else None]
+    ]
+    if width < 80:
+        columns = columns[:4]
+    elif width < 100:
+        columns = columns[:5]
     table = Table(*columns, box=box.SIMPLE_HEAD)
     for run, description in zip(runs, described, strict=True):
         cells = (

@@ -1,11 +1,16 @@
-"""``magrpo show``: a run in one screen."""
+"""``magrpo show``: a run on one screen, and its report in the browser."""
 
 import json
+import os
+import sys
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich import box
 from rich.table import Table
 
@@ -22,7 +27,7 @@ from magrpo.reports.figures import (
     sort_summary_keys,
 )
 from magrpo.reports.health import read_findings
-from magrpo.reports.publish import REPORT
+from magrpo.reports.publish import REPORT, find_report, rebuild_report
 from magrpo.reports.verdict import Verdict, judge_evaluations
 from magrpo.run.files import read_evaluations, read_place
 from magrpo.run.store import CONFIG, RunStore
@@ -46,13 +51,28 @@ MAX_ROWS = 9
 """Evaluations shown; of more, evenly spaced ones with the first and the last."""
 
 
-def show_run(run: RunId, /, *, as_json: Json = False, root: Root = Path("runs")) -> int:
-    """Print a run in one screen: state, verdict, evaluations, cost, files and the next commands; the exit code is 0.
+def show_run(
+    run: RunId,
+    /,
+    *,
+    open_report: Annotated[bool, Parameter(name="--open", negative=())] = False,
+    rebuild: Annotated[bool, Parameter(negative=())] = False,
+    as_json: Json = False,
+    root: Root = Path("runs"),
+) -> int:
+    """Print a run on one screen: state, verdict, evaluations, cost, files and the next commands; the exit code is 0.
 
     Args:
         run: Id of a run, or its folder.
+        open_report: Open the report in the browser, if there is a display; that of an unfinished run is written first.
+        rebuild: Write the report again from the evaluations so far.
     """
     store = locate_run(run, root)
+    if open_report or rebuild:
+        with show_activity("writing the report"):
+            page = rebuild_report(store) if rebuild else find_report(store)
+        if open_report and has_display():
+            webbrowser.open(page.as_uri())
     config = store.config()
     with show_activity("reading the run"):
         summary = summarize_folder(store.path)
@@ -70,6 +90,11 @@ def locate_run(name: str, root: Path) -> RunStore:
     """The run with the id ``name`` in ``root``, or the one in the folder ``name``; ConfigError if neither exists."""
     folder = Path(name).resolve()
     return RunStore(folder.parent, folder.name) if (folder / CONFIG).is_file() else RunStore.open(root, name)
+
+
+def has_display() -> bool:
+    """Whether a browser can open a window here."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 def print_as_json(tree: object) -> None:
@@ -128,7 +153,7 @@ def _print_screen(
     if summary.state in ("finished", "running"):
         print_commands("next:", suggest_commands(store), console)
     else:
-        command = f"{find_command('magrpo')} train --resume {store.run_id} --root {shorten_path(store.path.parent)}"
+        command = f"{find_command('magrpo')} resume {store.run_id} --root {shorten_path(store.path.parent)}"
         print_commands("next:", {command: "resume it where it stopped"}, console)
 
 

@@ -68,7 +68,7 @@ def train_run(
     keep_place(store, place)
     console = open_console()
     console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)
-    resume = resume_command("train", store.run_id, store.path.parent, local=local)
+    resume = resume_command("resume", store.run_id, store.path.parent, local=local)
     try:
         if not is_checked and store.find(Step("prepare", 0).folder) is None:
             check_inputs(store.config())
@@ -99,6 +99,14 @@ def _remove_run(store: RunStore) -> None:
         delete_empty_run(uri, folder_id)
 
 
+def resume_run(store: RunStore, from_stage: str | None, place: Place | None = None, *, local: bool) -> int:
+    """Resume the run in ``store``, first rewound to ``from_stage`` if given; returns the exit code."""
+    check_given_place(store.config(), place)  # nothing is set aside for a place where the run cannot run
+    if from_stage is not None:
+        rewind_run(store, from_stage)
+    return train_run(store, place, local=local)
+
+
 def rewind_run(store: RunStore, name: str) -> None:
     """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of all later steps."""
     with hold_run(store):
@@ -115,7 +123,7 @@ def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> in
     console = open_console()
     folder = shorten_path(sweep.folder)
     console.print(f"sweep {sweep.name}, {format_count(len(sweep.children), 'runs')}, in {folder}", markup=False)
-    resume = resume_command("sweep", sweep.name, sweep.root, local=local)
+    resume = resume_command("sweep --resume", sweep.name, sweep.root, local=local)
     with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
         if server is not None:
             with show_activity(LOADING["Prefect"]):
@@ -160,6 +168,6 @@ def _tell_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> 
 
 
 def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
-    """The command line that resumes a run (``train``) or a ``sweep``."""
-    flags = f"--resume {name} --root {shlex.quote(str(shorten_path(root)))}{' --local' if local else ''}"
-    return f"{find_command('magrpo')} {command} {flags}"
+    """The command line that resumes a run (``command`` is ``resume``) or a sweep (``sweep --resume``)."""
+    line = f"{find_command('magrpo')} {command} {name} --root {shlex.quote(str(shorten_path(root)))}"
+    return f"{line} --local" if local else line

@@ -43,18 +43,6 @@ def ask(count: int = 12, sampling: SamplingParams = SAMPLED) -> list[Request]:
     return [Request("main", prompts[i % 4], sampling, seed=i) for i in range(count)]
 
 
-def test_a_listener_hears_every_agent_and_changes_nothing(tmp_path: Path) -> None:
-    engine = LocalEngine(open_team(tmp_path), 256).serve(0, {})
-    asked = [replace(request, agent=name) for name, request in zip(WEIGHTS, ask(3), strict=True)]
-    heard: list[tuple[str, str]] = []
-    actions = engine.with_listener(lambda *said: heard.append(said)).generate(asked)
-    for action, alone in zip(actions, engine.generate(asked), strict=True):
-        assert_same_but_for_rounding(action, alone)
-    assert dict(heard) == {action.agent: action.text for action in actions}
-    assert [agent for agent, _ in heard[:6]] == [*WEIGHTS] * 2, "a token of each in turn"
-    assert len(heard) == sum(len(action.token_ids) for action in actions)
-
-
 def assert_same_but_for_rounding(action: Action, expected: Action) -> None:
     """Sums depend on the number of threads."""
     assert action.text == expected.text

@@ -126,7 +126,7 @@ def test_a_table_goes_on_where_it_stopped(root: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in stages.glob("*/_SUCCESS")}
     shutil.rmtree(RunStore.open(root, "table").path / "stages/00000/report")
     shutil.rmtree(RunStore.open(root, "table").path / "stages/00000/baseline.swap")
-    assert main(["train", "--resume", "table", "--root", str(root), "--local"]) == 0
+    assert main(["resume", "table", "--root", str(root), "--local"]) == 0
     assert {path.name: path.stat().st_mtime_ns for path in stages.glob("*/_SUCCESS")}.keys() == before.keys()
     assert (stages / "report" / "baselines.html").exists()
 

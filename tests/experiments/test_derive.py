@@ -93,7 +93,7 @@ def test_a_mistake_is_one_clear_line(trained: RunStore, tmp_path: Path) -> None:
 def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(
     trained: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "--resume", "source", "--local", "--root", str(trained.path.parent)]) == 0
+    assert main(["resume", "source", "--local", "--root", str(trained.path.parent)]) == 0
     lines = capsys.readouterr().out.splitlines()
     tree = json.loads((trained.path / "stages/00001/report/report.json").read_text())
     verdict = judge_run(load_evaluated_run("source", trained))

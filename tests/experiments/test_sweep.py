@@ -17,23 +17,21 @@ from magrpo.algo.stats import crossed_interval
 from magrpo.config.run import load_resolved
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.experiments.sweep_grid import Sweep, load_sweep, plan_sweep
-from magrpo.experiments.sweep_run import setting_table
 from magrpo.interfaces import Engine
 from magrpo.model.host import EngineHost
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import judge_settings
-from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
-from magrpo.reports.figures import format_interval
-from magrpo.reports.over_seeds import (
-    TOO_FEW_SEEDS,
-    average_evaluations,
+from magrpo.reports.comparison_tables import (
     difference_tables,
     equal_bar_tables,
     evaluation_table,
     find_crossing,
-    hide_intervals,
+    setting_table,
 )
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
+from magrpo.reports.figures import format_interval
+from magrpo.reports.over_seeds import TOO_FEW_SEEDS, average_evaluations, hide_intervals
 from magrpo.rewards.common import ProgramReward
 from magrpo.run.store import RunStore
 from magrpo.stages.evaluate import summarise_rows
@@ -249,7 +247,11 @@ def test_a_sweep_survives_failures_and_interruptions(tmp_path: Path, capsys: pyt
     assert finished(root) == names[1:]
     before = {name: (root / name / "tracking.jsonl").read_bytes() for name in names[1:]}
 
-    assert main([*resume, "--local"]) == 0
+    assert main([*resume, "--local", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "[1/4]" not in said
+    assert "At the end of training" in said, "the table"
+    assert "too few seeds:" in said, "the verdict"
     assert finished(root) == names
     assert {name: (root / name / "tracking.jsonl").read_bytes() for name in before} == before, "done, so left alone"
     assert main([*resume, "--dry-run"]) == 0
@@ -286,7 +288,7 @@ def check_tracking(root: Path, names: list[str]) -> None:
     assert sorted(run.data.tags["magrpo.run_id"] for run in children) == names
     assert {run.info.status for run in children} == {"FINISHED"}
     logged = {Path(file.path).name for file in client.list_artifacts(parent.info.run_id, "sweep")}
-    assert logged == {"sweep.html", "sweep.csv", "curves.png", "curves.svg"}
+    assert logged == {"sweep.html", "sweep.csv", "curves.png"}
     assert len(client.search_runs(["1"])) == len(names) + 1
 
 

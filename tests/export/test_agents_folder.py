@@ -219,7 +219,7 @@ def test_an_old_run_gets_its_folder_where_it_is_wanted(
 def test_a_run_without_agents_says_so(tmp_path: Path, coders: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     RunStore.create(coders.config().model_copy(update={"root": tmp_path}), "new")
     assert main(["export", "new", "--root", str(tmp_path)]) == 2
-    assert "run new has no evaluated agents yet; resume it: magrpo train --resume new" in capsys.readouterr().err
+    assert "run new has no evaluated agents yet; resume it: magrpo resume new" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_drivers_that_are_interrupted_and_killed(cluster: Any, folder: Path, pla
             driver.process.join()
             assert driver.process.exitcode != 0
         assert_all_end(children)
-        arguments = ["train", "--resume", "driver", "--root", str(folder / "runs")]
+        arguments = ["resume", "driver", "--root", str(folder / "runs")]
     with Driver(cluster, folder, "driver", arguments, []) as driver:
         driver.finish()
     assert_equal(folder, "driver", alone)

@@ -242,7 +242,7 @@ def test_compose(podman: Podman, tmp_path: Path) -> None:
     wait_for(lambda: podman.inspect("magrpo_worker_1", "RestartCount") == "1", "the worker was not started again")
     wait_for(lambda: podman.succeeds("exec", "magrpo_worker_1", "true"), "the worker does not run again")
     assert "killed" in in_worker("magrpo", "runs", "--root", RUNS)
-    resumed = in_worker("magrpo", "train", "--resume", run, "--root", RUNS)
+    resumed = in_worker("magrpo", "resume", run, "--root", RUNS)
     assert "sandbox: Landlock without namespaces" in resumed
     assert "in 2 attempts" in resumed
 

@@ -136,7 +136,7 @@ def test_a_mistake_in_a_plugin_is_named_without_a_traceback(tmp_path: Path, capf
         block = [line for line in said.splitlines() if line.startswith("magrpo: ")]
         assert block[0].startswith(f"magrpo: {key} {kind}: {first}")
         assert (len(block) > 1) == (code == 1), "frames, of an exception of the plug-in only"
-        assert (root / mistake).exists() == ("train --resume" in said) == (code == 1)
+        assert (root / mistake).exists() == ("magrpo resume" in said) == (code == 1)
     assert "magrpo:     return price if price.total else 1 / 0" in block
 
 
@@ -157,16 +157,16 @@ def test_help_lists_daily_commands_first_and_every_command_once(capsys: pytest.C
     titles = re.findall(r"^╭─ (.*?) ─", said, re.MULTILINE)
     assert titles == ["Train", "Look at runs", "Use the agents", "Operate", "Options"]
     listed = re.findall(r"^\W{1,3}([a-z][a-z-]+)  ", said, re.MULTILINE)
-    assert listed[:4] == ["train", "sweep", "evaluate", "schedule"]
+    assert listed[:5] == ["train", "resume", "sweep", "evaluate", "schedule"]
     assert sorted(listed) == sorted(name for name in cli.app if not name.startswith("-"))
 
 
 def test_help_of_train_begins_with_its_arguments_and_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--help"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS] | ")
+    assert said.startswith("Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS]")
     flags = re.findall(r"^\W*(--[a-z-]+)", said, re.MULTILINE)
-    wanted = ("name", "dry-run", "resume", "from-stage", "root", "place", "local", "quiet", "verbose")
+    wanted = ("name", "dry-run", "root", "place", "local", "quiet", "verbose")
     assert flags == [f"--{name}" for name in wanted]
     examples = re.findall(r"^  magrpo (.*)", said.partition("Examples:")[2], re.MULTILINE)
     assert len(examples) == 2

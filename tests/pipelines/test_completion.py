@@ -37,8 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train ow", {"own.toml"}),
         ("train ./o", {"./own.toml"}),
         ("train elsew", {"elsewhere/"}),
-        ("train --resume seed", {"seed-1", "seed-2"}),
-        ("train --root elsewhere --resume o", {"other"}),
+        ("resume seed", {"seed-1", "seed-2"}),
+        ("resume --root elsewhere o", {"other"}),
         ("evaluate seed", {"seed-1", "seed-2"}),
         ("evaluate embedded_g", {"embedded_grpo"}),
         ("sync seed", {"seed-1", "seed-2"}),
@@ -93,7 +93,7 @@ def test_bash_completes_runs_and_keys(
 ) -> None:
     install("bash", environment, monkeypatch)
     asked = [
-        "COMP_WORDS=(magrpo train --resume seed); COMP_CWORD=3",
+        "COMP_WORDS=(magrpo resume seed); COMP_CWORD=2",
         "COMP_WORDS=(magrpo train embedded rollout.g); COMP_CWORD=3",
         "COMP_WORDS=(magrpo train embedded algo.normalize = s); COMP_CWORD=5",
         "COMP_WORDS=(magrpo sche); COMP_CWORD=1",
@@ -128,7 +128,7 @@ def test_zsh_completes_runs_and_keys(
     zsh = pexpect.spawn("zsh", ["-d", "-i"], env=environment, cwd=folder, encoding="utf-8", dimensions=(40, 120))
     zsh.expect("READY> ", timeout=60)
     for words, completed in (
-        ("train --resume se", "ed-"),
+        ("resume se", "ed-"),
         ("train embedded rollout.g", "roup_size=8 "),
         ("sche", "dule "),
     ):
@@ -145,7 +145,7 @@ def test_fish_completes_runs_and_keys(
 ) -> None:
     install("fish", environment, monkeypatch)
     for words, offered in (
-        ("train --resume seed", {"seed-1", "seed-2"}),
+        ("resume seed", {"seed-1", "seed-2"}),
         ("train embedded rollout.g", {"rollout.group_size=8"}),
         ("sche", {"schedule"}),
     ):

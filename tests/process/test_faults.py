@@ -84,7 +84,7 @@ FULL = """
 cd "$1"; shift; mount -t tmpfs -o size=1400k tmpfs runs
 "$@" train run.toml --local --name full; echo exit $?
 mount -o remount,size=100m runs
-"$@" train --resume full --local; echo exit $?
+"$@" resume full --local; echo exit $?
 """
 
 

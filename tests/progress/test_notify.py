@@ -60,7 +60,7 @@ def test_an_unreachable_service_changes_nothing_and_recovery_is_told(tmp_path: P
     assert "update is made to fail" in said
     assert "s3cret" not in said
 
-    again = ["train", "--resume", "run", "--root", str(tmp_path / "runs"), "--local"]
+    again = ["resume", "run", "--root", str(tmp_path / "runs"), "--local"]
     with receiving() as receiver:
         assert command(again, log, partial(notify, receiver.url)) == 0
         assert command(again, log, partial(notify, receiver.url)) == 0
@@ -171,7 +171,7 @@ def test_where_a_run_stands_is_read_from_its_directory(tmp_path: Path) -> None:
     store = RunStore.create(config, "run")
     assert RunState.read(store).describe_step() == "prepare"
     log = tmp_path / "log"
-    again = ["train", "--resume", "run", "--root", str(tmp_path / "runs"), "--local"]
+    again = ["resume", "run", "--root", str(tmp_path / "runs"), "--local"]
     assert command(again, log, partial(fail, "update", 1, ValueError)) == 1
     state = RunState.read(store)
     assert state.describe_step() == "update, iteration 1 of 1"

@@ -99,10 +99,15 @@ def make_reports(config: RunConfig) -> list[EvalReport]:
     return [evaluation(config, 0, before), evaluation(config, 5, after, ATTACK)]
 
 
+METRICS = [
+    (i, "update", {"update/helper/entropy": 1.0 / i, "update/never_heard_of": 10.0 * i, "time/update_s": 2.0})
+    for i in range(1, 6)
+]
 BUDGETS = [Budget(), *(Budget(i, 100 * i, 10 * i, i, i, 2.0 * i) for i in range(1, 6))]
 
 
 def make_report(config: RunConfig, reports: Sequence[EvalReport], budgets: list[Budget]) -> RunReport:
     report = RunReport("A", RunStore(Path(), "first"), config, list(reports))
     report.budgets, report.problems = budgets, PROBLEMS
+    report.stage_metrics = METRICS if len(budgets) > 1 else []
     return report

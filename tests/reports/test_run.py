@@ -1,9 +1,8 @@
-"""The report of a run: what the page shows, that nothing in a completion becomes part of it, and what is watched."""
+"""The report of a run: what the page shows, and that nothing in a completion becomes part of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +10,8 @@ import pytest
 
 from magrpo.config.run import RunConfig
 from magrpo.reports.budget import Budget
-from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
-from magrpo.reports.figures import BEFORE
+from magrpo.reports.exhibits import choose_examples
 from magrpo.reports.origin import describe_origin, list_next_commands
-from magrpo.reports.page import write_page
 from magrpo.run.store import RunStore
 from magrpo.tracking.outbox import RECORDS, encode_record
 from magrpo.types import EvalReport
@@ -34,32 +31,35 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
         "Next steps",
         "Highest rewards",
         "Training health",
+        "Training, iteration by iteration",
+        "Training metrics",
         "Held-out problems, greedy",
         "New compositions (ood), sampled",
         "New compositions (ood), greedy",
         "25% of trajectories earned the full return before training, 50% after",
         "2 of 4 held-out problems improved, 1 got worse",
         "More examples",
-        "Watch list: the return rose, the tests did not (2 problems)",
-        "Completions of the watch list",
         "Budget: 500 tokens generated, 50 answer sets scored (joint actions), 5 programs run, 5 updates",
         "Configuration: 25 values that differ from the defaults",
         "About this run",
         "Glossary",
     ]
-    assert "Comparison with the paper" not in shown.headings
     assert ATTACK in shown.text
+    assert shown.tables["Training metrics"] == [
+        ["metric", "first", "last", "lowest", "highest"],
+        ["update/helper/entropy", "1", "0.2", "0.2", "1"],
+        ["update/never_heard_of", "10", "50", "10", "50"],
+        ["time/update_s", "2", "2", "2", "2"],
+    ]
     assert shown.tags.isdisjoint({"script", "img", "link", "iframe", "object"})
     assert shown.handlers == []
     assert [link for link in shown.loaded if not link.startswith(("#", "data:image/png;base64,"))] == []
     assert "@import" not in text
     assert "url(http" not in text
     names = {"report.html", "report.csv", "report.json", "budget.csv"}
-    pictures = {f"{name}.{suffix}" for name in ("learning", "cloud", "turns") for suffix in ("png", "svg")}
+    pictures = {"learning.png", "cloud.png", "turns.png"}
     assert {path.name for path in tmp_path.iterdir()} == names | pictures
-    assert "Trajectories have one turn here" in (tmp_path / "turns.svg").read_text()
     tree = json.loads((tmp_path / "report.json").read_text())
-    assert [one["task_id"] for one in tree["watch_list"]] == ["ood/b", "test/b"]
     assert tree["gains"]["test/sampled"]["tests"]["mean"] == pytest.approx((1 + 0 + 0 - 0.5) / 4)
     assert tree["budget"][-1]["tokens"] == 500
     assert (tmp_path / "budget.csv").read_text().splitlines()[:3] == [
@@ -102,45 +102,6 @@ def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[Eval
     assert list(shown[0].reward.rows[2]) == ["tests", "1", "0.00", "1.00"]
     assert list(shown[0].reward.rows[-1]) == ["return, %", "100", "37.5", "100.0"]
     assert [one.text for one in shown[0].sides["after"]] == [ATTACK, "main of a"]
-
-
-def test_what_is_watched_gained_return_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
-    first, second = find_watched(make_report(config, reports, BUDGETS))
-    assert (first.task_id, second.task_id) == ("ood/b", "test/b")
-    assert first.returns == pytest.approx((2.0 / 4, 3.5 / 4))
-    table = watch_table(make_report(config, reports, BUDGETS), [first])
-    assert list(table.rows[0]) == [
-        "ood/b",
-        "new compositions (ood)",
-        "50.0 \u2192 87.5",
-        "50.0 \u2192 50.0",
-        "cooperation +100",
-    ]
-
-
-def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
-    class Prose:
-        maxima: Mapping[str, float] = {"structure": 1.0, "style": 1.0}
-
-    run = make_report(config.model_copy(update={"reward": Prose()}), reports, BUDGETS)
-    assert find_watched(run) == []
-
-
-def test_the_paper_stands_beside_its_own_tasks(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    assert list(make_report(config, reports, BUDGETS).paper_tables()) == []
-    problems = config.problems.model_copy(update={"kind": "humaneval"})
-    config = config.model_copy(update={"problems": problems})
-    [section] = make_report(config, reports, BUDGETS).paper_tables()
-    assert [line[0] for line in section.rows] == [
-        BEFORE,
-        "paper: naive concatenation",
-        "MAGRPO, 5 iterations",
-        "paper: MAGRPO, one turn",
-    ]
-    assert dict(zip(section.columns, section.rows[3], strict=True))["return"] == "83.7"
-    assert "arXiv 2508.04652" in section.note
-    write_page(tmp_path / "page.html", "t", [section])
-    Page((tmp_path / "page.html").read_text(encoding="utf-8"))
 
 
 def test_an_example_shows_a_trajectory_that_changed(config: RunConfig, reports: list[EvalReport]) -> None:

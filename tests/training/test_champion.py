@@ -285,7 +285,7 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
     store.write_config(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away").promotion is None
-    assert "to register later: magrpo train --resume one" in caplog.text
+    assert "to register later: magrpo resume one" in caplog.text
     store.write_config(config)
     assert world.finish("one", model="away").promotion is not None
 

@@ -25,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def resume(runs: Runs, stage: str) -> int:
-    arguments = ["train", "--resume", "again", "--root", str(runs.root), "--from-stage", stage, "--local"]
+    arguments = ["resume", "again", "--root", str(runs.root), "--from-stage", stage, "--local"]
     return command(arguments, runs.root.parent / "again.log")
 
 
@@ -101,9 +101,3 @@ def test_going_on_from_a_stage_ends_where_the_run_had_ended(runs: Runs, stage: s
     assert int(tags["magrpo.rewound"].split()[2]) <= done_again
     said = (runs.root.parent / "again.log").read_text()
     assert f"{len(moved)} committed stages, from {moved[0]} on, set aside in" in said
-
-
-def test_it_needs_a_run(runs: Runs) -> None:
-    log = runs.root.parent / "mistake.log"
-    assert command(["train", *runs.config, "--from-stage", "update"], log) == 2
-    assert log.read_text() == "magrpo: --from-stage needs the run to resume: --resume RUN_ID\n"

@@ -82,11 +82,11 @@ def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_one
     store = RunStore.open(root, "run")
     committed = {step.folder: store.manifest_of(step.folder)["key"] for step in steps(store.config())}
     monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")
-    assert main(["train", "--resume", "run", "--root", str(root), "--local"]) == 0
+    assert main(["resume", "run", "--root", str(root), "--local"]) == 0
     aside = {path.parent.name + "/" + path.name for path in (store.path / "set-aside" / "1").glob("*/*")}
     assert aside == committed.keys() - {"00000/prepare", "00000/update"}, "everything since the first prompt"
     again = {step.folder: store.manifest_of(step.folder)["key"] for step in steps(store.config())}
     assert {folder for folder, key in again.items() if key != committed[folder]} == aside
     assert "evaluate:0 was computed with other prompts or by another version: set aside in" in caplog.text
-    assert main(["train", "--resume", "run", "--root", str(root), "--local"]) == 0
+    assert main(["resume", "run", "--root", str(root), "--local"]) == 0
     assert not (store.path / "set-aside" / "2").exists()

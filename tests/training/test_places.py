@@ -71,7 +71,7 @@ def processes_of(store: RunStore) -> set[str]:
 def move_in_the_middle(store: RunStore, *flags: str) -> None:
     """Take back everything from the second rollout on, and do it again in one process."""
     again = ["--from-stage", "rollout:2", "--place", "none", "--root", str(store.path.parent), *flags]
-    run_magrpo("train", "--resume", store.run_id, *again)
+    run_magrpo("resume", store.run_id, *again)
 
 
 def test_two_ranks_give_the_run_of_one_process_and_it_may_move(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class Runs:
     def arguments(self, name: str) -> list[str]:
         """To start or resume a run."""
         new = ["train", *self.config, "--name", name]
-        again = ["train", "--resume", name, "--root", str(self.root)]
+        again = ["resume", name, "--root", str(self.root)]
         return [*(again if RunStore(self.root, name).exists() else new), *self.flags]
 
     def log(self, name: str) -> Path:

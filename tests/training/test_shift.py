@@ -18,7 +18,7 @@ from magrpo.problems.coopcode import CoopCode
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
 from magrpo.reports.evaluations import EvaluatedRun, mean_returns
-from magrpo.reports.exhibits import choose_examples, find_watched
+from magrpo.reports.exhibits import choose_examples
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
@@ -51,12 +51,10 @@ def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunCo
     assert EvaluatedRun("A", RunStore(tmp_path, "run"), config, [made]).means[-1][HEADLINE]["return"] == {"t": 0.75}
 
 
-def test_examples_and_watch_list(tmp_path: Path, config: RunConfig) -> None:
+def test_examples(tmp_path: Path, config: RunConfig) -> None:
     made = [report(config, 0, 0.0), report(config, 5, 1.0)]
     run = EvaluatedRun("A", RunStore(tmp_path, "run"), config, made)
     run.problems = {"t": Problem("t", "write t")}
-    [one] = find_watched(run)
-    assert one.returns == (0.5, 0.75)
     [shown] = choose_examples(run)
     assert shown.title == "Largest gain, +25.0 points: t"
     assert list(shown.reward.rows[-1]) == ["return, %", "100", "50.0", "75.0"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
@@ -62,6 +62,7 @@ def can_decode_apart(policy: Policy) -> bool:
     return policy.device.type == "cpu" and policy.shares_no_modules and has_own
 
 
+@torch.no_grad()
 def decode_batch(
     model: PreTrainedModel,
     requests: Sequence[Request],
@@ -74,25 +75,6 @@ def decode_batch(
 
     Raises CancelledError once ``stop()`` is true.
     """
-    steps = decode_steps(model, requests, stop_token_ids, progress, make_step)
-    while True:
-        if stop():
-            raise CancelledError
-        try:
-            next(steps)
-        except StopIteration as end:
-            return cast(list[Completion], end.value)
-
-
-@torch.no_grad()
-def decode_steps(
-    model: PreTrainedModel,
-    requests: Sequence[Request],
-    stop_token_ids: Sequence[int],
-    progress: Progress | None = None,
-    make_step: Callable[[PreTrainedModel, Prompts, int], DecodingStep] = make_step,
-) -> Generator[tuple[Tensor, Tensor], None, list[Completion]]:
-    """Decode as :func:`decode_batch`; yields, after each token, the live requests (n,) and their new tokens (n,)."""
     device = model.device
     limits = torch.tensor([request.sampling.max_new_tokens for request in requests], device=device)  # (B,)
     room = int(limits.max())
@@ -108,11 +90,12 @@ def decode_steps(
     run_step = make_step(model, prompts, room)
     del prompts  # the step has what it needs of them
     for step in range(room):
+        if stop():
+            raise CancelledError
         token, logp, kept = sampler(logits, live, step)
         tokens[live, step], logps[live, step] = token, logp
         for request, ids in kept.items():
             support[request].append(ids)
-        yield live, token
         over = torch.isin(token, stops) | (limits[live] == step + 1)
         if over.any():
             lengths[live[over]] = step + 1

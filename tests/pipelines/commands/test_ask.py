@@ -1,4 +1,4 @@
-"""``magrpo ask``: what it prints, as text and as JSON, its session, and what it refuses."""
+"""``magrpo ask``: its output as text and as JSON, and the mistakes it refuses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from magrpo.asking.answers import NO_TESTS, Answer
+from magrpo.asking.problems import load_asked_problems
+from magrpo.asking.teams import find_asked_team
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.store import RunStore
 from magrpo.types import (
@@ -36,39 +38,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
     return make_run(CONFIGS / "embedded.toml", tmp_path_factory.mktemp("ask") / "runs", SMALL, scale=1e-4)
 
 
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lines typed at a terminal; then comes the end of input."""
-    lines: list[str] = []
-
-    def read(_: str) -> str:
-        if not lines:
-            raise EOFError
-        return lines.pop(0)
-
-    monkeypatch.setattr("builtins.input", read)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    return lines
-
-
 def ask(run: RunStore, *arguments: str) -> int:
     return main(["ask", run.run_id, *arguments, "--root", str(run.path.parent)])
 
 
-def test_an_answer_is_shown_beside_that_of_the_untrained_agents(
-    run: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_is_shown_beside_that_of_the_base_models(run: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(run, "--problem", "coopcode/plus:9/minus:3") == 0
     said = capsys.readouterr()
     assert said.out.startswith('coopcode/plus:9/minus:3\ndef plus_minus(n):\n    """')
-    trained, untrained, joined, table = (
-        said.out.index(text) for text in ("run run after 1 it", "before training", "joined program", "\nreward ")
+    trained, base, joined, table = (
+        said.out.index(text) for text in ("run run after 1 it", "base models", "joined program", "\nreward ")
     )
-    assert trained < untrained < joined < table
+    assert trained < base < joined < table
     assert said.out.count("[helper]\ndef aux(n):") == said.out.count("[main]\ndef plus_minus(n):") == 2
     assert said.out.count("of 5 tests passed") == 2
     assert "wrong: assert plus_minus(" in said.out
-    assert "at most  trained  untrained" in said.out
+    assert "at most  trained  base" in said.out
     assert said.out.split("\nreturn ")[1].split()[:2] == ["100", "%"]
     assert "loading" in said.err
 
@@ -81,7 +66,7 @@ def test_json_holds_everything_for_a_script(run: RunStore, capsys: pytest.Captur
     assert (told["team"], told["seed"]) == ("run run after 1 iteration", 3)
     assert told["problem"]["id"] == "yours"
     assert test in told["problem"]["test"]
-    for team in ("trained", "untrained"):
+    for team in ("trained", "base"):
         answer = told[team]
         assert list(answer["texts"]) == ["helper", "main"]
         assert answer["turns"] == [answer["texts"]]
@@ -90,7 +75,7 @@ def test_json_holds_everything_for_a_script(run: RunStore, capsys: pytest.Captur
         assert answer["unmeasured"] is None
     assert ask(run, text, "--json", "--trained-only") == 0
     told = json.loads(capsys.readouterr().out)
-    assert "untrained" not in told
+    assert "base" not in told
     assert told["trained"]["unmeasured"] == NO_TESTS
     assert (told["trained"]["parts"], told["trained"]["return"], told["trained"]["passed"]) == (None, None, None)
 
@@ -102,7 +87,7 @@ def test_json_has_cut_answers_prompts_and_the_remark(run: RunStore, capsys: pyte
     assert told["remark"].startswith(
         "coopcode-base is a tiny model that can solve only problems like those of this run; no "
     )
-    for team in ("trained", "untrained"):
+    for team in ("trained", "base"):
         assert told[team]["cut_at"] == {"helper": 4, "main": 4}
         [prompts] = told[team]["prompts"]
         assert prompts["main"].startswith('# main\ndef solve(n):\n    """Add 9 to it, then subtract 3."""')
@@ -120,37 +105,33 @@ def test_a_cut_answer_is_marked(run: RunStore, capsys: pytest.CaptureFixture[str
     assert "no runnable program: `main` was asked for `plus_minus` and wrote no function that compiles" in said
 
 
-def test_a_session_takes_problems_and_commands(
-    run: RunStore, typed: list[str], capsys: pytest.CaptureFixture[str]
+def test_without_a_problem_the_first_held_out_one_is_asked(
+    run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed += ["/help", "/again", "/problem", "/again", "/problems total", "/problems nothing", "/problom", ""]
-    typed += ["def plus_minus(n):", '    """Add 9, then subtract 3."""', "assert plus_minus(1) == 7", ""]
-    typed += ["Add 9 to the number.", "/prompts", "Add 9, then subtract 3.", "/prompts", "/problem nowhere"]
-    typed += ["/quit", "never read"]
-    assert ask(run) == 0
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert ask(run, "--trained-only") == 0
+    first = next(iter(load_asked_problems(find_asked_team(run.run_id, run.path.parent))))
+    assert capsys.readouterr().out.startswith(f"{first}\ndef ")
+
+
+def test_prompts_are_shown_once_and_unknown_words_are_named(run: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(run, "Add 9, then subtract 3.", "--show-prompts") == 0
     said = capsys.readouterr().out
-    assert said.startswith("run run after 1 iteration: helper and main\nType a problem, /problem")
-    assert "/again            the last problem again" in said
-    assert "magrpo: /again repeats a problem; type one first" in said
-    assert "run run after 1 iteration, sampled with seed 1\n" in said
-    assert "no id contains 'nothing'" in said
-    assert "magrpo: no command /problom; did you mean '/problem'?" in said
-    assert "of 1 test passed" in said
-    assert 'def solve(n):\n    """Add 9 to the number."""' in said
-    knows = said.index(
-        "coopcode-base is a tiny model that can solve only problems like those of this run: word your problem like"
-    )
-    assert knows < said.index("/again            the last")
+    assert said.count("prompt of helper\n# helper\ndef plus_minus(n):") == 1, "those of the base models are the same"
+    assert "worded like the training problems" in said
+    assert ask(run, "Add 9 to the number.", "--trained-only") == 0
+    said = capsys.readouterr().out
     remark = said.index("like those of this run; no training problem says 'add 9 to the number'; closest: '")
     assert said.index('"""Add 9 to the number."""') < remark < said.index("[helper]", remark)
-    assert "magrpo: no problem 'nowhere'; similar ids: " in said
-    assert "prompts are shown from now on" in said
-    assert said.count("prompt of helper\n# helper\ndef plus_minus(n):") == 1, (
-        "those of the agents before training are the same"
-    )
-    assert "prompts are hidden from now on" in said
-    assert "worded like the training problems" in said
-    assert typed == ["never read"]
+
+
+def test_agents_before_their_first_update_are_their_base_models(
+    run: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(run, "--problem", "coopcode/plus:9/minus:3", "--checkpoint", "0") == 0
+    said = capsys.readouterr().out
+    assert "\nrun run before training\n" in said
+    assert "at most  base  \n" in said
 
 
 def test_a_text_may_come_from_another_program(
@@ -170,11 +151,14 @@ def test_a_text_may_come_from_another_program(
     assert "ask needs a problem: PROBLEM, --problem ID, or text" in capsys.readouterr().err
 
 
-def test_mistakes_are_one_line(run: RunStore, typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     mistakes = {
         ("x", "--problem", "y"): "--problem names a problem of the run: leave out PROBLEM and --test",
         ("--problem", "nowhere"): "no problem 'nowhere'; similar ids: ",
-        ("--test", "assert f(1)"): "--test needs a problem",
+        ("--test", "assert f(1)"): "ask needs a problem",
         ("--json",): "ask needs a problem",
         ("x", "--checkpoint", "9"): "--checkpoint 9: run run has checkpoints 0 to 1",
         ("x", "--set", "rollout.temperatur=1"): "rollout.temperatur: unknown key; did you mean 'temperature'",
@@ -206,7 +190,7 @@ def shown(width: int, text: str) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, height=30)
     view = AnswerView(console, CodingReward(), "main")
     view.show_turn(good, 2)
-    view.show_comparison({"trained": good, "untrained": unscored})
+    view.show_comparison({"trained": good, "base": unscored})
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -236,21 +220,6 @@ def test_a_missing_program_is_explained(main: str, why: str) -> None:
     turn = ScoredTurn({}, JointReward(0.4, PARTS), {})
     said = answer({"main": main, "helper": "def aux(x):\n    return x"}, turn).explain_missing_program("main")
     assert said == f"no runnable program: {why}"
-
-
-def test_what_agents_write_leaves_only_the_answer_on_the_terminal() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30, color_system=None)
-    assert isinstance(console.file, io.StringIO)
-    stream = AnswerView(console, CodingReward(), "main").open_stream()
-    with stream:
-        stream("helper", "def aux(x):\n" * 50)
-        stream("main", "def f(x):\n    return aux(x)")
-    written = console.file.getvalue()
-    assert "helper" in written
-    with stream:
-        pass
-    again = console.file.getvalue()[len(written) :]
-    assert again.count("\x1b[1A") <= 1, "it clears the lines of this turn, not those of the last one"
 
 
 def test_a_text_cannot_command_the_terminal() -> None:

@@ -13,15 +13,8 @@ import pytest
 
 from magrpo.problems.notes import Notes
 from magrpo.reports.budget import Budget
-from magrpo.reports.comparison import (
-    _at_equal_tokens,
-    _run_costs,
-    compare_means,
-    comparison_sections,
-    judge_difference,
-    judge_settings,
-    match_budgets,
-)
+from magrpo.reports.comparison import compare_means, judge_difference, judge_settings, match_budgets
+from magrpo.reports.comparison_tables import comparison_sections, list_run_costs, runs_at_equal_tokens
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.reports.origin import find_comparable_run, list_next_commands
@@ -143,12 +136,12 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     )
     [row] = [row for row in page.tables["Cost"] if row[0] == "tokens generated, training"]
     assert row[1] == f"{tokens:,.0f}"
-    assert "thousands of tokens generated in training" in (tmp_path / "out" / "curves.svg").read_text()
+    assert "thousands of tokens generated in training" in text
     links = ("#", "http://127.0.0.1:5000/")  # to parts of the page, and to the runs in MLflow
     assert [address for address in page.loaded if not address.startswith(links)] == []
     assert text.count("<svg") == 4, "two splits over iterations and over tokens"
     assert f'<a href="{look}">' in text
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html", "curves.png", "curves.svg"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html", "curves.png"}
 
 
 @needs_chromium
@@ -276,20 +269,21 @@ def test_only_a_run_of_the_same_problems_and_reward_is_proposed(root: Path, tmp_
 
 def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = load(root, "one")
-    assert _run_costs(one)["GPU-hours"] == "0.00"
+    assert list_run_costs(one)["GPU-hours"] == "0.00"
     stages = [(0, "update", {"start/gpus": 1.0}), (1, "rollout.0", {"time/rollout_s": 1800.0})]
     monkeypatch.setattr(RunStore, "stage_metrics", lambda _: stages)
-    assert _run_costs(one)["GPU-hours"] == "0.50"
+    assert list_run_costs(one)["GPU-hours"] == "0.50"
 
 
 def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
     one = load(root, "one")
-    name, before = "tokens generated, evaluation", int(_run_costs(one)["tokens generated, evaluation"].replace(",", ""))
+    name = "tokens generated, evaluation"
+    before = int(list_run_costs(one)[name].replace(",", ""))
     [first, *others] = one.reports
     rows = len(first.rows)
     two_turns = [replace(row, generated_tokens=row.generated_tokens + 7) for row in first.rows]
     one.reports = [replace(first, rows=tuple(two_turns)), *others]
-    assert _run_costs(one)[name] == f"{before + 7 * rows:,}"
+    assert list_run_costs(one)[name] == f"{before + 7 * rows:,}"
 
 
 def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path) -> None:
@@ -297,13 +291,13 @@ def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path
     tokens = one.budgets[-1].tokens
     for dearer, iteration in ((tokens + 1, 1), (3 * tokens, 0)):  # hardly, so that its end is nearest; by far
         two.label, two.budgets = "B", [Budget(), Budget(1, tokens=dearer, updates=1)]
-        [section] = _at_equal_tokens([one, two], ["test/sampled"])
+        [section] = runs_at_equal_tokens([one, two], ["test/sampled"])
         taken = [tuple(row[:3]) for row in section.rows]
         assert taken == [("A", "1", f"{tokens:,}"), ("B", str(iteration), f"{dearer * iteration:,}")]
         ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[iteration])]
         assert [row[-1].split()[0] for row in section.rows] == [f"{100 * end:.1f}" for end in ends]
     two.budgets = [Budget()]
-    assert list(_at_equal_tokens([one, two], ["test/sampled"])) == [], (
+    assert list(runs_at_equal_tokens([one, two], ["test/sampled"])) == [], (
         "a run that was not trained has no budget to equal"
     )
 

@@ -60,7 +60,7 @@ def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path
     assert "algo.gamma" not in said, "which has its default"
     assert said.endswith("nothing was trained or written\n")
 
-    assert command(["train", "--resume", "whole", "--root", str(runs.root), "--dry-run"], tmp_path / "resume") == 0
+    assert command(["resume", "whole", "--root", str(runs.root), "--dry-run"], tmp_path / "resume") == 0
     assert "reused   13 of 13 stages; none is left to run" in (tmp_path / "resume").read_text()
     assert files(runs.root) == before
 

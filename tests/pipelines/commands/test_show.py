@@ -1,4 +1,4 @@
-"""``magrpo show`` and ``magrpo report``: a run in one screen, and its page."""
+"""``magrpo show``: a run on one screen, and its report."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_a_run_ends_with_its_files_and_the_next_commands(
     finished: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = finished.path.parent
-    lines = run(["train", "--resume", "done", "--local", "--root", str(root)], capsys).splitlines()
+    lines = run(["resume", "done", "--local", "--root", str(root)], capsys).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("next: "))
     commands = [re.split(r"\s{2,}", line.removeprefix("next:").strip())[0] for line in lines[start:]]
     flags = f"--root {root}"
     assert [command.partition("magrpo ")[2] for command in commands] == [
-        f"report done {flags}",
+        f"show done --open {flags}",
         f"evaluate done --baselines all {flags}",
         f"ask done {flags}",
     ]
@@ -127,10 +127,11 @@ def test_an_unfinished_run_is_shown_with_the_command_that_goes_on(
     shown = run(["show", "stopped", "--root", str(root)], capsys)
     assert shown.startswith("run:     stopped, killed, 2 of 2 iterations")
     assert "result:  measured once: " in shown
-    assert f"train --resume stopped --root {root}" in shown.splitlines()[-1]
+    assert f"resume stopped --root {root}" in shown.splitlines()[-1]
     assert "report:" not in shown
 
-    run(["report", "stopped", "--root", str(root)], capsys)
+    shown = run(["show", "stopped", "--open", "--root", str(root)], capsys)
+    assert f"report:  {unfinished.path}/report.html" in shown
     assert "Run stopped" in (unfinished.path / "report.html").read_text()
 
 
@@ -145,11 +146,16 @@ def test_report_is_rebuilt_when_asked_to_and_opened_where_there_is_a_display(
     old = before.replace("<h1>", "<h1>Old: ")  # the link to MLflow's page is taken over
     assert old != before
     page.write_text(old)
-    assert run(["report", str(finished.path)], capsys) == f"report:  {page}\n"
+    run(["show", str(finished.path), "--open"], capsys)
     assert page.read_text() == old
-    assert opened == [], "no terminal"
-    run(["report", str(finished.path), "--rebuild"], capsys)
+    assert opened == [page.as_uri()]
+    run(["show", str(finished.path), "--rebuild"], capsys)
     assert page.read_text() == before
+    assert len(opened) == 1
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    run(["show", str(finished.path), "--open"], capsys)
+    assert len(opened) == 1, "there is no display"
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -158,14 +164,12 @@ def test_report_is_rebuilt_when_asked_to_and_opened_where_there_is_a_display(
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(["report", str(finished.path)]) == 0
-    assert main(["report", str(finished.path), "--no-browser"]) == 0
-    assert opened == [page.as_uri()]
+    assert main(["show", str(finished.path)]) == 0
     assert f";{page.as_uri()}\x1b\\" in terminal.getvalue(), "a link of the terminal"
 
 
 def test_a_run_without_an_evaluation_has_no_report(finished: RunStore, tmp_path: Path) -> None:
     RunStore.create(finished.config().model_copy(update={"root": tmp_path}), "empty")
-    assert main(["report", "empty", "--root", str(tmp_path)]) == 2
+    assert main(["show", "empty", "--open", "--root", str(tmp_path)]) == 2
     assert main(["show", "empty", "--root", str(tmp_path)]) == 0
     assert main(["show", "nothing", "--root", str(tmp_path)]) == 2

@@ -69,7 +69,7 @@ class Flows:
     def arguments(self, name: str) -> list[str]:
         """To start a run, or to resume it."""
         if (self.root / name).exists():
-            return ["train", "--resume", name, "--root", str(self.root)]
+            return ["resume", name, "--root", str(self.root)]
         return ["train", str(self.config), "--name", name, *self.overrides]
 
     def artifacts(self, run: FlowRun) -> dict[str, Artifact]:
@@ -184,7 +184,7 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
         assert (task.state_name, task.run_count) == ("Failed", 3)
         assert flows.tracked("broken")[0] == "FAILED"
         said = flows.log("broken").read_text()
-        assert "train --resume broken" in said
+        assert "resume broken" in said
         assert said.count("update is made to fail") == 3, "each failure is told once"
 
         assert flows.train("broken") == 0
@@ -199,7 +199,7 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
     assert notice["reason"] == "OSError: update is made to fail"
     assert notice["stage"] == "update, iteration 1 of 1"
     assert notice["returns"].startswith("training ")
-    assert notice["resume"] == f"magrpo train --resume broken --root {flows.root}"
+    assert notice["resume"] == f"magrpo resume broken --root {flows.root}"
     assert notice["prefect"] == flows.page(failed)
     assert "/#/experiments/1/runs/" in notice["mlflow"]
 
@@ -229,7 +229,7 @@ def test_an_exception_of_a_plugin_is_one_block(flows: Flows, monkeypatch: pytest
     assert run.state_name == "Failed"
     *_, ended, resume = flows.lines(run)
     assert ended.startswith(f"ended by PluginFailed: reward {kind}: price() failed for problem '")
-    assert resume == f"to resume: magrpo train --resume late --root {flows.root}"
+    assert resume == f"to resume: magrpo resume late --root {flows.root}"
 
 
 def test_a_mistake_is_not_tried_again_but_by_prefects_own_retry(flows: Flows) -> None:
@@ -315,7 +315,7 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
         process.kill()
     said = log.read_text()
     assert said.count(f"{words}; finished work is kept. Resume with:") == 1
-    assert "train --resume twice" in said
+    assert "resume twice" in said
     assert "Traceback" not in said
     assert_all_end(children)
     assert flows.tracked("twice")[0] == "KILLED"

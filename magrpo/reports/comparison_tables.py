@@ -1,0 +1,379 @@
+"""The tables of comparisons: of runs side by side, of settings over their seeds, and of the cost to reach a target.
+
+:mod:`magrpo.reports.comparison` has the verdicts, :mod:`magrpo.reports.over_seeds` the means and intervals over seeds.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from magrpo.algo.stats import seed_interval
+from magrpo.reports import figures
+from magrpo.reports.budget import UNITS, Budget, format_count
+from magrpo.reports.charts import compose_figure, save_figure
+from magrpo.reports.comparison import RunComparison, compare_means, list_differences, score_alike, share_problems
+from magrpo.reports.evaluations import EvaluatedRun, common_parts, common_share, interval_over_seeds, shared_keys
+from magrpo.reports.over_seeds import (
+    MIN_SEEDS,
+    SEED,
+    TOO_FEW_SEEDS,
+    Evaluation,
+    Evaluations,
+    Settings,
+    average_evaluations,
+    format_over_seeds,
+    format_seed_difference,
+    has_interval,
+    subtract_over_seeds,
+)
+from magrpo.reports.page import Block, Pictures, ReportTable, Section, write_page
+from magrpo.reports.verdict import judge_run
+from magrpo.run.steps import TRAINING_STAGES
+from magrpo.types import HEADLINE
+
+NUM_KEYS = 12
+"""Differing keys of the configuration that a page shows without a click."""
+COMPARED = ("return", "pass_at_1")
+"""Quantities of curves and differences."""
+SHOWN = ("return", "tests", "cooperation", "pass_at_1")
+BARS = {"pass_at_1": 0.70, "common": 0.85}
+"""Fractions to reach on held-out problems, sampled; ``common``: the parts that all rewards have, together."""
+_COUNTS = ("iteration", *(unit for unit in UNITS if unit != "updates"))
+_SWEEP_NOTE = (
+    "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has an interval "
+    "over problems instead, which says nothing about other seeds."
+)
+
+Crossing = Mapping[str, float]
+"""The cost of training (``iteration``, ``tokens`` and so on) when a bar was reached."""
+
+
+def write_comparison(
+    page: Path,
+    title: str,
+    comparisons: Sequence[RunComparison],
+    curves: Section,
+    sections: Sequence[Block | Section],
+) -> Path:
+    """Write a page that begins with the verdicts and the curves; returns ``curves.png``, which lies beside it."""
+    assert isinstance(curves.block, Pictures)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    picture = page.parent / "curves.png"
+    save_figure(compose_figure(curves.block.panels, curves.block.note, rows=2), picture)
+    write_page(page, title, [*(one.banner for one in comparisons), curves, *sections])
+    return picture
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
+    """What follows the curves: differing configuration and one table, the rest folded; differences to the first run."""
+    keys = figures.sort_summary_keys(shared_keys([run.last.summary for run in runs]))
+    yield Section(_run_table(runs, HEADLINE))
+    labels = [run.label for run in runs]
+    rows = [(key, *values) for key, values in list_differences(runs).items()]
+    note = "" if rows else "None: the configurations are equal."
+    title = "Configuration, where it differs"
+    configuration = ReportTable(title, ("key", *labels), rows, note, text=True)
+    finding = f"{title}: {format_count(len(rows), 'keys')}" if rows else ""
+    yield Section(configuration, finding, folded=len(rows) > NUM_KEYS)
+    comparable = [run for run in runs[1:] if share_problems(runs[0], run) and score_alike(runs[0], run)]
+    if comparable:
+        yield Section(_return_differences(runs[0], comparable, keys), folded=True)
+    for key in keys:
+        if key != HEADLINE:
+            yield Section(_run_table(runs, key), folded=True)
+    for table in (*runs_at_equal_tokens(runs, keys), *equal_bar_tables({run.label: [run] for run in runs})):
+        yield Section(table, folded=True)
+    costs = [list_run_costs(run) for run in runs]
+    rows = [(name, *(of_run[name] for of_run in costs)) for name in costs[0]]
+    note = "Stages in seconds, all iterations together; tokens are those sampled."
+    yield Section(ReportTable("Cost", ("", *labels), rows, note), folded=True)
+
+
+def summary_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
+    """A line for each run: held-out return, its gain in training, and tokens; fits a terminal of 60 columns."""
+    rows = []
+    for run in runs:
+        verdict = judge_run(run)
+        gain = figures.UNDEFINED if verdict.gain is None else figures.format_difference(verdict.gain)
+        tokens = f"{run.budgets[-1].tokens:,}"
+        cells = (figures.format_interval("return", verdict.after), gain)
+        rows.append((run.label, *(cell.replace(" [", "\n[") for cell in cells), tokens))
+    note = "Held-out return in percent of the maximum and its gain in training, with 95 % intervals over problems."
+    return ReportTable("Runs", ("", "return", "gain", "tokens"), rows, note)
+
+
+def _return_differences(first: EvaluatedRun, others: Sequence[EvaluatedRun], keys: Sequence[str]) -> ReportTable:
+    rows = []
+    for key in keys:
+        for run in others:
+            value, pairing = compare_means(first, run, key, "return")
+            labels = f"{run.label} \u2212 {first.label}"
+            rows.append((figures.summary_title(key), labels, figures.format_tested_difference(value), pairing))
+    note = (
+        "Percentage points of the maximum, bootstrap 95 % intervals over problems. They cover new problems of the same "
+        f"kind, not other seeds of the training. {figures.NO_DIFFERENCE}"
+    )
+    return ReportTable("Differences of return", ("", "runs", "difference", "problems"), rows, note)
+
+
+def _run_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
+    summaries = [run.last.summary[key] for run in runs]
+    shared = {name: summaries[0][name] for name in shared_keys(summaries)}
+    parts = {part: value for part, value in runs[0].config.reward.maxima.items() if part in shared}
+    rows = [
+        (figures.quantity_title(name), *(figures.format_interval(name, summary[name]) for summary in summaries))
+        for name in figures.shown_quantities(shared, parts)
+    ]
+    rows.append(("problems", *(str(len(run.means[-1][key]["return"])) for run in runs)))
+    note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
+    return ReportTable(figures.summary_title(key), ("", *(run.label for run in runs)), rows, note)
+
+
+def runs_at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Iterator[ReportTable]:
+    """Each run's evaluation nearest to the tokens of the cheapest one; no table unless two runs trained."""
+    trained = [run for run in runs if run.budgets[-1].updates]
+    if len(trained) < 2:
+        return
+    tokens = min(run.budgets[-1].tokens for run in trained)
+    rows = []
+    for run in trained:
+        report = run.reports[run.nearest_evaluation(tokens)]
+        counts = (f"{count:,}" for count in run.budget_at(report).counts.values())
+        returns = (figures.format_interval("return", report.summary[key]["return"]) for key in keys)
+        rows.append((run.label, str(report.policy_version), *counts, *returns))
+    note = (
+        f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest "
+        "run, and its cost by then. Return in percent of the run's own maximum."
+    )
+    columns = ("run", "iteration", *UNITS.values(), *map(figures.summary_title, keys))
+    yield ReportTable("At an equal budget of tokens", columns, rows, note)
+
+
+def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
+    seconds: dict[str, float] = defaultdict(float)
+    gpus = 0.0
+    for _, stage, metrics in run.store.stage_metrics():
+        name = stage.partition(".")[0]
+        seconds[name] += metrics.get(f"time/{name}_s", 0.0)
+        gpus += metrics.get("start/gpus", 0.0)
+    total = sum(seconds.values())
+    evaluated = sum(row.generated_tokens for report in run.reports for row in report.rows)
+    costs = {f"{UNITS[unit]}, training": f"{count:,}" for unit, count in run.budgets[-1].counts.items()}
+    costs["tokens generated, evaluation"] = f"{evaluated:,}"
+    costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *TRAINING_STAGES, "evaluate", "report")}
+    return costs | {"all": figures.format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}
+
+
+# ------------------------------------------------------------------------------------------- settings, over their seeds
+def setting_table(settings: Settings) -> ReportTable:
+    """A line for each setting at the end of training, held-out problems: for a terminal of 60 columns."""
+    lines = []
+    for title, runs in settings.items():
+        summary = average_evaluations(runs)[-1].summary[HEADLINE]
+        shown = [name for name in COMPARED if name in summary]
+        cells = (format_over_seeds(name, summary[name], len(runs)) for name in shown)
+        lines.append((title, str(len(runs)), *(cell.replace(" [", "\n[") for cell in cells)))
+    note = "Held-out problems, sampled; percent of the maximum."
+    if all(len(runs) == 1 for runs in settings.values()):
+        note += " 95 % intervals over problems, which say nothing about other seeds."
+    elif all(has_interval(len(runs)) for runs in settings.values()):
+        note += " 95 % intervals for new seeds on new problems."
+    else:
+        note += f" {TOO_FEW_SEEDS}"
+    heads = ("setting", "seeds", *map(figures.quantity_title, shown))
+    return ReportTable("At the end of training", heads, lines, note)
+
+
+def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, int]]]:
+    """Each run with the index of its last evaluation."""
+    return {title: [(run, -1) for run in runs] for title, runs in settings.items()}
+
+
+def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
+    """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
+    yield from difference_tables(title, last_evaluations(settings))
+    if len(settings) > 1:
+        yield from equal_tokens_tables(settings)
+    yield from equal_bar_tables(settings)
+    yield budget_table(settings)
+
+
+def setting_tables(settings: Settings) -> Iterator[ReportTable]:
+    """A table for each split and mode with a line for each setting, at the end of training."""
+    parts = next(iter(settings.values()))[0].config.reward.maxima
+    last = {title: average_evaluations(runs)[-1].summary for title, runs in settings.items()}
+    for key in figures.sort_summary_keys(shared_keys(list(last.values()))):
+        summaries = {title: summary[key] for title, summary in last.items()}
+        first = next(iter(summaries.values()))
+        shared = {name: first[name] for name in shared_keys(list(summaries.values()))}
+        columns = figures.shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
+        rows = []
+        for title, summary in summaries.items():
+            num_seeds = len(settings[title])
+            cells = (format_over_seeds(column, summary[column], num_seeds) for column in columns)
+            rows.append((title, str(num_seeds), *cells))
+        heads = ("setting", "seeds", *map(figures.quantity_title, columns))
+        yield ReportTable(figures.summary_title(key), heads, rows, _SWEEP_NOTE if key == HEADLINE else "")
+
+
+def budget_table(settings: Settings) -> ReportTable:
+    """The mean cost of training of each setting's runs."""
+    rows = []
+    for title, runs in settings.items():
+        budgets = [run.budgets[-1] for run in runs]
+        counts = (f"{fmean(budget.counts[unit] for budget in budgets):,.0f}" for unit in UNITS)
+        rows.append((title, *counts, figures.format_duration(fmean(budget.seconds for budget in budgets))))
+    note = "Training only, a mean over the finished runs of each setting; cached programs are not run again."
+    return ReportTable("Budget of a run", ("setting", *UNITS.values(), "time in stages"), rows, note)
+
+
+def evaluation_table(title: str, evaluations: Evaluations, note: str) -> ReportTable:
+    """Results and cost of each setting at the given evaluations of its runs."""
+    columns = _shared_quantities(SHOWN, evaluations)
+    rows = []
+    for setting, chosen in evaluations.items():
+        budgets = [run.budget_at(run.reports[index]) for run, index in chosen]
+        counts = (f"{fmean(getattr(budget, unit) for budget in budgets):,.0f}" for unit in ("iteration", *UNITS))
+        cells = []
+        for name in columns:
+            means = [run.means[index][HEADLINE][name] for run, index in chosen]
+            cells.append(format_over_seeds(name, interval_over_seeds(means, SEED), len(chosen)))
+        rows.append((setting, str(len(chosen)), *counts, *cells))
+    heads = ("setting", "seeds", "iteration", *UNITS.values(), *map(figures.quantity_title, columns))
+    if any(len(chosen) == MIN_SEEDS - 1 for chosen in evaluations.values()):
+        note += f" {TOO_FEW_SEEDS}"
+    return ReportTable(title, heads, rows, note)
+
+
+def difference_tables(title: str, evaluations: Evaluations) -> Iterator[ReportTable]:
+    """Each setting minus the first, paired by seed and problem; no table without two shared seeds."""
+    first, *others = evaluations
+    shown = _shared_quantities(COMPARED, evaluations)
+    by_seed = {name: {one[0].config.train.seed: one for one in chosen} for name, chosen in evaluations.items()}
+    rows = []
+    for setting in others:
+        pairs = [(chosen, by_seed[first][seed]) for seed, chosen in by_seed[setting].items() if seed in by_seed[first]]
+        if len(pairs) > 1:
+            rows.append((setting, *(_format_seed_difference(pairs, name) for name in shown), str(len(pairs))))
+    if rows:
+        note = "Percentage points, paired by seed and problem; 95 % intervals for new seeds on new problems. "
+        columns = ("setting", *map(figures.quantity_title, shown), "seeds")
+        yield ReportTable(
+            f"{title}, difference to {first}", columns, rows, f"{note}{figures.NO_DIFFERENCE} {TOO_FEW_SEEDS}"
+        )
+
+
+def equal_tokens_tables(settings: Settings) -> Iterator[ReportTable]:
+    """Results at the evaluations nearest to the cheapest run's tokens, and differences to the first setting."""
+    tokens = min(run.budgets[-1].tokens for runs in settings.values() for run in runs)
+    nearest = {title: [(run, run.nearest_evaluation(tokens)) for run in runs] for title, runs in settings.items()}
+    title = "At an equal budget of tokens"
+    note = (
+        f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest run."
+    )
+    yield evaluation_table(title, nearest, note)
+    yield from difference_tables(title, nearest)
+
+
+def _shared_quantities(names: Sequence[str], evaluations: Evaluations) -> list[str]:
+    """Those of ``names`` that every evaluation has on held-out problems, sampled."""
+    means = [run.means[index][HEADLINE] for chosen in evaluations.values() for run, index in chosen]
+    return [name for name in names if all(name in of_run for of_run in means)]
+
+
+def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> str:
+    value = subtract_over_seeds(pairs, quantity)
+    if value is None:
+        return "other problems"
+    if len(pairs) < MIN_SEEDS:
+        return format_seed_difference(value, len(pairs))
+    return figures.format_tested_difference(value)
+
+
+# -------------------------------------------------------------------------------------------- cost of reaching a target
+def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
+    """The cost for each setting's runs to reach each bar, and the tokens less those of the first setting."""
+    every = [run for runs in settings.values() for run in runs]
+    common = common_parts([run.config.reward.maxima for run in every])
+    rows, differences = [], []
+    for bar, value in BARS.items():
+        if not (common if bar == "common" else all(bar in r.summary[HEADLINE] for run in every for r in run.reports)):
+            continue
+        title = f"{figures.quantity_title(bar)} of {value:.0%}"
+        crossings = {name: [find_crossing(run, bar, value, common) for run in runs] for name, runs in settings.items()}
+        rows += [(title, name, *_format_crossings(of_runs)) for name, of_runs in crossings.items()]
+        differences += [(title, *row) for row in _token_differences(settings, crossings)]
+    if not rows:
+        return
+    units = (title for unit, title in UNITS.items() if unit != "updates")
+    note = (
+        "Cost at which the sampled held-out problems first reach the target, interpolated linearly between the "
+        "evaluations before and after; means over the seeds, if all of them reach it."
+    )
+    if common:
+        note += f" Common: {', '.join(common)} together, in percent of their maxima."
+    yield ReportTable("Target reached", ("target", "", "reached by", "iterations", *units), rows, note)
+    if differences:
+        note = (
+            "Tokens generated in training, subtracted seed by seed; 95 % intervals for new seeds on these problems "
+            f"(Student's t). {figures.NO_DIFFERENCE} {TOO_FEW_SEEDS}"
+        )
+        title = f"Tokens to reach the target, difference to {next(iter(settings))}"
+        yield ReportTable(title, ("target", "", "difference", "seeds"), differences, note)
+
+
+def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[str, float]) -> Crossing | None:
+    """The cost of training when ``quantity`` first reached ``bar``; None if it never did.
+
+    Interpolated linearly between the first evaluation at or above the bar and the one before it. If the run's first
+    evaluation is at the bar, its cost counts.
+    """
+    before: tuple[float, Budget] | None = None
+    for report in run.reports:
+        summary, budget = report.summary[HEADLINE], run.budget_at(report)
+        if quantity == "common":
+            value = common_share({part: summary[part].mean for part in common}, common)
+        else:
+            value = summary[quantity].mean
+        if value >= bar:
+            low, start = before or (bar, budget)
+            share = (bar - low) / (value - low) if value > low else 0.0
+            return {
+                name: getattr(start, name) + share * (getattr(budget, name) - getattr(start, name)) for name in _COUNTS
+            }
+        before = value, budget
+    return None
+
+
+def _format_crossings(crossings: Sequence[Crossing | None]) -> list[str]:
+    """How many seeds reach the bar, and the mean of each count; no means unless all do."""
+    reached = [crossing for crossing in crossings if crossing is not None]
+    number = f"{len(reached)} of {len(crossings)} seeds" if reached else "not reached"
+    complete = len(reached) == len(crossings)
+    return [number, *(f"{fmean(one[name] for one in reached):,.0f}" if complete else "" for name in _COUNTS)]
+
+
+def _token_differences(
+    settings: Settings, crossings: Mapping[str, Sequence[Crossing | None]]
+) -> Iterator[tuple[str, str, str]]:
+    """For each setting but the first: its title, its tokens to a bar minus the first setting's, the number of seeds."""
+    by_seed = {
+        title: {run.config.train.seed: crossing for run, crossing in zip(settings[title], of_runs, strict=True)}
+        for title, of_runs in crossings.items()
+    }
+    first, *others = settings
+    for title in others:
+        pairs = [(one, by_seed[first][seed]) for seed, one in by_seed[title].items() if seed in by_seed[first]]
+        differences = [one["tokens"] - base["tokens"] for one, base in pairs if one is not None and base is not None]
+        if len(pairs) < 2:
+            continue
+        text = "not reached by all"
+        if len(differences) == len(pairs):
+            value = seed_interval(differences)
+            if len(pairs) < MIN_SEEDS:
+                text = format_seed_difference(value, len(pairs), 1.0)
+            else:
+                text = figures.format_tested_difference(value, 1.0)
+        yield title, text, str(len(pairs))

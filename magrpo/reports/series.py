@@ -1,0 +1,30 @@
+"""Series of training metrics, read from the stages that a run has committed."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from magrpo.run.steps import TRAINING_STAGES
+from magrpo.run.store import merge_metrics
+
+StageMetrics = Sequence[tuple[int, str, Mapping[str, float]]]
+"""Iteration, stage and metrics of every committed stage, in any order."""
+
+
+def metrics_by_iteration(
+    metrics: StageMetrics, stages: Collection[str] = TRAINING_STAGES
+) -> dict[int, dict[str, float]]:
+    """The metrics of some training stages, by default of all, by iteration, ascending.
+
+    With several turns, times are summed, and every other metric is that of the last turn.
+    """
+    merged: dict[int, dict[str, float]] = defaultdict(dict)
+    for iteration, stage, values in sorted(metrics, key=lambda entry: entry[:2]):
+        if iteration > 0 and stage.partition(".")[0] in stages:
+            merge_metrics(merged[iteration], values)
+    return dict(merged)
+
+
+def metric_series(metrics: StageMetrics, key: str) -> list[tuple[int, float]]:
+    """Iteration and value of a training metric, where it was reported."""
+    by_iteration = metrics_by_iteration(metrics)
+    return [(iteration, values[key]) for iteration, values in by_iteration.items() if key in values]
