@@ -204,7 +204,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         metrics = stats.metrics()
         if metrics["sandbox/forgeable_frac"]:
             share = f"{metrics['sandbox/forgeable_frac']:.1%}"
-            self._progress.say(f"{share} of the programs that ran could forge their verdicts (docs/sandbox.md)")
+            self._progress.say(f"{share} of the programs that ran could have forged their verdicts (docs/sandbox.md)")
         return metrics
 
     def _credit(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
