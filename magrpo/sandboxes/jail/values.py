@@ -260,6 +260,8 @@ class Decoder:
             if tag == "v":
                 factory, *items = items
                 container.default_factory = self._build(factory, depth)
+                if not (factory is None or callable(container.default_factory)):
+                    raise WireError("malformed default of a dict")
             parts = [self._build(item, depth) for item in items]
             for key, value in zip(parts[::2], parts[1::2], strict=True):
                 container[key] = value
