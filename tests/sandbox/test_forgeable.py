@@ -136,6 +136,16 @@ def test_objects_bring_the_test_into_the_programs_process(reports: dict[str, Exe
     assert SoloReward(refuse_forgeable=False).passed({"program": report})
 
 
+def test_a_program_that_died_before_its_object_is_used_is_loaded_again(pool: Pool) -> None:
+    source = "import os\nclass P:\n    x = 3\ndef f(n):\n    if n == 'die':\n        os._exit(1)\n    return P() if n else 5\n"
+    test = "p = f(1)\nassert f('die') == 1\nassert f('die') == 2\nassert p.x == 3\n"
+    reports = pool.run([Execution(source, "f", test), Execution(source, "f", "assert f(0) == 5")])
+    assert [(report.tests_total, report.status, report.forgeable) for report in reports] == [
+        (3, "crash", True),
+        (1, "pass", False),
+    ]
+
+
 PLAIN = {
     "a class of the library as argument": ("def f(kind, n):\n    return kind(n)\n", "assert f(str, 3) == '3'"),
     "an own exception": (

@@ -18,8 +18,6 @@ from .values import Decoder, Encoder, read_index
 
 HUNG, GONE = b"h", b"g"
 MAX_TRANSCRIPT = 200
-OWN_VERBS = frozenset({"load", "replay", "beside", "renew", "forget"})
-"""What the tester asks on its own account, not for the test."""
 START_S = 10.0
 WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
@@ -132,7 +130,9 @@ class Proxy(Callee):
             return failure.args[0] in {"timeout", "crash"}
 
     def replace_process(self) -> None:
-        self._replace_failed("not_run", "replaced", HUNG, "renew")
+        """Load the program into a fresh process."""
+        if not self.spare:
+            self._replace_failed("not_run", "replaced", HUNG, "replace")
         self._load()
 
     def run_test(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
@@ -262,7 +262,7 @@ class Proxy(Callee):
             status = {int(signal.SIGKILL): "memory", int(signal.SIGXCPU): "timeout"}.get(cause, "crash")
         if verb == "load" or status in ("protocol", "output_limit"):
             self.failure = status, message
-        elif self.lives and self.limits.total_s > self.spent_s and verb not in OWN_VERBS:
+        elif self.lives and self.limits.total_s > self.spent_s and verb == "call":
             self._load()
         else:
             self.failure = "not_run", "an earlier test ended the program"
