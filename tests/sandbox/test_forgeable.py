@@ -78,6 +78,7 @@ HONEST = {
         "class f:\n    def __init__(self):\n        self.items = []\n    def push(self, n):\n        self.items.append(n)\n",
         "stack = f()\nstack.push(3)\nassert stack.items == [3]\nassert isinstance(stack, f)\nassert f() is not f()",
     ),
+    "is a class, without asserts": ("class f:\n    pass\n", "f()"),
     "is an enumeration": ("import enum\nclass f(enum.Enum):\n    A = 1\n", "assert [m.value for m in f] == [1]"),
     "is derived from": (
         "class f:\n    def name(self):\n        return 'f'\n",
@@ -161,6 +162,14 @@ PLAIN = {
         "import json\ndef f(s):\n    return json.loads(s)\n",
         "import json\ntry:\n    f('{')\n    assert False\nexcept json.JSONDecodeError as error:\n"
         "    assert 'Expecting' in str(error)",
+    ),
+    "an exception of the system": (
+        "def f():\n    raise FileNotFoundError(2, 'none', 'x.txt')\n",
+        "try:\n    f()\n    assert False\nexcept OSError as error:\n    assert (error.errno, error.filename) == (2, 'x.txt')",
+    ),
+    "many items, in both directions": (
+        "def f(items):\n    items.reverse()\n    return items[::-1]\n",
+        "items = list(range(120000))\nassert len(f(items)) == 120000\nassert items[0] == 119999",
     ),
     "a function that makes missing items": (
         "from collections import defaultdict\ndef f():\n    found = defaultdict(lambda: 0)\n    found['x'] += 1\n    return found\n",

@@ -23,7 +23,7 @@ from .exceptions import describe_error, encode_details
 from .seeds import seed_generators
 from .stand_ins import OPERATIONS, make_special_methods
 from .surroundings import make_changes
-from .values import Decoder, Encoder
+from .values import MAX_NODES, Decoder, Encoder
 
 MODULE = "candidate"
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
@@ -149,6 +149,7 @@ class CandidateProgram:
             status, answer = "ok", encoder.encode(value)
         finally:
             tracer.running = False
+        encoder.budget = MAX_NODES  # as much again for what the call has changed
         changes = [
             [number, encoder.encode_content(container)]
             for number, (container, content) in enumerate(zip(decoder.containers, contents, strict=True))
@@ -243,8 +244,8 @@ class Local(recorder.Callee):
         if isinstance(function, FunctionType):
             update_wrapper(call, function).__dict__ = vars(function)
             self.entry = call
-        else:  # a class, or another object that the test may use in more ways than by calls
-            self.entry = function
+        else:  # a class, or another object that the test may use in more ways than by calls, which go unnoticed
+            self.entry, self.has_answered = function, True
 
 
 def _summarize(error: BaseException) -> tuple[str, str]:

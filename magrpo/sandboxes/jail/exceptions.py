@@ -29,7 +29,10 @@ def encode_details(error: BaseException, encoder: Encoder) -> list[Any]:
     """``[class of the standard library, arguments, whether there is more]``; no arguments if they are not plain."""
     kinds = (base for base in type(error).__mro__ if base.__module__.partition(".")[0] in sys.stdlib_module_names)
     kind = next(kinds)
-    arguments = encoder.encode_if_plain(error.args)
+    given = error.args
+    if isinstance(error, OSError) and error.filename is not None:  # a third argument, which it does not keep
+        given = (*given[:2], error.filename)
+    arguments = encoder.encode_if_plain(given)
     has_more = arguments is None or bool(vars(error)) or error.__cause__ is not None
     return [[kind.__module__, kind.__qualname__], arguments, has_more]
 

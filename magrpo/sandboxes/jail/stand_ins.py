@@ -45,8 +45,9 @@ def _make_refusing_base(allowed: str) -> Any:
 
 
 class Opaque(_make_refusing_base("eq ne repr")):  # type: ignore[misc]
-    # A value of the program that is not plain data. ``kind``: its nearest builtin class. It equals no data, unless it
-    # ``compares``: the instance of a subclass of a data type may.
+    # A value of the program that is not plain data. ``kind``: its nearest builtin class; ``compares``: whether it may
+    # equal data, as an instance of a subclass of a data type; another object equals none.
+    # (No docstring, which the test would take for that of the program's object.)
     _is_being_described = False
 
     def __init__(self, kind: str, compares: bool) -> None:
@@ -76,7 +77,7 @@ def describe_opaque_values() -> Iterator[None]:
 
 
 class EntryPoint(_make_refusing_base("eq ne hash repr bool call")):  # type: ignore[misc]
-    # The program's entry point: calls ``function(args, kwargs)``.
+    # The program's entry point. Calls ``function(args, kwargs)``.
 
     def __init__(self, name: str, function: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
         self.__dict__.update(__name__=name, __qualname__=name, _function=function)
