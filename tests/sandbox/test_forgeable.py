@@ -148,6 +148,7 @@ def test_a_program_that_died_before_its_object_is_used_is_loaded_again(pool: Poo
 
 
 PLAIN = {
+    "an object that is true": ("import re\ndef f(s):\n    return re.match('x', s)\n", "assert f('x')\nassert not f('y')"),
     "a class of the library as argument": ("def f(kind, n):\n    return kind(n)\n", "assert f(str, 3) == '3'"),
     "an own exception": (
         "class Odd(KeyError):\n    pass\ndef f():\n    raise Odd('x', 2)\n",
@@ -193,7 +194,7 @@ def test_plain_data_leaves_the_test_apart(pool: Pool, name: str) -> None:
 
 
 FRAMES = [
-    '[2, "ok", ["opaque", "x", 1], [], 0]', '[2, "ok", ["opaque"], [], 0]', '[2, "ok", 1, [[-1, ["l"]]], 0]',
+    '[2, "ok", ["opaque", "x", true, 1], [], 0]', '[2, "ok", ["opaque"], [], 0]', '[2, "ok", 1, [[-1, ["l"]]], 0]',
     '[2, "ok", 1, [[9, ["l"]]], 0]', '[2, "ok", 1, [["x", ["l"]]], 0]', '[2, "ok", ["n", "P", [[]], 1], [], 0]',
     '[2, "exception", ["Abort", "Abort", "", null], [], 0]', '[2, "exception", ["int", "", "", null], [], 0]',
     '[2, "exception", ["ValueError", "V", "x", [["os", "system"], 1, 2]], [], 0]', '[2, "ok", ["&", 9], [], 0]',

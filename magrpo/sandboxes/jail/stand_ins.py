@@ -44,14 +44,20 @@ def _make_refusing_base(allowed: str) -> Any:
     return type("Refusing", (), methods | {"__class__": property(_refuse), "__doc__": property(_refuse)})
 
 
-class Opaque(_make_refusing_base("eq ne repr")):  # type: ignore[misc]
+class Opaque(_make_refusing_base("bool eq ne repr")):  # type: ignore[misc]
     # A value of the program that is not plain data. ``kind``: its nearest builtin class; ``compares``: whether it may
-    # equal data, as an instance of a subclass of a data type; another object equals none.
+    # equal data, as an instance of a subclass of a data type; another object equals none. ``is_true``: whether it is
+    # true because its class says nothing else.
     # (No docstring, which the test would take for that of the program's object.)
     _is_being_described = False
 
-    def __init__(self, kind: str, compares: bool) -> None:
-        self.__dict__.update(_kind=kind, _compares=compares)
+    def __init__(self, kind: str, compares: bool, is_true: bool) -> None:
+        self.__dict__.update(_kind=kind, _compares=compares, _is_true=is_true)
+
+    def __bool__(self) -> bool:
+        if not self._is_true:
+            _refuse()
+        return True
 
     def __eq__(self, other: object) -> Any:
         if self._compares or type(other) is Opaque:

@@ -17,7 +17,7 @@ Values travel as JSON of exact types; an array is always a tag and its payload::
     ["class", name]                               a builtin class
     ["N" | "S", dtype, [length, ...], "hex"]      numpy array, numpy scalar
     ["&", k]                                      the k-th mutable container of this exchange, again
-    ["opaque", class, compares]                   a value of the program that is not plain data
+    ["opaque", class, compares, true]             a value of the program that is not plain data
 
 Nothing is unpickled or evaluated. Mutable containers are numbered in the order in which they are met: shared and cyclic
 ones stay so within a call, and a call can report what it changed in its arguments.
@@ -140,7 +140,7 @@ class Encoder:
     def _encode_opaque(self, value: Any, kind: type) -> list[Any]:
         if not self.names_opaque:
             raise NotPlain(f"a {_NAME(kind)} is not plain data")
-        return ["opaque", _name_builtin(kind), find_data_base(kind) is not None]
+        return ["opaque", _name_builtin(kind), find_data_base(kind) is not None, _is_always_true(kind)]
 
 
 def find_data_base(kind: type) -> type | None:
@@ -162,6 +162,11 @@ def list_fields(kind: type) -> list[str]:
     return list(fields) if adds_nothing and _NAME(kind).isidentifier() else []
 
 
+def _is_always_true(kind: type) -> bool:
+    """Whether all instances of a class are true, because it says nothing else."""
+    return not any("__bool__" in base.__dict__ or "__len__" in base.__dict__ for base in _MRO(kind))
+
+
 def _name_builtin(kind: type) -> str:
     """The name of the nearest builtin class."""
     return str(next(_NAME(base) for base in _MRO(kind) if base.__module__ == "builtins"))
@@ -174,11 +179,11 @@ def _refuse_opaque(*_: Any) -> Any:
 class Decoder:
     """Decodes the values of one exchange; WireError if no :class:`Encoder` made them.
 
-    ``containers``: as for the encoder; ``make_opaque(class, compares)``: what stands for a value that is not plain.
+    ``containers``: as for the encoder; ``make_opaque(class, compares, true)``: what stands for another value.
     """
 
     def __init__(
-        self, containers: Iterable[Any] = (), make_opaque: Callable[[str, bool], Any] = _refuse_opaque
+        self, containers: Iterable[Any] = (), make_opaque: Callable[[str, bool, bool], Any] = _refuse_opaque
     ) -> None:
         self.containers = list(containers)
         self.make_opaque = make_opaque
@@ -238,8 +243,8 @@ class Decoder:
                 return _read_numpy(kind, shape, text)[()]
             case "&", [number]:
                 return self.containers[read_index(number)]
-            case "opaque", [str(name), bool(compares)]:
-                return self.make_opaque(name, compares)
+            case "opaque", [str(name), bool(compares), bool(is_true)]:
+                return self.make_opaque(name, compares, is_true)
         raise WireError("malformed value")
 
     def _fill(self, container: Any, tag: str, items: list[Any], depth: int) -> None:
