@@ -9,6 +9,8 @@ from magrpo.rewards.coding import SoloReward
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution, ExecutionReport
 
+from .conftest import open_pool
+
 JUDGE = """
 class E:
     def __getattr__(self, name):
@@ -145,6 +147,17 @@ def test_a_program_that_died_before_its_object_is_used_is_loaded_again(pool: Poo
         (3, "crash", True),
         (1, "pass", False),
     ]
+
+
+def test_a_test_that_begins_again_has_all_of_its_time() -> None:
+    source = (
+        "import time\ndef f(n):\n    end = time.process_time() + 0.5\n    while time.process_time() < end:\n        pass\n"
+        "    return n or iter([1])\n"
+    )
+    pool = open_pool(workers=1, test_s=1.6, total_s=1.6)
+    [report] = pool.run([Execution(source, "f", "assert f(1) == 1\nassert list(f(0)) == [1]")])
+    pool.close()
+    assert (report.status, report.forgeable) == ("pass", True), report.cases
 
 
 PLAIN = {

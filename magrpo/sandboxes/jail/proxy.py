@@ -129,10 +129,11 @@ class Proxy(Callee):
         except CandidateFailure as failure:
             return failure.args[0] in {"timeout", "crash"}
 
-    def replace_process(self) -> None:
-        """Load the program into a fresh process."""
+    def restart(self) -> None:
+        """Load the program into a fresh process, with all of its time: the test begins again."""
         if not self.spare:
-            self._replace_failed("not_run", "replaced", HUNG, "replace")
+            self._replace_failed("not_run", "replaced", HUNG, "restart")
+        self.spent_s = 0.0
         self._load()
 
     def run_test(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
@@ -284,7 +285,7 @@ def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]
 
 
 def describe_claim(value: list[Any]) -> str:
-    """The message about an exception as :func:`magrpo.sandboxes.jail.peer.describe_error` describes it."""
+    """The message about an exception as :func:`magrpo.sandboxes.jail.exceptions.describe_error` describes it."""
     known, own, text, *_ = value
     return describe_exception(known, text if own in ("", known) else f"{own}: {text}")
 

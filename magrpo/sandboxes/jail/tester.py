@@ -80,7 +80,7 @@ def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
             cases = run_test(job, proxy)
             return {"cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.is_result_used()}
         except Inexpressible:
-            proxy.replace_process()
+            proxy.restart()
     return judge_inside_candidate(job, proxy)
 
 
