@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 START_S = 20.0
 MAX_REPORT = 64 << 20
 TESTER_BYTES = 64 << 20
-"""What a tester may hold beside its candidate where a cgroup limits both; hostile answers made one hold 34 MiB."""
+"""Memory for a tester beside its candidate where a cgroup limits both; hostile answers made one hold 34 MiB."""
 KILLED = ["memory", "the kernel killed some of its processes, which held more memory than the limit"]
 
 
@@ -155,10 +155,10 @@ class Worker:
         raise ImportFailed(module, reason) if module else WorkerDied(f"the jail did not start: {reason}")
 
     def run_jobs(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
-        """The tester's reports on the first of ``jobs``, which run one after another.
+        """Run ``jobs`` one after another in one tester; return its reports on the first of them.
 
-        At least one, unless the test code itself ran out of its limits or a process was killed that could be anyone's;
-        those are missing that follow tests which used much CPU time.
+        There is at least one report, unless the test code went past its own limits, or the kernel killed a process of a
+        job that cannot be told. Jobs that follow tests which used much CPU time have no report.
 
         Raises:
             WorkerDied: the worker died or went past ``timeout_s`` for each job; it must be closed.

@@ -32,10 +32,10 @@ COMPILED = "compiled"  # sent before any of the program runs
 
 
 class Watch:
-    """Wraps the watched function: counts its outermost calls that return, and can ``hide`` what they do.
+    """Wraps the watched function: counts its outermost calls that return, and can ``hide`` their effects.
 
-    The function itself still runs. Hidden are its ``result``, which nothing can be done with, or which another value
-    of its type replaces (``value``), or the changes of its arguments (``changes``).
+    The function itself still runs. ``hide`` is one of :data:`HIDDEN`: ``result`` replaces its result by an object on
+    which every operation raises, ``value`` by another value of the same type; ``changes`` undoes changes of arguments.
     """
 
     def __init__(self, hide: str = "") -> None:
@@ -46,7 +46,7 @@ class Watch:
         def watched(*args: Any, **kwargs: Any) -> Any:
             outermost = self.running and self.depth == 0
             if outermost and self.hide == "changes":
-                with suppress(Exception):  # what cannot be copied is not hidden
+                with suppress(Exception):  # a change of an argument that cannot be copied is not hidden
                     args, kwargs = deepcopy((args, kwargs))
             self.depth += 1
             try:
@@ -149,7 +149,7 @@ class CandidateProgram:
             status, answer = "ok", encoder.encode(value)
         finally:
             tracer.running = False
-        encoder.budget = MAX_NODES  # as much again for what the call has changed
+        encoder.budget = MAX_NODES  # as much again for the changed arguments
         changes = [
             [number, encoder.encode_content(container)]
             for number, (container, content) in enumerate(zip(decoder.containers, contents, strict=True))
@@ -158,7 +158,7 @@ class CandidateProgram:
         return [status, answer, changes, tracer.calls]
 
     def is_result_used(self, transcript: list[Any]) -> bool:
-        """Whether an answer of a transcript changes when what the watched function does is hidden."""
+        """Whether an answer of a transcript changes when the effects of the watched function are hidden."""
         for hide in HIDDEN:
             self.load(hide)
             for question, answer in transcript:

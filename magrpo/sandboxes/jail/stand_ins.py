@@ -1,4 +1,4 @@
-"""What stands in the test for the program's entry point, and for values of the program that are not plain data.
+"""Stand-ins, in the test, for the program's entry point and for its values that are not plain data.
 
 The objects themselves stay in the program's process. A test that does more with them than call the entry point and
 compare results with data raises :class:`Inexpressible`, and has to run in that process.

@@ -1,4 +1,4 @@
-"""What a test changes around a call: the seed, the environment, the recursion limit, the arguments of the process.
+"""Changes that a test makes around a call: of the seed, the environment, the recursion limit, or ``sys.argv``.
 
 The test runs in another process than the program, so such changes travel with the next call. Replaced streams, clocks
 and builtin functions are objects of the test and cannot.
@@ -25,7 +25,7 @@ _ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]  # compared by many
 
 
 class Surroundings:
-    """Notices, in the tester, what the test has changed."""
+    """Notices, in the tester, the changes that the test makes."""
 
     def __init__(self) -> None:
         self.environment, self.recursion_limit, self.argv = _ENVIRONMENT.copy(), sys.getrecursionlimit(), sys.argv

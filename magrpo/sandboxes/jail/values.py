@@ -20,7 +20,7 @@ Values travel as JSON of exact types; an array is always a tag and its payload::
     ["opaque", class, compares, true]             a value of the program that is not plain data
 
 Nothing is unpickled or evaluated. Mutable containers are numbered in the order in which they are met: shared and cyclic
-ones stay so within a call, and a call can report what it changed in its arguments.
+ones stay so within a call, and a call can report how it changed its arguments.
 """
 
 import builtins
@@ -179,7 +179,8 @@ def _refuse_opaque(*_: Any) -> Any:
 class Decoder:
     """Decodes the values of one exchange; WireError if no :class:`Encoder` made them.
 
-    ``containers``: as for the encoder; ``make_opaque(class, compares, true)``: what stands for another value.
+    ``containers``: as for the encoder; ``make_opaque(class, compares, true)`` makes the stand-in for a value
+    that is not plain data.
     """
 
     def __init__(
