@@ -28,7 +28,7 @@ def travel(value: Any) -> Any:
     return Decoder().decode(wire.parse_frame(wire.frame_message(encode(value))[4:]))
 
 
-GOLDEN = [
+GOLDEN: list[tuple[Any, str]] = [
     (None, "null"),
     (True, "true"),
     (7, "7"),
@@ -113,7 +113,7 @@ class Liar(list):  # type: ignore[type-arg]
     def __eq__(self, other: object) -> bool:
         return True
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 Point = namedtuple("Point", "x y")
