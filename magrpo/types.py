@@ -150,7 +150,7 @@ class ExecutionReport:
 
     ``status``: ``pass`` if every case passed, else that of the first case that did not. ``level``: the isolation level.
     ``watched_calls``: calls of ``Execution.watch`` that returned; ``watched_used``: whether a result of them was used;
-    both as claimed by the candidate. ``forgeable``: the verdict bypassed the trust split. ``compiles``: the program
+    both as claimed by the candidate. ``forgeable``: the test ran in the candidate's process. ``compiles``: the program
     compiled within its limits, before any of it ran.
     """
 

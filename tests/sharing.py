@@ -11,7 +11,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 TOGETHER = {
     # Both look at the machine's System V objects; one of them makes some.
     "tests/sandbox/test_hostile.py": "hostile",
-    "tests/sandbox/test_ladder.py": "hostile",
+    "tests/sandbox/test_levels.py": "hostile",
     # Each is several servers and runs at once.
     "tests/infra/test_paths.py": "servers",
     "tests/infra/test_servers.py": "servers",

@@ -16,7 +16,7 @@ from cyclopts import App
 
 from magrpo.config.run import load_config
 from magrpo.process.environment import QUIET
-from magrpo.sandboxes.ladder import ALLOW_NONE
+from magrpo.sandboxes.levels import ALLOW_NONE
 from pipelines import cli
 from pipelines.arguments import SCHEMA_FILE
 from pipelines.commands.config_help import format_config_help

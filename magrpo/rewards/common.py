@@ -41,9 +41,10 @@ class ProgramReward(ScaledReward):
     them.
     """
 
-    refuse_forgeable: bool = False
-    """Whether to count no test as passed if its report bypassed the sandbox's trust split, so that the program could
-    have forged it."""
+    refuse_forgeable: bool = True
+    """Whether to count no test as passed if the tests ran in the program's own process, where it could have forged
+    their results. A program can bring that about itself, so set this to false only for problems whose tests need
+    it."""
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
         report = merge_hidden_report(reports, "program") if "program" in reports else None

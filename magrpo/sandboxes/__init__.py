@@ -1,4 +1,9 @@
-"""Sandboxes that run untrusted programs: isolation levels and errors."""
+"""Sandboxes, which run untrusted programs and report on the cases of their tests.
+
+Begin with ``pool.py``: it chooses an isolation level (``levels.py``), starts workers (``worker.py``), and turns each
+``Execution`` into an ``ExecutionReport``. ``instrument.py`` makes every assert of a test a case of its own. ``jail/``
+is the code that runs inside a worker's processes. This module holds the isolation levels and the errors.
+"""
 
 STRENGTH = {"namespaces": 3, "namespaces-flat": 2, "landlock": 1, "none": 0}
 """The isolation levels, strongest first, with the number that represents each in metrics."""

@@ -20,7 +20,7 @@ METADATA = (".dist-info", ".egg-info")
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """What ``sandbox.packages`` makes importable."""
+    """The files and modules that ``sandbox.packages`` makes importable."""
 
     folders: Mapping[str, str] = field(default_factory=dict)
     """Top-level files and folders, metadata included: path by name."""

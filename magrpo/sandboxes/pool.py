@@ -23,7 +23,7 @@ from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jail.tester import LEFT_S, TEST_CPU_S
 from magrpo.sandboxes.jail_command import JailSpec
-from magrpo.sandboxes.ladder import choose_level
+from magrpo.sandboxes.levels import choose_level
 from magrpo.sandboxes.packages import Packages, explain_failure, find_packages
 from magrpo.sandboxes.traces import leaves_no_trace
 from magrpo.sandboxes.worker import START_S, ImportFailed, Worker, WorkerDied, make_job
@@ -109,11 +109,11 @@ class PoolSandbox(Plugin):
 
     def _probe(self, packages: Packages) -> tuple[JailSpec, IsolationLevel]:
         spec = JailSpec(self.make_limits(), "", tuple(PRELOAD.split()), packages)
-        rung = choose_level(spec, self.level, self.min_level)
-        spec = replace(spec, level=rung.level)
+        isolation = choose_level(spec, self.level, self.min_level)
+        spec = replace(spec, level=isolation.level)
         if packages.modules:
             check_packages(spec)
-        return spec, rung
+        return spec, isolation
 
 
 def check_packages(spec: JailSpec) -> None:
@@ -244,42 +244,57 @@ class Pool:
         return list(map(self._make_report, results))
 
     def _run_one(self, execution: Execution) -> ExecutionReport:
-        """Run one execution; if the worker fails, retry on new workers.
-
-        If it kills two of them that a plain program does not kill, the program crashed.
-        """
+        """Run one execution; if the worker fails, retry on new workers."""
         try:
             job = make_job(execution)
         except SyntaxError as error:
             return self._report_failure(f"its test is not Python: {error}", "test_error")
         worker = self.idle.get()
-        message, killed = "", 0
+        message, num_killed = "", 0
         try:
             for _ in range(ATTEMPTS):
                 given, worker = worker, None
                 try:
                     worker, result = self._run_job(given, job)
+                    return self._accept_result(result)
+                except FreshWorkerDied as error:
+                    message = self._warn_of_failure(error)
+                    num_killed += 1
+                    if num_killed == FATAL_ATTEMPTS:
+                        break
                 except WorkerDied as error:
-                    message = str(error)
-                    if not self.closed:
-                        log.warning("a sandbox worker failed: %s", message)
-                    if isinstance(error, FreshWorkerDied):
-                        killed += 1
-                    else:
-                        time.sleep(PAUSE_S)
-                else:
-                    self.failures = 0
-                    return self._make_report(result)
-                if killed == FATAL_ATTEMPTS:
-                    with contextlib.suppress(WorkerDied):
-                        worker, _ = self._run_job(None, make_job(PLAIN))
-                        verdict = ["crash", f"it ended two jails: {message}"]
-                        worker, result = self._run_job(worker, job | {"source": "", "verdict": verdict})
-                        self.failures = 0
-                        return self._make_report(result)
-                    break
+                    message = self._warn_of_failure(error)
+                    time.sleep(PAUSE_S)
+            if num_killed == FATAL_ATTEMPTS:
+                with contextlib.suppress(WorkerDied):
+                    worker, result = self._judge_killer(job, message)
+                    return self._accept_result(result)
         finally:
             self.idle.put(worker)
+        return self._count_failure(message)
+
+    def _accept_result(self, result: dict[str, Any]) -> ExecutionReport:
+        self.failures = 0
+        return self._make_report(result)
+
+    def _warn_of_failure(self, error: WorkerDied) -> str:
+        """The message of the error, logged unless the pool was closed."""
+        if not self.closed:
+            log.warning("a sandbox worker failed: %s", error)
+        return str(error)
+
+    def _judge_killer(self, job: dict[str, Any], message: str) -> tuple[Worker, dict[str, Any]]:
+        """The verdict on a program that has killed several fresh workers: it crashed, if a plain program kills none.
+
+        Raises:
+            WorkerDied: a worker died of the plain program too: the sandbox is at fault.
+        """
+        worker, _ = self._run_job(None, make_job(PLAIN))
+        verdict = ["crash", f"it ended two jails: {message}"]
+        return self._run_job(worker, job | {"source": "", "verdict": verdict})
+
+    def _count_failure(self, message: str) -> ExecutionReport:
+        """The report on an execution that found no working sandbox; SandboxDied if too many in a row did not."""
         self._check_open()
         self.failures += 1
         if self.failures >= MAX_FAILURES:

@@ -16,7 +16,7 @@ STATELESS = frozenset(_STATELESS.split())
 """Modules whose functions change nothing but their arguments; ``random`` is seeded before each program and test."""
 _FAR_REACHING = "__builtins__ __import__ breakpoint delattr eval exec globals input open setattr vars"
 FAR_REACHING = frozenset(_FAR_REACHING.split())
-"""Builtin names that reach what a syntax tree does not show."""
+"""Builtin functions whose effects a syntax tree does not show."""
 HARMLESS = frozenset({"__doc__", "__init__", "__name__"})
 
 _OWN_BUILTINS = (
@@ -25,7 +25,7 @@ _OWN_BUILTINS = (
 )
 _ERRORS = {name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception)}
 OWN_BUILTINS = frozenset(_OWN_BUILTINS.split()) | _ERRORS
-"""Builtin names of what makes and reads data, and reaches nothing else."""
+"""Builtin functions and classes that only make and read data."""
 _MATH = frozenset(name for name in dir(math) if not name.startswith("_"))
 _DATA = (bool, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
 _CODES = frozenset({"encode", "format", "format_map"})
@@ -61,8 +61,8 @@ def leaves_no_trace(source: str) -> bool:
 def is_self_contained(source: str) -> bool:
     """Whether, by its syntax tree, Python code reaches nothing but its own functions, its arguments and new data.
 
-    Nothing is allowed but what is listed above, so that code which means to leave a trace finds no way either: it sets
-    no attribute, reads none but methods of data, defines no class, ends before other code begins, and is held by no
+    Only the names and nodes listed above are allowed, so hostile code finds no way to leave a trace either: it sets no
+    attribute, reads none but methods of data, defines no class, ends before other code begins, and is held by no
     cache (as those of ``typing``) that would destroy it later.
     """
     nodes = _list_nodes(source)

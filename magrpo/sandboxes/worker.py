@@ -12,8 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import compress
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from magrpo.sandboxes.cgroup import make_cgroup
 from magrpo.sandboxes.instrument import instrument_test
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 START_S = 20.0
 MAX_REPORT = 64 << 20
 TESTER_BYTES = 64 << 20
-"""What a tester may hold beside its candidate where a cgroup limits both; hostile answers made one hold 34 MiB."""
+"""Memory for a tester beside its candidate where a cgroup limits both; hostile answers made one hold 34 MiB."""
 KILLED = ["memory", "the kernel killed some of its processes, which held more memory than the limit"]
 
 
@@ -49,6 +48,33 @@ def make_job(execution: Execution) -> dict[str, Any]:
     program = {"source": execution.source, "entry_point": execution.entry_point, "watch": execution.watch}
     may_share = is_self_contained(execution.variant_of or execution.source)
     return {**program, "may_share": may_share, **dataclasses.asdict(test), "verdict": None}
+
+
+class TesterEnd(NamedTuple):
+    """How a tester ended: its wait ``status``, and the most memory that it held."""
+
+    status: int
+    memory_bytes: int
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether it went past its own limits."""
+        return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) in (signal.SIGXCPU, signal.SIGKILL)
+
+
+def attribute_kills(reports: list[dict[str, Any]], num_jobs: int) -> list[dict[str, Any]]:
+    """The reports of a batch in which the kernel killed a process for its memory.
+
+    The tester waits in vain for a process that is killed. In a batch of several jobs the kernel does not say whose
+    process it was, so all reports from the first timeout on are dropped; a single job's timeout becomes ``memory``.
+    """
+    waited = [any(status == "timeout" for status, _ in report.get("cases", [])) for report in reports]
+    if not any(waited):
+        return reports
+    if num_jobs > 1:
+        return reports[: waited.index(True)]
+    [report] = reports
+    return [report | {"cases": [KILLED if case[0] == "timeout" else case for case in report["cases"]]}]
 
 
 def wait_readable(timeout_s: float, *files: int | socket.socket) -> bool:
@@ -129,17 +155,28 @@ class Worker:
         raise ImportFailed(module, reason) if module else WorkerDied(f"the jail did not start: {reason}")
 
     def run_jobs(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
-        """The tester's reports on the first of ``jobs``, which run one after another.
+        """Run ``jobs`` one after another in one tester; return its reports on the first of them.
 
-        At least one, unless the test code itself ran out of its limits or a process was killed that could be anyone's;
-        those are missing that follow tests which used much CPU time.
+        There is at least one report, unless the test code went past its own limits, or the kernel killed a process of a
+        job that cannot be told. Jobs that follow tests which used much CPU time have no report.
 
         Raises:
             WorkerDied: the worker died or went past ``timeout_s`` for each job; it must be closed.
         """
         self.jobs += len(jobs)
         kills = self._count_kills()
-        timeout_s *= len(jobs)
+        reports, end = self._exchange(jobs, timeout_s * len(jobs))
+        if reports and "broken" in reports[-1]:
+            raise WorkerDied(reports[-1]["broken"])
+        self.tester_memory = max(self.tester_memory, end.memory_bytes)
+        if not reports and not end.ran_out:
+            raise WorkerDied(f"the tester ended with wait status {end.status}")
+        if self._count_kills() > kills:
+            return attribute_kills(reports, len(jobs))
+        return reports
+
+    def _exchange(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> tuple[list[dict[str, Any]], TesterEnd]:
+        """Send jobs to a new tester, and receive its reports and how it ended."""
         deadline = time.monotonic() + timeout_s
         reports: list[dict[str, Any]] = []
         try:
@@ -159,22 +196,7 @@ class Worker:
             raise WorkerDied(f"no report: {error}") from error
         if not message:
             raise WorkerDied("the zygote died")
-        last = reports[-1] if reports else {}
-        if "broken" in last:
-            raise WorkerDied(last["broken"])
-        status, memory = json.loads(message)
-        self.tester_memory = max(self.tester_memory, memory)
-        ran_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
-        if not reports and not ran_out:
-            raise WorkerDied(f"the tester ended with wait status {status}")
-        if self._count_kills() == kills:
-            return reports
-        waited = [any(case[0] == "timeout" for case in report.get("cases", [])) for report in reports]
-        if len(jobs) > 1:  # the report does not say whose it was
-            return reports[: waited.index(True)] if any(waited) else reports
-        for report in compress(reports, waited):  # it waited for what was killed
-            report["cases"] = [KILLED if case[0] == "timeout" else case for case in report["cases"]]
-        return reports
+        return reports, TesterEnd(*json.loads(message))
 
     def _count_kills(self) -> int:
         """Processes of this jail that the kernel has killed because they held too much memory."""

@@ -122,14 +122,14 @@ def check_vllm() -> Iterator[Finding]:
 
 
 def check_sandbox() -> Iterator[Finding]:
-    """Find the strongest isolation level by running a canary."""
+    """Find the strongest isolation level by running a probe."""
     try:
-        rung = PoolSandbox().probe()
+        isolation = PoolSandbox().probe()
     except SandboxError as error:
         yield Finding("sandbox", "missing", "no isolation level works here", str(error))
     else:
-        refused = [f"{level}: {reason}" for level, reason in rung.refused.items()]
-        yield Finding("sandbox", "note" if refused else "ok", f"level {rung.level}", "; ".join(refused))
+        refused = [f"{level}: {reason}" for level, reason in isolation.refused.items()]
+        yield Finding("sandbox", "note" if refused else "ok", f"level {isolation.level}", "; ".join(refused))
 
 
 def check_servers(root: Path) -> Iterator[Finding]:

@@ -105,13 +105,13 @@ def solve(pool: Pool, problem: Problem, body: str) -> Scored:
     above = problem.prompt[: problem.prompt.index("def ")]
     text = f"{above}{signature}\n    {body}\n"
     [scored], _ = score_texts([(problem, {"solo": text})], reward=SoloReward(), sandbox=pool, cache={})
-    assert not any(report.forgeable for report in scored.reports.values())
     return scored
 
 
 def passed(pool: Pool, problem: Problem, body: str) -> tuple[int, int]:
     """Tests passed, shown ones and hidden ones, by the entry point with this body."""
     reports = solve(pool, problem, body).reports
+    assert not any(report.forgeable for report in reports.values())
     return reports["program"].tests_passed, reports["program_hidden"].tests_passed
 
 

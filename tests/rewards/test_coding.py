@@ -261,11 +261,11 @@ def test_scale_and_shift_act_on_the_total_only() -> None:
     assert price.parts == dict(MAXIMA) == dict(reward.maxima)
 
 
-def test_forgeable_reports_may_be_refused() -> None:
+def test_forgeable_reports_are_refused_unless_they_are_allowed() -> None:
     texts, reports = {"helper": AUX, "main": MAIN}, {"program": report(4, calls=4, used=True, forgeable=True)}
-    assert not CodingReward(refuse_forgeable=True).passed(reports)
-    assert CodingReward(refuse_forgeable=True).price(PROBLEM, texts, reports).total == 1.5
-    assert CodingReward().passed(reports)
+    assert not CodingReward().passed(reports)
+    assert CodingReward().price(PROBLEM, texts, reports).total == 1.5
+    assert CodingReward(refuse_forgeable=False).passed(reports)
 
 
 def test_passed() -> None:

@@ -49,9 +49,9 @@ def test_each_part_by_hand() -> None:
 def test_maxima_scale_and_forgeable_reports() -> None:
     assert REWARD.fraction(2.5) == 1.0
     assert parts("def f(xs):\n    return 1", 4, reward=SoloReward(scale=2.0, shift=-1.0)) == [1.0, 0.5, 1.0]
-    assert parts("def f(xs):\n    return 1", 4, forgeable=True) == [1.0, 0.5, 1.0]
-    strict = SoloReward(refuse_forgeable=True)
-    assert parts("def f(xs):\n    return 1", 4, forgeable=True, reward=strict) == [1.0, 0.5, 0.0]
+    assert parts("def f(xs):\n    return 1", 4, forgeable=True) == [1.0, 0.5, 0.0]
+    trusting = SoloReward(refuse_forgeable=False)
+    assert parts("def f(xs):\n    return 1", 4, forgeable=True, reward=trusting) == [1.0, 0.5, 1.0]
 
 
 def test_the_program_holds_the_preamble_and_the_helpers_of_the_text() -> None:

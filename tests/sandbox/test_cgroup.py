@@ -13,6 +13,7 @@ import pytest
 from magrpo.sandboxes import cgroup, worker
 from magrpo.sandboxes.cgroup import MemoryCgroup, make_cgroup
 from magrpo.sandboxes.pool import Pool, PoolSandbox
+from magrpo.sandboxes.worker import attribute_kills
 from magrpo.types import Execution
 
 MIB = 1 << 20
@@ -25,6 +26,16 @@ def found() -> Iterator[MemoryCgroup]:
         if made is None:
             pytest.skip("this process may make no cgroup that limits memory")
         yield made
+
+
+def test_a_timeout_in_a_batch_in_which_the_kernel_killed_is_nobodys_yet() -> None:
+    passed, late = {"cases": [["pass", ""]]}, {"cases": [["pass", ""], ["timeout", "no answer within 2 s"]]}
+    assert attribute_kills([passed, late, passed], 3) == [passed]
+    assert attribute_kills([passed, passed], 3) == [passed, passed]
+    assert attribute_kills([], 3) == []
+    [report] = attribute_kills([late], 1)
+    assert [status for status, _ in report["cases"]] == ["pass", "memory"]
+    assert attribute_kills([passed], 1) == [passed]
 
 
 def hold(mebibytes: int) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.plugins import ConfigError
-from magrpo.sandboxes import ladder
+from magrpo.sandboxes import levels
 from magrpo.sandboxes.packages import find_packages
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
@@ -140,7 +140,7 @@ def test_a_failing_import_is_an_error_at_every_level(
     requires: list[str],
     message: str,
 ) -> None:
-    monkeypatch.setenv(ladder.ALLOW_NONE, "1")
+    monkeypatch.setenv(levels.ALLOW_NONE, "1")
     install(site, "good", {"good.py": ""})
     install(site, "bad", {"bad.py": source}, requires)
     refusal = refuse("good", "bad", level=level, min_level="none" if level == "none" else "landlock")
@@ -228,7 +228,7 @@ def test_what_packages_write_at_import_is_gone_before_programs_run(
     cache = "import os\nFOLDER = os.environ['MPLCONFIGDIR']\nopen(os.path.join(FOLDER, 'cache'), 'w').write('x')\n"
     cache += "os.mkdir(os.path.join(FOLDER, 'deep'))\n"
     install(site, "wordy", {"wordy.py": cache})
-    with tempfile.TemporaryDirectory() as temporary:  # its path is short enough for the sockets of the canary
+    with tempfile.TemporaryDirectory() as temporary:  # its path is short enough for the sockets of the probe
         monkeypatch.setattr(tempfile, "tempdir", temporary)
         wordy = open_pool(level=level, workers=1, packages=["wordy"])
         wanted = "f()[1] is False" if level == "namespaces" else "f() == (0, False)"

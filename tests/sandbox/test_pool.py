@@ -276,42 +276,6 @@ def test_the_processes_of_a_program_share_its_memory_limit(single: Pool, mib: in
     assert [report.status for report in reports] == [status, "pass"]
 
 
-EQUAL_TO_ALL = "class E:\n    __eq__ = lambda self, other: True\n"
-
-
-@pytest.mark.parametrize(
-    ("body", "test"),
-    [
-        ("return E()", "assert candidate(candidate(1)) == 3"),
-        ("return [E()]", "value = candidate(1)\nassert candidate([value, 1]) == 3"),
-        (
-            "if n != 1:\n        return E()\n    for _ in range(100):\n        n = [n]\n    return n",
-            "assert candidate([candidate(1)]) == 3",
-        ),
-    ],
-)
-def test_what_a_program_returns_does_not_bring_the_test_into_its_own_process(
-    single: Pool, body: str, test: str
-) -> None:
-    """A test that passes a result on stays where it is, though the result cannot cross the border again."""
-    [report] = single.run([Execution(f"{EQUAL_TO_ALL}def f(n):\n    {body}\n", "f", test)])
-    assert (report.status, report.tests_passed, report.tests_total, report.forgeable) == ("wrong", 0, 1, False)
-
-
-@pytest.mark.parametrize(
-    ("body", "test", "forgeable"),
-    [
-        ("return n(1)", "assert candidate(lambda n: n + 1) == 2", False),
-        ("return n.path.sep", "import os\nassert candidate(os) == '/'", True),
-    ],
-)
-def test_only_what_no_handle_stands_for_brings_the_test_beside_the_program(
-    single: Pool, body: str, test: str, forgeable: bool
-) -> None:
-    [report] = single.run([Execution(f"def f(n):\n    {body}\n", "f", test)])
-    assert (report.status, report.tests_total, report.forgeable) == ("pass", 1, forgeable)
-
-
 def verdicts(pool: Pool, executions: list[Execution]) -> list[tuple[str, tuple[str, ...]]]:
     return [(report.status, tuple(case.status for case in report.cases)) for report in pool.run(executions)]
 

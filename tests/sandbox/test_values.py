@@ -1,10 +1,9 @@
-# ruff: noqa: E501
 """Values survive the border with their exact types and their sharing, and nothing else passes it."""
 
 from __future__ import annotations
 
 import json
-from array import array
+import re
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -29,7 +28,7 @@ def travel(value: Any) -> Any:
     return Decoder().decode(wire.parse_frame(wire.frame_message(encode(value))[4:]))
 
 
-GOLDEN = [
+GOLDEN: list[tuple[Any, str]] = [
     (None, "null"),
     (True, "true"),
     (7, "7"),
@@ -47,17 +46,17 @@ GOLDEN = [
     (range(1, 9, 2), '["r",1,9,2]'),
     (Counter("aab"), '["C","a",2,"b",1]'),
     (OrderedDict(a=1), '["O","a",1]'),
-    (defaultdict(list, {1: [2]}), '["v","list",1,["l",2]]'),
+    (defaultdict(list, {1: [2]}), '["v",["class","list"],1,["l",2]]'),
     (deque([1], 3), '["q",3,1]'),
     (Decimal("1.50"), '["D","1.50"]'),
     (Fraction(1, 3), '["F",1,3]'),
     (date(2024, 2, 29), '["date",2024,2,29]'),
     (time(1, 2, 3, 4, fold=1), '["time",1,2,3,4,null,1]'),
-    (datetime(2024, 1, 2, 3, tzinfo=UTC), '["datetime",2024,1,2,3,0,0,0,["tz",["timedelta",0,0,0]],0]'),
+    (datetime(2024, 1, 2, 3, tzinfo=UTC), '["datetime",2024,1,2,3,0,0,0,["timezone",["timedelta",0,0,0]],0]'),
     (timedelta(1, 2), '["timedelta",1,2,0]'),
-    (timezone(timedelta(hours=2)), '["tz",["timedelta",0,7200,0]]'),
-    (array("i", [1, 2]), '["a","i",1,2]'),
-    (int, '["g","builtins","int"]'),
+    (timezone(timedelta(hours=2)), '["timezone",["timedelta",0,7200,0]]'),
+    (slice(1, None), '["slice",1,null,null]'),
+    (int, '["class","int"]'),
     ("\ud800", '"\\ud800"'),
 ]
 
@@ -71,12 +70,10 @@ def test_golden(value: Any, code: str) -> None:
     assert repr(back) == repr(value)
 
 
-def test_exceptions_and_named_tuples() -> None:
-    back = travel(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"))
-    assert isinstance(back, ValueError)
-    assert str(back) == "'utf-8' codec can't decode byte 0xff in position 0: bad"
+def test_named_tuples() -> None:
     point = travel(Point(1, [2]))
     assert (repr(point), point.y, point == (1, [2])) == ("Point(x=1, y=[2])", [2], True)
+    assert type(point) is type(travel(Point(3, 4)))
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
@@ -116,7 +113,7 @@ class Liar(list):  # type: ignore[type-arg]
     def __eq__(self, other: object) -> bool:
         return True
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 Point = namedtuple("Point", "x y")
@@ -143,13 +140,42 @@ class Stack(list):  # type: ignore[type-arg]
         self.append(item)
 
 
+class Named(Point):
+    def norm(self) -> float:
+        return 0.0
+
+
 @pytest.mark.parametrize(
-    "value", [object(), Colour.RED, Stack(), iter([]), lambda: 0, range(10**9), Fraction(1, 2**20000)]
+    ("value", "described"),
+    [
+        (object(), ("object", False, True)),
+        (lambda: 0, ("function", False, True)),
+        (iter([]), ("list_iterator", False, True)),
+        (re.match("x", "x"), ("object", False, True)),
+        (Colour, ("type", False, False)),
+        (Colour.RED, ("int", True, False)),
+        (Stack(), ("list", True, False)),
+        (Named(1, 2), ("tuple", True, False)),
+        ({}.keys(), ("dict_keys", True, False)),
+        (range(10**9), ("range", True, False)),
+        (Fraction(1, 2**20000), ("object", True, False)),
+    ],
 )
-def test_what_is_more_than_data_is_exported(value: Any) -> None:
+def test_what_is_more_than_data_is_refused_or_named(value: Any, described: tuple[str, bool, bool]) -> None:
     with pytest.raises(values.NotPlain):
-        encode(value)
-    assert Encoder(export=lambda _: ["h", 0]).encode([value]) == ["l", ["h", 0]]
+        encode([value])
+    data = Encoder(names_opaque=True).encode([value])
+    assert data == ["l", ["opaque", *described]]
+    assert Decoder(make_opaque=lambda *given: given).decode(data) == [described]
+    with pytest.raises(values.NotPlain):
+        Decoder().decode(data)
+
+
+def test_a_refused_value_leaves_no_number_behind() -> None:
+    encoder = Encoder(names_opaque=True)
+    assert encoder.encode_if_plain([[1], object()]) is None
+    assert encoder.encode_if_plain([[1], [2]]) == ["l", ["l", 1], ["l", 2]]
+    assert encoder.containers == [[[1], [2]], [1], [2]]
 
 
 def test_sharing_and_cycles_survive() -> None:
@@ -182,9 +208,11 @@ def test_depth_and_size_are_refused() -> None:
             encode([value] if value is deep else [[i] for i in value])
 
 
+_TAGS = "i l t s f d O C v q b B c r slice D F date time datetime timedelta timezone n class N S & opaque"
+TAGS = _TAGS.split()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | st.sampled_from(["x", "0x10", "int"]),
-    lambda inner: st.lists(inner, max_size=4) | st.tuples(st.sampled_from([*values._READERS, *values._FILLERS]), st.lists(inner, max_size=5)).map(
+    lambda inner: st.lists(inner, max_size=4) | st.tuples(st.sampled_from(TAGS), st.lists(inner, max_size=5)).map(
         lambda pair: [pair[0], *pair[1]]
     ),
     max_leaves=20,
@@ -202,9 +230,9 @@ def test_any_json_is_a_value_or_an_error(data: Any) -> None:
 @pytest.mark.parametrize(
     "data",
     [["i", "zz"], ["i", 7], ["c", 1, "x"], ["d", 1], ["s", ["l"]], ["r", 1, 2, 0], ["q", 1, 2, "x", {}], [], [[]],
-     {"a": 1}, ["b", "0"], ["r", 0, 10**12, 1], ["F", 1, 0], ["x", "int"], ["x", "print"], ["g", "os", "system"], ["v", "eval"],
-     ["n", "class", ["x"], 1], ["n", "P", ["_x"], 1], ["D", "x"], ["&", 0], ["&", -1], ["h", 0], ["H", 0],
-     ["tz", "../x"],     ["N", "O", [1], "00"], ["a", "zz"], ["F", 1, ["i", hex(2**20000)]]],
+     {"a": 1}, ["b", "0"], ["r", 0, 10**12, 1], ["F", 1, 0], ["class", "print"], ["class", "os"], ["v", "eval"],
+     ["n", "class", ["x"], 1], ["n", "P", ["_x"], 1], ["n", "P", [["x"]], 1], ["D", "x"], ["&", 0], ["&", -1],
+     ["timezone", 1], ["opaque", "x", True, 1], ["opaque"], ["F", 1, ["i", hex(2**20000)]], ["datetime", 1], ["time"]],
 )  # fmt: skip
 def test_malformed_values_are_refused(data: Any) -> None:
     with pytest.raises(wire.WireError):

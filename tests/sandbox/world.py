@@ -30,7 +30,7 @@ OWN_MEMORY = 32 << 20
 
 
 class World:
-    """Bait, readable and writable by everybody.
+    """Targets of attacks, readable and writable by everybody.
 
     Args:
         pool: where the hostile programs will run, one worker.

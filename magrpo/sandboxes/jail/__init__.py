@@ -1,1 +1,6 @@
-"""The half of the sandbox that runs inside the jail. Standard library only, and nothing of this project outside it."""
+"""The half of the sandbox that runs inside the jail. Standard library only, and nothing of this project outside it.
+
+Begin with ``zygote.py``, which forks the two processes of each program. The tester (``tester.py``) runs the test and
+calls the program through ``proxy.py``. The candidate (``candidate.py``) runs the program and answers. Between them,
+``wire.py`` carries frames, which hold the plain data of ``values.py``. ``confine.py`` and ``seccomp.py`` isolate each.
+"""

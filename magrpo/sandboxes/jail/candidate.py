@@ -8,11 +8,9 @@ import base64
 import builtins
 import gc
 import json
+import operator
 import re
 import sys
-from _thread import RLock
-from collections import ChainMap
-from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from functools import update_wrapper
@@ -21,10 +19,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import recorder, wire
-from .peer import Answered, Peer, describe_error, list_powers
+from .exceptions import describe_error, encode_details
 from .seeds import seed_generators
+from .stand_ins import OPERATIONS, make_special_methods
 from .surroundings import make_changes
-from .values import find_in_library
+from .values import MAX_NODES, Decoder, Encoder
 
 MODULE = "candidate"
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
@@ -33,10 +32,10 @@ COMPILED = "compiled"  # sent before any of the program runs
 
 
 class Watch:
-    """Wraps the watched function: counts its outermost calls that return, and can ``hide`` what they do.
+    """Wraps the watched function: counts its outermost calls that return, and can ``hide`` their effects.
 
-    The function itself still runs. Hidden are its ``result``, which nothing can be done with, or which another value
-    of its type replaces (``value``), or the changes of its arguments (``changes``).
+    The function itself still runs. ``hide`` is one of :data:`HIDDEN`: ``result`` replaces its result by an object on
+    which every operation raises, ``value`` by another value of the same type; ``changes`` undoes changes of arguments.
     """
 
     def __init__(self, hide: str = "") -> None:
@@ -47,7 +46,7 @@ class Watch:
         def watched(*args: Any, **kwargs: Any) -> Any:
             outermost = self.running and self.depth == 0
             if outermost and self.hide == "changes":
-                with suppress(Exception):  # what cannot be copied is not hidden
+                with suppress(Exception):  # a change of an argument that cannot be copied is not hidden
                     args, kwargs = deepcopy((args, kwargs))
             self.depth += 1
             try:
@@ -89,51 +88,26 @@ def _refuse(*_: Any, **__: Any) -> Any:
     raise HiddenResultUsed
 
 
-OPERATIONS = (
-    "bool eq ne lt le gt ge hash len iter next contains getitem setitem delitem call int float complex index round "
-    "trunc floor ceil abs neg pos invert add radd iadd sub rsub isub mul rmul imul truediv rtruediv floordiv "
-    "rfloordiv mod rmod divmod rdivmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift str repr "
-    "format bytes reversed enter exit getattr deepcopy copy"
-)
-Hidden = type("Hidden", (), {f"__{name}__": _refuse for name in OPERATIONS.split()})
+Hidden = type("Hidden", (), make_special_methods(OPERATIONS, _refuse))
 """A value on which every operation raises."""
-
-
-class ProgramPeer(Peer):
-    """The program's objects; what the test changes around a question is changed here, too."""
-
-    def _perform(self, operation: str, target: Any, rest: list[Any]) -> Any:
-        if operation != "amid":
-            return super()._perform(operation, target, rest)
-        operation, subject, *arguments = rest
-        with make_changes(target):
-            return super()._perform(operation, subject, arguments)
 
 
 class CandidateProgram:
     """The candidate's module and its entry point. ``source``, ``entry_point`` and ``watch`` as in ``Execution``.
 
-    ``ask(peer, operation, arguments)`` puts a question to the test. Compiles the program and runs nothing of it before
-    :meth:`load`.
+    Compiles the program and runs nothing of it before :meth:`load`.
     """
 
-    def __init__(self, ask: Callable[..., Any], source: str, entry_point: str, watch: str) -> None:
-        self.ask, self.entry_point, self.watch = ask, entry_point, watch
+    def __init__(self, source: str, entry_point: str, watch: str) -> None:
+        self.entry_point, self.watch = entry_point, watch
         self.code: CodeType = compile(
             begin_watch(source, watch) if watch else source, "<program>", "exec", dont_inherit=True
         )
 
-    def load(self, hide: str = "") -> Any:
-        """Run the program from its beginning; return the encoding of its entry point."""
-        function, self.tracer = self._load(hide)
-        self.peer = ProgramPeer(
-            self._ask_test, list_powers, lambda *_: None, library=find_in_library, caught=BaseException
-        )
-        self.peer.named_tuples = ChainMap({}, vars(sys.modules[MODULE]))
-        return self.peer.export(function)
-
-    def _ask_test(self, operation: str, arguments: tuple[Any, ...]) -> Any:
-        return self.ask(self.peer, operation, arguments)
+    def load(self, hide: str = "") -> bool:
+        """Run the program from its beginning; return whether its entry point is a class."""
+        self.function, self.tracer = self._load(hide)
+        return isinstance(self.function, type)
 
     def _load(self, hide: str) -> tuple[Any, Watch]:
         """Run the program from its beginning; return the entry point and the watch on the watched function."""
@@ -153,21 +127,42 @@ class CandidateProgram:
         exec(self.code, module.__dict__)  # the one purpose of this process
         return module.__dict__[self.entry_point], tracer
 
-    def answer(self, operation: str, *question: Any) -> list[Any]:
-        """``[status, value, changes, calls of the watched function]``."""
+    def answer_call(self, question: Any) -> list[Any]:
+        """Call the entry point: ``[status, value, changes, calls of the watched function]``.
+
+        ``question``: encoded changes of the surroundings, arguments and keyword arguments; ``changes``: number and new
+        content of each mutable container among the arguments whose content is another one now.
+        """
+        decoder = Decoder()
+        surroundings, args, kwargs = decoder.decode(question)
+        contents = list(map(copy_content, decoder.containers))
+        encoder = Encoder(decoder.containers, names_opaque=True)
         tracer = self.tracer
         tracer.calls, tracer.running, tracer.depth = 0, True, 0
         try:
-            return [*self.peer.serve(operation, *question), tracer.calls]
+            make_changes(surroundings)
+            value = self.function(*args, **dict(kwargs))
+        except BaseException as error:  # noqa: BLE001 - whatever a program raises is its answer
+            status, answer = describe_error(error)
+            answer[3] = encode_details(error, encoder)
+        else:
+            status, answer = "ok", encoder.encode(value)
         finally:
             tracer.running = False
+        encoder.budget = MAX_NODES  # as much again for the changed arguments
+        changes = [
+            [number, encoder.encode_content(container)]
+            for number, (container, content) in enumerate(zip(decoder.containers, contents, strict=True))
+            if has_changed(container, content)
+        ]
+        return [status, answer, changes, tracer.calls]
 
     def is_result_used(self, transcript: list[Any]) -> bool:
-        """Whether an answer of a transcript changes when what the watched function does is hidden."""
+        """Whether an answer of a transcript changes when the effects of the watched function are hidden."""
         for hide in HIDDEN:
             self.load(hide)
-            for operation, question, answer in transcript:
-                if strip_addresses(self.answer(operation, *question)[:3]) != strip_addresses(answer[:3]):
+            for question, answer in transcript:
+                if strip_addresses(self.answer_call(question)[:3]) != strip_addresses(answer[:3]):
                     return True
         return False
 
@@ -211,6 +206,21 @@ def list_bound_names(statement: ast.stmt) -> set[str]:
     return names
 
 
+def copy_content(container: Any) -> Any:
+    """The items of a mutable container, to be compared by :func:`has_changed`."""
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return bytes(container) if isinstance(container, bytearray) else list(container)
+
+
+def has_changed(container: Any, content: Any) -> bool:
+    """Whether a container holds other objects than it did; containers inside it are compared by themselves."""
+    now = copy_content(container)
+    if isinstance(now, bytes):
+        return bool(now != content)
+    return len(now) != len(content) or not all(map(operator.is_, now, content))
+
+
 def strip_addresses(answer: list[Any]) -> str:
     """An answer without the addresses in its texts, so that equal calls have equal answers."""
     return ADDRESS.sub("", json.dumps(answer))
@@ -231,9 +241,11 @@ class Local(recorder.Callee):
             self.note_value(value)
             return value
 
-        self.entry = function if isinstance(function, type) else call
         if isinstance(function, FunctionType):
             update_wrapper(call, function).__dict__ = vars(function)
+            self.entry = call
+        else:  # a class, or another object that the test may use in more ways than by calls, which go unnoticed
+            self.entry, self.has_answered = function, True
 
 
 def _summarize(error: BaseException) -> tuple[str, str]:
@@ -243,46 +255,43 @@ def _summarize(error: BaseException) -> tuple[str, str]:
 
 
 class Server:
-    """Answers the tester's questions over ``channel``, and asks it questions while it waits for an answer."""
+    """Answers the tester's questions over ``channel``."""
 
     def __init__(self, channel: socket) -> None:
         self.channel = channel
         self.reader = wire.FrameReader(channel, 1 << 40)
         self.program: CandidateProgram | None = None
-        self.turn = RLock()  # threads of the program ask one after another: answers do not say whose they are
 
     def serve_calls(self) -> None:
         """Report that the process is confined, then answer the tester's requests until it hangs up."""
         wire.send_message(self.channel, HELLO)
         while True:
             try:
-                self.answer_question(self.reader.read_message(lambda: None))
+                index, verb, *rest = self.reader.read_message(lambda: None)
             except wire.Closed:
                 return
-
-    def answer_question(self, question: list[Any]) -> None:
-        index, verb, *rest = question
-        try:
-            reply = self.answer_verb(verb, *rest)
-        except BaseException as error:  # noqa: BLE001 - a program that does not load says why
-            reply = [*describe_error(error), [], 0]
-        wire.send_message(self.channel, [index, *reply])
+            try:
+                reply = self.answer_verb(verb, *rest)
+            except BaseException as error:  # noqa: BLE001 - a program that does not load says why
+                reply = [*describe_error(error), [], 0]
+            wire.send_message(self.channel, [index, *reply])
 
     def answer_verb(self, verb: str, *rest: Any) -> list[Any]:
         """``[status, value, changes, calls of the watched function]``."""
         if verb == "load":
-            self.program = CandidateProgram(self.ask_test, *rest)
+            self.program = CandidateProgram(*rest)
             wire.send_message(self.channel, COMPILED)
             return ["ok", self.program.load(), [], 0]
         assert self.program
         match verb:
+            case "call":
+                return self.program.answer_call(*rest)
             case "beside":
                 return self.program.run_test(*rest)
-            case "forget":
-                return self.forget_program()
             case "replay":
                 return ["ok", self.program.is_result_used(*rest), [], 0]
-        return self.program.answer(verb, *rest)
+        assert verb == "forget"
+        return self.forget_program()
 
     def forget_program(self) -> list[Any]:
         """Destroy the program and all it holds, at its own expense: CPython may overflow its stack over it."""
@@ -290,17 +299,3 @@ class Server:
         del sys.modules[MODULE]
         gc.collect()
         return ["ok", None, [], 0]
-
-    def ask_test(self, peer: Peer, operation: str, arguments: tuple[Any, ...]) -> Any:
-        """Ask the tester to do something to an object of the test."""
-        with self.turn:
-            wire.send_message(self.channel, ["ask", operation, *peer.write_question(arguments)])
-            while True:
-                message = self.reader.read_message(lambda: None)
-                if message[0] == "answer":
-                    _, status, value, changes = message
-                    try:
-                        return peer.read_answer(status, value, changes)
-                    except Answered as answered:
-                        raise answered.args[0] from None
-                self.answer_question(message)

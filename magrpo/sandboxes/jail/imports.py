@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 READY = b"ready"
-"""What the zygote sends when it has imported everything; before each package's module it sends the module's name."""
+"""Sent by the zygote when it has imported everything; before each package's module it sends the module's name."""
 
 
 class PackageFinder:

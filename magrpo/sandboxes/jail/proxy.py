@@ -4,24 +4,20 @@ import os
 import signal
 import socket
 import time
-from functools import cache
 from typing import Any
 
 from . import candidate, wire
 from .candidate_process import CandidateProcess, replace_process
 from .clock import limit_cpu
 from .confine import Limits
-from .exports import check_operation, grant
-from .peer import Answered, Peer
+from .exceptions import build_error
 from .recorder import Abort, Callee, CandidateFailure, OutOfTime, describe_exception
+from .stand_ins import EntryPoint, Inexpressible, Opaque, describe_opaque_values
 from .surroundings import Surroundings
-from .values import find_library_name
-from .wire import TooLarge
+from .values import Decoder, Encoder, read_index
 
 HUNG, GONE = b"h", b"g"
 MAX_TRANSCRIPT = 200
-OWN_VERBS = frozenset({"load", "replay", "beside", "renew", "forget"})
-"""What the tester asks on its own account, not for the test."""
 START_S = 10.0
 WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
@@ -35,69 +31,12 @@ DECODING_S = 1.0
 """CPU time for decoding one answer: keys may collide."""
 
 
-class Inexpressible(Abort):
-    """The test passes a value to the candidate that is not plain data."""
-
-
 class Broken(Abort):
     """The jail, not the candidate, is at fault."""
 
 
 class TooMuchMemory(wire.WireError):
     """The candidate's processes together exceed the memory limit."""
-
-
-class EntryPoint:
-    """The entry point as the test sees it. ``proxy.ask_entry(operation, ...)`` asks the candidate about it."""
-
-    def __init__(self, proxy: Any) -> None:
-        object.__setattr__(self, "_proxy", proxy)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return object.__getattribute__(self, "_proxy").call(args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return object.__getattribute__(self, "_proxy").ask_entry("getattr", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__getattribute__(self, "_proxy").ask_entry("setattr", name, value)
-
-    def __instancecheck__(self, instance: Any) -> Any:
-        return object.__getattribute__(self, "_proxy").ask_entry("instancecheck", instance)
-
-    def __mro_entries__(self, _: Any) -> Any:
-        raise Inexpressible("the test derives a class from it")
-
-    @property
-    def __class__(self) -> type:
-        """That of the object itself, as far as the test can see."""
-        return object.__getattribute__(self, "_proxy").target.__class__  # type: ignore[no-any-return]
-
-    @__class__.setter
-    def __class__(self, _: Any) -> None:
-        raise TypeError("the class of an entry point cannot be changed")
-
-    @property
-    def __doc__(self) -> Any:  # type: ignore[override]
-        return object.__getattribute__(self, "_proxy").ask_entry("getattr", "__doc__")
-
-
-def make_entry_point(proxy: Any) -> EntryPoint:
-    """The entry point with the special methods of its target: an enumeration can be iterated over."""
-    kind: Any = type(proxy.target)
-    return _make_entry_point_class(kind)(proxy)
-
-
-@cache
-def _make_entry_point_class(target: type) -> type[EntryPoint]:
-    def forward(name: str) -> Any:
-        return lambda self, *arguments: getattr(object.__getattribute__(self, "_proxy").target, name)(*arguments)
-
-    special = vars(target)
-    names = special.keys() - vars(EntryPoint).keys()
-    methods = {name: forward(name) for name in names if name.startswith("__") and callable(special[name])}
-    methods["__doc__"] = vars(EntryPoint)["__doc__"]
-    return type("EntryPoint", (EntryPoint,), methods)
 
 
 class Proxy(Callee):
@@ -115,7 +54,8 @@ class Proxy(Callee):
         self.program, self.requests, self.limits, self.children = program, requests, limits, children
         self.measured = time.monotonic()
         self.watch, self.surroundings = program[2], Surroundings()
-        self.target = None
+        self.entry = EntryPoint(program[1], self.call)
+        self.entry_is_class = False
         self.spare: CandidateProcess | None = process
         self.lives, self.index, self.spent_s = 2, 0, 0.0
         self.past_cpu_s, self.past_memory = -process.read_times()[0] if process.has_greeted else 0.0, 0
@@ -124,57 +64,55 @@ class Proxy(Callee):
         self.transcript: list[list[Any]] = []
         self.compiles = False
         self._load()
-        self.entry = EntryPoint(self) if self.target is None else make_entry_point(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the entry point; CandidateFailure if there is no answer. Exceptions have their nearest builtin class."""
-        result = self.ask_entry("call", args, tuple(kwargs.items()))
-        self.note_value(result)
+        """Call the entry point. Exceptions have their nearest builtin class.
+
+        Raises:
+            CandidateFailure: there is no answer. Inexpressible: the call needs an object that is not plain data.
+        """
+        if self.failure:
+            raise CandidateFailure(*self.failure)
+        if self.entry_is_class:
+            raise Inexpressible("the entry point is a class")
+        encoder = Encoder()
+        try:
+            question = encoder.encode((self.surroundings.list_changes(), args, tuple(kwargs.items())))
+        except wire.WireError as error:
+            raise Inexpressible(f"the test passes an argument that cannot cross: {error}") from None
+        answer = self._ask("call", [question])
+        status, value, changes, calls = answer
+        self.watched_calls += calls
+        if self.watch and self.lives == 1 and len(self.transcript) < MAX_TRANSCRIPT:
+            self.transcript.append([question, answer])
+        if status != "ok" or changes or not (value is None or type(value) in (bool, int, float, str)):
+            value = self._read_answer(status, value, changes, encoder.containers)
+        self.note_value(value)
+        return value
+
+    def _read_answer(self, status: str, value: Any, changes: list[Any], containers: list[Any]) -> Any:
+        """The value that an answer holds; raises the exception that it holds. Changes the ``containers`` as it says."""
+        decoder = Decoder(containers, Opaque)
+        try:
+            with limit_cpu(DECODING_S):
+                result = decoder.decode(value) if status == "ok" else build_error(value, decoder)
+                for number, content in changes:
+                    decoder.decode_content(content, containers[read_index(number)])
+        except OutOfTime:
+            raise self._replace_failed("protocol", "an answer takes too long to read", HUNG, "call") from None
+        except wire.WireError as error:
+            raise self._replace_failed("protocol", str(error), HUNG, "call") from None
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            message = f"malformed answer: {type(error).__name__}"
+            raise self._replace_failed("protocol", message, HUNG, "call") from None
+        if status != "ok":
+            self.raised = result, status, describe_claim(value)
+            raise result
         return result
 
     def describe(self, value: Any) -> str:
-        self.peer.is_quiet = True
-        try:
+        with describe_opaque_values():
             return super().describe(value)
-        finally:
-            self.peer.is_quiet = False
-
-    def ask_entry(self, operation: str, *arguments: Any) -> Any:
-        """Ask the candidate to do something to its entry point."""
-        return self._ask_program(self.peer, operation, (self.target, *arguments))
-
-    def _ask_program(self, peer: Peer, operation: str, arguments: tuple[Any, ...]) -> Any:
-        if self.failure:
-            raise CandidateFailure(*self.failure)
-        if peer is not self.peer:
-            raise CandidateFailure("not_run", "an earlier test ended the process that this object lived in")
-        changes = self.surroundings.list_changes()
-        if changes:
-            operation, arguments = "amid", (changes, operation, *arguments)
-        try:
-            question = peer.write_question(arguments)
-        except wire.WireError as error:
-            # A returned value must not be able to move the test into the candidate's process, where it could be forged.
-            if isinstance(error, TooLarge) and self.has_answered:
-                raise CandidateFailure("wrong", f"the test passes on what the program returned: {error}") from None
-            raise Inexpressible(str(error)) from None
-        status, value, after, calls = answer = self._ask(operation, question)
-        self.watched_calls += calls
-        if self.watch and self.lives == 1 and len(self.transcript) < MAX_TRANSCRIPT:
-            self.transcript.append([operation, question, answer])
-        if status == "ok" and not after and (value is None or type(value) in (bool, int, float, str)):
-            return value
-        try:
-            with limit_cpu(DECODING_S):
-                return peer.read_answer(status, value, after)
-        except Answered as answered:
-            raised = answered.args[0]
-            self.raised = raised, status, describe_claim(value)
-            raise raised from raised.__cause__
-        except (wire.WireError, OutOfTime) as error:
-            raise self._replace_failed(
-                "protocol", str(error) or "an answer takes too long to read", HUNG, "call"
-            ) from None
 
     def is_result_used(self) -> bool:
         """Whether an answer changes when the watched function's results are hidden, as claimed by the candidate.
@@ -191,8 +129,11 @@ class Proxy(Callee):
         except CandidateFailure as failure:
             return failure.args[0] in {"timeout", "crash"}
 
-    def replace_process(self) -> None:
-        self._replace_failed("not_run", "replaced", HUNG, "renew")
+    def restart(self) -> None:
+        """Load the program into a fresh process, with all of its time: the test begins again."""
+        if not self.spare:
+            self._replace_failed("not_run", "replaced", HUNG, "restart")
+        self.spent_s = 0.0
         self._load()
 
     def run_test(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
@@ -244,9 +185,6 @@ class Proxy(Callee):
         assert self.spare
         self.failure = None
         self.process, self.spare = self.spare, None
-        self.peer = peer = Peer(
-            lambda *question: self._ask_program(peer, *question), grant, check_operation, find_name=find_library_name
-        )
         self.reader = wire.FrameReader(self.process.channel, self.output_left)
         self.lives -= 1
         self._await_greeting()
@@ -259,10 +197,7 @@ class Proxy(Callee):
         if status != "ok":
             self.failure = "memory" if status == "memory" else "load_error", describe_claim(value)
             return
-        try:
-            self.target = self.peer.read_answer("ok", value, [])
-        except wire.WireError as error:
-            self._replace_failed("protocol", str(error), HUNG, "load")
+        self.entry_is_class = value is True
 
     def _await_greeting(self) -> None:
         """Wait until the process is confined."""
@@ -301,11 +236,6 @@ class Proxy(Callee):
             if message == candidate.COMPILED and verb == "load":
                 self.compiles = True
                 message = self.reader.read_message(wait)
-            while isinstance(message, list) and message[:1] == ["ask"] and verb not in OWN_VERBS:
-                self._answer_question(*message[1:])
-                if process is not self.process:
-                    raise CandidateFailure("not_run", "an earlier test ended the program")
-                message = self.reader.read_message(wait)
             answer = check_answer(message, index)
         except (wire.WireError, OSError) as error:
             self.spent_s += charge()
@@ -314,16 +244,6 @@ class Proxy(Callee):
         if self.spent_s >= self.limits.total_s:
             self.failure = "timeout", "out of time in all"
         return answer
-
-    def _answer_question(self, *question: Any) -> None:
-        """Answer what the program asks about an object of the test."""
-        try:
-            operation, *rest = question
-            with limit_cpu(DECODING_S):
-                answer = self.peer.serve(operation, *rest)
-        except (ValueError, TypeError, OutOfTime) as error:
-            raise wire.WireError(f"a question of the program: {type(error).__name__}") from None
-        wire.send_message(self.process.channel, ["answer", *answer])
 
     def _replace_failed(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
         """Have the failed process replaced, and load the program again if that is still allowed.
@@ -343,7 +263,7 @@ class Proxy(Callee):
             status = {int(signal.SIGKILL): "memory", int(signal.SIGXCPU): "timeout"}.get(cause, "crash")
         if verb == "load" or status in ("protocol", "output_limit"):
             self.failure = status, message
-        elif self.lives and self.limits.total_s > self.spent_s and verb not in OWN_VERBS:
+        elif self.lives and self.limits.total_s > self.spent_s and verb == "call":
             self._load()
         else:
             self.failure = "not_run", "an earlier test ended the program"
@@ -365,7 +285,7 @@ def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]
 
 
 def describe_claim(value: list[Any]) -> str:
-    """The message about an exception as :func:`magrpo.sandboxes.jail.peer.describe_error` describes it."""
+    """The message about an exception as :func:`magrpo.sandboxes.jail.exceptions.describe_error` describes it."""
     known, own, text, *_ = value
     return describe_exception(known, text if own in ("", known) else f"{own}: {text}")
 

@@ -51,7 +51,7 @@ class Callee:
         self.failure: tuple[str, str] | None = None  # status and message once it can no longer be called
 
     def note_value(self, value: Any) -> None:
-        """Keep what a call returned."""
+        """Keep the result of a call."""
         self.values.append(value)
         self.has_answered = True
 

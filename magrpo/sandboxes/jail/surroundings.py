@@ -1,34 +1,34 @@
-"""What a test changes around a call: streams, ``input``, the clock, the seed, the environment, the recursion limit.
+"""Changes that a test makes around a call: of the seed, the environment, the recursion limit, or ``sys.argv``.
 
-The test runs in another process than the program, so such changes travel with the next question.
+The test runs in another process than the program, so such changes travel with the next call. Replaced streams, clocks
+and builtin functions are objects of the test and cannot.
 """
 
 import builtins
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from .seeds import SHARED, seed_generators
+from .stand_ins import Inexpressible
 
 _REPLACED: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (builtins, ("input", "print", "open")),
-    (sys, ("argv", "stderr", "stdin", "stdout")),
+    (sys, ("stderr", "stdin", "stdout")),
     (time, ("monotonic", "perf_counter", "sleep", "time")),
 )
-_MODULES = {module.__name__: module for module, _ in _REPLACED}
 _ORIGINALS = [(module, name, getattr(module, name)) for module, names in _REPLACED for name in names]
 _ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]  # compared by many calls: the mapping itself is slow
 
 
 class Surroundings:
-    """Notices, in the tester, what the test has changed."""
+    """Notices, in the tester, the changes that the test makes."""
 
     def __init__(self) -> None:
-        self.environment, self.recursion_limit = _ENVIRONMENT.copy(), sys.getrecursionlimit()
+        self.environment, self.recursion_limit, self.argv = _ENVIRONMENT.copy(), sys.getrecursionlimit(), sys.argv
         self.seeds: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.seeders: dict[str, Any] = {}
         for name in SHARED & sys.modules.keys():
@@ -42,22 +42,28 @@ class Surroundings:
             vars(sys.modules[name])["seed"] = seeder
         seed_generators()
 
-    def list_changes(self) -> tuple[tuple[str, str, Any], ...]:
-        """Module, name and value of each change that the next call must see."""
-        changes = [
-            (module.__name__, name, value)
-            for module, name, original in _ORIGINALS
-            if (value := getattr(module, name)) is not original
-        ]
+    def list_changes(self) -> tuple[tuple[str, Any], ...]:
+        """Name and value of each change since the last call.
+
+        Raises:
+            Inexpressible: the test has replaced an object that the program may use.
+        """
+        for module, name, original in _ORIGINALS:
+            if getattr(module, name) is not original:
+                raise Inexpressible(f"the test replaces {module.__name__}.{name}")
+        changes: list[tuple[str, Any]] = []
         if self.seeds:
-            changes += [(name, "seed", arguments) for name, arguments in self.seeds.items()]
+            changes += self.seeds.items()
             self.seeds = {}
         if self.environment != _ENVIRONMENT:
             self.environment = _ENVIRONMENT.copy()
-            changes.append(("os", "environ", dict(os.environ)))
+            changes.append(("environ", dict(os.environ)))
         if sys.getrecursionlimit() != self.recursion_limit:
             self.recursion_limit = sys.getrecursionlimit()
-            changes.append(("sys", "recursionlimit", self.recursion_limit))
+            changes.append(("recursionlimit", self.recursion_limit))
+        if sys.argv is not self.argv:
+            self.argv = sys.argv
+            changes.append(("argv", self.argv))
         return tuple(changes)
 
     def _note_seed(self, name: str, seed: Any) -> Any:
@@ -68,25 +74,16 @@ class Surroundings:
         return noting
 
 
-@contextmanager
-def make_changes(changes: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
-    """Make such changes in the candidate; those of names last until the end of the call."""
-    replaced = []
-    for module_name, name, value in changes:
-        if name == "seed":
-            arguments, keywords = value
-            sys.modules[module_name].seed(*arguments, **keywords)
-        elif name == "recursionlimit":
-            sys.setrecursionlimit(value)
-        elif name == "environ":
+def make_changes(changes: Iterable[tuple[str, Any]]) -> None:
+    """Make the changes in the candidate."""
+    for name, value in changes:
+        if name == "environ":
             os.environ.clear()
             os.environ.update(value)
+        elif name == "recursionlimit":
+            sys.setrecursionlimit(value)
+        elif name == "argv":
+            sys.argv = value
         else:
-            module = _MODULES[module_name]
-            replaced.append((module, name, getattr(module, name)))
-            setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for module, name, original in replaced:
-            setattr(module, name, original)
+            arguments, keywords = value
+            sys.modules[name].seed(*arguments, **keywords)

@@ -13,8 +13,9 @@ from . import recorder, wire
 from .candidate_process import CandidateProcess
 from .clock import start_clock, stop_clock
 from .confine import Limits
-from .proxy import Broken, Inexpressible, Proxy
+from .proxy import Broken, Proxy
 from .recorder import CandidateFailure, Unusable, escape_text
+from .stand_ins import Inexpressible
 
 TEST_CPU_S = 10
 LEFT_S = 2  # for what follows the test, before the kernel ends the process
@@ -79,7 +80,7 @@ def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
             cases = run_test(job, proxy)
             return {"cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.is_result_used()}
         except Inexpressible:
-            proxy.replace_process()
+            proxy.restart()
     return judge_inside_candidate(job, proxy)
 
 

@@ -1,4 +1,4 @@
-"""Frames: a length (4 bytes, big endian) and that many bytes of ASCII JSON. ``values.py`` has what stands in them.
+"""Frames: a length (4 bytes, big endian) and that many bytes of ASCII JSON. ``values.py`` describes their contents.
 
 Nothing is unpickled or evaluated, and the reader limits sizes.
 """
@@ -63,7 +63,7 @@ class FrameReader:
     def __init__(self, channel: socket, cap: int) -> None:
         self.channel = channel
         self.left = cap
-        self.received = bytearray()  # what follows the last message
+        self.received = bytearray()  # bytes after the last message
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
 

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from magrpo.process.children import send_signal
-from magrpo.sandboxes import SandboxError, ladder
+from magrpo.sandboxes import SandboxError, levels
 from magrpo.sandboxes.jail import seccomp
 from magrpo.sandboxes.jail.confine import Level
 from magrpo.sandboxes.jail_command import JailSpec, LevelUnavailable
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.types import Execution
+from magrpo.types import Execution, IsolationLevel
 from tests.processes import assert_all_end
 
 from .conftest import open_pool
@@ -29,33 +29,33 @@ from .hostile import CORPUS
 from .world import World
 
 SPEC = JailSpec(PoolSandbox().make_limits(), "")
-# A canary's stopped process: tells its number and waits.
+# A probe's stopped process: tells its number and waits.
 STOPPING = """
-from magrpo.sandboxes import ladder
-with ladder._stop_process() as stopped:
+from magrpo.sandboxes import levels
+with levels._stop_process() as stopped:
     print(stopped, flush=True)
     input()
 """
 
 
 def test_auto_takes_the_strongest() -> None:
-    assert ladder.choose_level(SPEC, "auto", "landlock").level == "namespaces"
+    assert levels.choose_level(SPEC, "auto", "landlock").level == "namespaces"
 
 
 def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    rung = ladder.choose_level(SPEC, "auto", "landlock")
-    assert rung.level == "landlock"
-    assert set(rung.refused) == {"namespaces", "namespaces-flat"}
+    isolation = levels.choose_level(SPEC, "auto", "landlock")
+    assert isolation.level == "landlock"
+    assert set(isolation.refused) == {"namespaces", "namespaces-flat"}
     assert "apt-get install bubblewrap" in caplog.text
 
 
-def test_what_a_killed_canary_left_behind_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_probe_left_behind_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "magrpo-canary-killed").mkdir()
-    with ladder._lay_bait() as (first, *_), ladder._lay_bait() as (second, *_):
+    (tmp_path / "magrpo-probe-killed").mkdir()
+    with levels._make_targets() as (first, *_), levels._make_targets() as (second, *_):
         assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
     assert list(tmp_path.iterdir()) == []
 
@@ -70,12 +70,12 @@ def test_a_folder_for_temporary_files_with_a_long_path_is_refused(
         PoolSandbox().open()
 
 
-def test_the_stopped_process_of_a_canary_that_is_killed_ends() -> None:
-    with subprocess.Popen([sys.executable, "-c", STOPPING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as canary:
-        assert canary.stdout is not None
-        stopped = psutil.Process(int(canary.stdout.readline()))
+def test_the_stopped_process_of_a_probe_that_is_killed_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as probe:
+        assert probe.stdout is not None
+        stopped = psutil.Process(int(probe.stdout.readline()))
         status = stopped.status()
-        canary.kill()
+        probe.kill()
     try:
         assert status == psutil.STATUS_STOPPED
         assert_all_end([stopped])
@@ -86,33 +86,33 @@ def test_the_stopped_process_of_a_canary_that_is_killed_ends() -> None:
 def test_min_level_refuses_what_is_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
-        ladder.choose_level(SPEC, "auto", "namespaces-flat")
+        levels.choose_level(SPEC, "auto", "namespaces-flat")
     with pytest.raises(SandboxError, match="min_level"):
-        ladder.choose_level(SPEC, "landlock", "namespaces")
+        levels.choose_level(SPEC, "landlock", "namespaces")
 
 
 def test_none_needs_the_config_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ladder.ALLOW_NONE, raising=False)
+    monkeypatch.delenv(levels.ALLOW_NONE, raising=False)
     with pytest.raises(SandboxError, match="min_level"):
-        ladder.choose_level(SPEC, "none", "landlock")
-    with pytest.raises(SandboxError, match=ladder.ALLOW_NONE):
-        ladder.choose_level(SPEC, "none", "none")
-    monkeypatch.setenv(ladder.ALLOW_NONE, "1")
-    assert ladder.choose_level(SPEC, "none", "none").level == "none"
+        levels.choose_level(SPEC, "none", "landlock")
+    with pytest.raises(SandboxError, match=levels.ALLOW_NONE):
+        levels.choose_level(SPEC, "none", "none")
+    monkeypatch.setenv(levels.ALLOW_NONE, "1")
+    assert levels.choose_level(SPEC, "none", "none").level == "none"
 
 
 def test_nothing_falls_through_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(spec: JailSpec) -> None:
         raise LevelUnavailable(f"{spec.level} is broken")
 
-    monkeypatch.setenv(ladder.ALLOW_NONE, "1")
-    monkeypatch.setattr(ladder, "examine_level", unavailable)
+    monkeypatch.setenv(levels.ALLOW_NONE, "1")
+    monkeypatch.setattr(levels, "examine_level", unavailable)
     with pytest.raises(SandboxError, match="landlock is broken"):
-        ladder.choose_level(SPEC, "auto", "none")
+        levels.choose_level(SPEC, "auto", "none")
 
 
 @pytest.mark.parametrize("level", ["namespaces", "namespaces-flat", "landlock"])
-def test_the_canary_is_refused(level: str) -> None:
+def test_the_probe_is_refused(level: str) -> None:
     pool = open_pool(level=level, workers=1)
     assert pool.level == level
     pool.close()
@@ -131,10 +131,10 @@ def test_the_first_process_of_a_container_finds_the_same_level() -> None:
     assert found[1] == ["1", found[0][1]]
 
 
-def test_the_canary_gets_through_without_isolation() -> None:
-    """The canary's own harm is real: without isolation it reads, writes and connects."""
+def test_the_probe_gets_through_without_isolation() -> None:
+    """The probe's own harm is real: without isolation it reads, writes and connects."""
     with pytest.raises(LevelUnavailable) as refusal:
-        ladder.examine_level(JailSpec(SPEC.limits, "none"))
+        levels.examine_level(JailSpec(SPEC.limits, "none"))
     for attempt in ("read", "write", "connect", "connect_unix", "send_udp", "left a trace outside"):
         assert attempt in str(refusal.value)
 
@@ -144,7 +144,7 @@ def test_the_canary_gets_through_without_isolation() -> None:
 )
 def test_the_checks_of_the_hostile_corpus_can_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without isolation the same checks find the harm done."""
-    monkeypatch.setenv(ladder.ALLOW_NONE, "1")
+    monkeypatch.setenv(levels.ALLOW_NONE, "1")
     [program] = [program for program in CORPUS if program.name == name]
     pool = open_pool(level="none", min_level="none", workers=1)
     world = World(pool)
@@ -175,7 +175,7 @@ CONTAINER = "--inh-caps=-all --bounding-set=-all,+setuid,+setgid,+kill,+chown,+d
 def test_without_the_privileges_of_root(
     tmp_path: Path, privileges: str, levels: list[str], found: list[set[str]]
 ) -> None:
-    """An ordinary user gets the strongest level; root that lacks capabilities gets what the canary accepts."""
+    """An ordinary user gets the strongest level; root that lacks capabilities gets what the probe accepts."""
     python = Path("/usr/bin/python3")
     if os.geteuid() != 0:
         pytest.skip("every other test runs as an ordinary user already")
@@ -239,10 +239,12 @@ def test_a_kernel_that_cannot_ask_about_threads_is_refused(monkeypatch: pytest.M
 
 
 def test_small_limits_of_programs_do_not_weaken_the_level() -> None:
-    assert PoolSandbox(memory_mib=64, processes=1, descriptors=8, test_s=0.01).probe() == ladder.Rung("namespaces", {})
+    assert PoolSandbox(memory_mib=64, processes=1, descriptors=8, test_s=0.01).probe() == IsolationLevel(
+        "namespaces", {}
+    )
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        ladder.choose_level(SPEC, "auto", "landlock")
+        levels.choose_level(SPEC, "auto", "landlock")
     assert [record.message for record in caplog.records] == ["sandbox level: namespaces"]

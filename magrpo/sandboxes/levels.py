@@ -1,4 +1,4 @@
-"""The isolation ladder: finds the strongest level that works here by running a canary that tries to break out."""
+"""Isolation levels: finds the strongest one that works here, by running a probe that tries to break out."""
 
 import contextlib
 import logging
@@ -18,14 +18,14 @@ from magrpo.sandboxes.packages import Packages
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable
 from magrpo.types import Execution, IsolationLevel
 
-LADDER = tuple(STRENGTH)
+LEVELS = tuple(STRENGTH)
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
-CANARY_S = 30.0
-CANARY_BYTES = 512 << 20  # with little memory an attempt fails for want of it, which is no refusal
-PREFIX = "magrpo-canary-"
+PROBE_S = 30.0
+PROBE_BYTES = 512 << 20  # with little memory an attempt fails for want of it, which is no refusal
+PREFIX = "magrpo-probe-"
 log = logging.getLogger(__name__)
 
-CANARY = """
+PROBE = """
 import os, signal, socket, time
 
 def attempt(action, argument):
@@ -34,13 +34,13 @@ def attempt(action, argument):
             case "read":
                 open(argument).read()
             case "write":
-                open(argument, "w").write("canary")
+                open(argument, "w").write("probe")
             case "connect":
                 socket.create_connection(("127.0.0.1", argument), 1)
             case "connect_unix":
                 socket.socket(socket.AF_UNIX).connect(argument)
             case "send_udp":
-                socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"canary", ("127.0.0.1", argument))
+                socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"probe", ("127.0.0.1", argument))
             case "kill":
                 os.kill(argument, signal.SIGCONT)
             case "fork":
@@ -74,7 +74,7 @@ def choose_level(spec: JailSpec, wanted: str, min_level: str) -> IsolationLevel:
     Raises:
         SandboxError: no accepted level works; the message gives reasons and remedies.
     """
-    allowed = LADDER[: LADDER.index(min_level) + 1]
+    allowed = LEVELS[: LEVELS.index(min_level) + 1]
     candidates = [level for level in allowed if level != "none"] if wanted == "auto" else [wanted]
     if wanted != "auto" and wanted not in allowed:
         raise SandboxError(f"sandbox.level = {wanted!r} is weaker than sandbox.min_level = {min_level!r}")
@@ -102,12 +102,12 @@ def choose_level(spec: JailSpec, wanted: str, min_level: str) -> IsolationLevel:
 
 
 def examine_level(spec: JailSpec) -> None:
-    """Run the canary at one level and look for its traces.
+    """Run the probe at one level and look for its traces.
 
     Raises:
         LevelUnavailable, WorkerDied: an attempt succeeded, or the jail did not start or survive.
     """
-    with _lay_bait() as (folder, tcp, unix, udp), _stop_process() as stopped:
+    with _make_targets() as (folder, tcp, unix, udp), _stop_process() as stopped:
         attempts = {
             "read": str(folder / "secret"),
             "write": str(folder / "target"),
@@ -120,31 +120,31 @@ def examine_level(spec: JailSpec) -> None:
         test += f"\nattempt('kill', {stopped})"  # a process inside may have this number
         limits = replace(
             spec.limits,
-            test_s=CANARY_S / 3,
-            total_s=CANARY_S,
-            memory_bytes=max(spec.limits.memory_bytes, CANARY_BYTES),
+            test_s=PROBE_S / 3,
+            total_s=PROBE_S,
+            memory_bytes=max(spec.limits.memory_bytes, PROBE_BYTES),
         )
         worker = Worker(replace(spec, limits=limits))
         try:
-            failed = _run_canary(worker, CANARY, "attempt", test)
-            failed += _run_canary(worker, "def one(): return 1", "one", "assert one() == 1")
+            failed = _run_probe(worker, PROBE, "attempt", test)
+            failed += _run_probe(worker, "def one(): return 1", "one", "assert one() == 1")
         finally:
             worker.close()
         continued = os.waitid(os.P_PID, stopped, os.WCONTINUED | os.WNOHANG)
         if continued or wait_readable(0, tcp, unix, udp) or (folder / "target").read_text() != "untouched":
-            failed.append("the canary left a trace outside")
+            failed.append("the probe left a trace outside")
     if failed:
         raise LevelUnavailable("; ".join(failed))
 
 
-def _run_canary(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
-    reports = worker.run_jobs([make_job(Execution(source, entry_point, test))], CANARY_S) or [{}]
-    cases = reports[0].get("cases", [["timeout", "the canary did not answer"]])
+def _run_probe(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
+    reports = worker.run_jobs([make_job(Execution(source, entry_point, test))], PROBE_S) or [{}]
+    cases = reports[0].get("cases", [["timeout", "the probe did not answer"]])
     return [message for status, message in cases if status != "pass"]
 
 
 @contextlib.contextmanager
-def _lay_bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
+def _make_targets() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
     """Files and sockets that everybody on this machine may read, write and connect to.
 
     Raises SandboxError if the folder for temporary files has too long a path for a socket.
