@@ -107,11 +107,6 @@ def discounted_turns(gamma: float, num_turns: int) -> float:
     return math.fsum(gamma**turn for turn in range(num_turns))
 
 
-def rewards_of_best(rewards: Sequence[float]) -> list[float]:
-    """The rewards of an episode that is worth its best turn: each turn's gain over the best turn before it."""
-    return [max(0.0, reward - max(rewards[:turn])) if turn else reward for turn, reward in enumerate(rewards)]
-
-
 def completion_returns(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[float | None]:
     """The return of each of an agent's ``G`` completions: the mean over the joint actions that contain it.
 

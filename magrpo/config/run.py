@@ -57,10 +57,9 @@ class RolloutConfig(Section):
     """``aligned``: G joint actions, with completions paired by index; ``crossed``: every combination of completions."""
     crossed_pairs: int | None = Field(None, ge=1)
     """In crossed mode, number of joint actions scored at a node, chosen as a balanced random subset. None: all."""
-    tree: Literal["chains", "full", "best", "random"] = "chains"
+    tree: Literal["chains", "full"] = "chains"
     """How joint actions continue in later turns. ``chains``: each by one, at K G completions per problem and agent;
-    ``full``: each by G, at G^K completions; ``best`` and ``random``: only one joint action of a node continues, by G.
-    These two are biased, because advantages then ignore the future."""
+    ``full``: each by G, at G^K completions."""
     branching: int | None = Field(None, ge=1)
     """In a full tree, number of joint actions of a node that continue, chosen as a random subset; at least 2. None:
     all."""
@@ -100,9 +99,6 @@ class AlgoConfig(Section):
     """``std``: divide advantages by the standard deviation of their group; ``none``: do not."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount factor between turns, for rewards and for the loss of later turns. With 0 only the first turn trains."""
-    keep_best: bool = False
-    """Score an episode by its best turn instead of the sum of its turns: a later turn earns only its improvement over
-    the best earlier turn. Biased if you use the last answer, because it assumes that the best turn is known."""
     loss_norm: LossNorm = "sequence_sum"
     """How token losses are averaged (see docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
@@ -278,7 +274,7 @@ def count_levels(rollout: RolloutConfig, num_acting: Iterable[int]) -> Iterator[
         if rollout.joint_mode == "crossed":
             joint = min(group_size**agents, rollout.crossed_pairs or group_size**agents)
         yield nodes * group_size * agents, nodes * joint
-        nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
+        nodes *= min(joint, rollout.branching or joint)
 
 
 class RunConfig(Section):

@@ -10,7 +10,6 @@ from magrpo.algo.returns import (
     completion_returns,
     discounted_turns,
     influence_share,
-    rewards_of_best,
     tree_returns,
     tree_weights,
 )
@@ -183,18 +182,11 @@ class _Forest:
         if group.path:
             parent = self._index[group.problem.task_id, group.path[:-1]]
             opened_by = (parent, self._unmasked[parent].index(group.path[-1]))
-        rewards = repeated = [_agent_reward(turn.reward, agent) for turn in turns]
-        if self._algo.keep_best:
-            repeated = [0.0] * len(turns)
-            earlier = [_agent_reward(past.reward, agent) for past in group.history if past.reward != PENDING]
-            rewards = [
-                0.0 if turn.reward == PENDING else rewards_of_best([*earlier, reward])[-1]
-                for turn, reward in zip(turns, rewards, strict=True)
-            ]
+        rewards = [_agent_reward(turn.reward, agent) for turn in turns]
         is_last = len(group.path) == self._num_turns - 1
         absorbed = [
             reward if not is_last and has_ended(turn, self._rollout.termination_threshold) else None
-            for turn, reward in zip(turns, repeated, strict=True)
+            for turn, reward in zip(turns, rewards, strict=True)
         ]
         return TreeNode(rewards, absorbed, opened_by)
 

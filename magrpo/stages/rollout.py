@@ -65,20 +65,13 @@ def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfi
     """The next level: one node for each joint action, neither masked nor ended, that ``config.tree`` continues."""
     nodes = []
     for group in groups:
-        reward_by_index = {
-            index: turn.reward.total
+        continued = [
+            index
             for index, turn in enumerate(group.turns)
             if not turn.masked and not has_ended(turn, config.termination_threshold)
-        }
-        if not reward_by_index:
-            continue
-        continued = list(reward_by_index)
-        rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
-        if config.tree == "best":
-            continued = [max(continued, key=reward_by_index.__getitem__)]
-        elif config.tree == "random":
-            continued = [rng.choice(continued)]
-        elif config.branching is not None and config.branching < len(continued):
+        ]
+        if config.branching is not None and config.branching < len(continued):
+            rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
             continued = sorted(rng.sample(continued, config.branching))
         size = 1 if config.tree == "chains" else config.group_size
         nodes += [child_node(group, index, sampling_params(config), size) for index in continued]

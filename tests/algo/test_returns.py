@@ -14,7 +14,6 @@ from magrpo.algo.returns import (
     TreeNode,
     completion_returns,
     influence_share,
-    rewards_of_best,
     tree_returns,
     tree_weights,
 )
@@ -101,13 +100,6 @@ def test_a_future_lost_to_the_sandbox_is_no_return() -> None:
 def test_two_trees_do_not_mix() -> None:
     tree = [node([1.0]), node([2.0]), node([10.0], (0, 0)), node([20.0], (1, 0))]
     assert tree_returns(tree, 1.0, 2) == [[11.0], [22.0], [10.0], [20.0]]
-
-
-@given(st.lists(rewards, min_size=1, max_size=6))
-def test_the_best_turn_is_the_sum_of_what_each_adds(values: list[float]) -> None:
-    added = rewards_of_best(values)
-    assert math.fsum(added) == pytest.approx(max(values), abs=1e-5)
-    assert min([0.0, *added[1:]]) == 0.0
 
 
 def test_crossed_credit_by_hand() -> None:

@@ -14,7 +14,6 @@ from magrpo.types import (
     Action,
     JointReward,
     Observation,
-    PastTurn,
     Problem,
     Prompt,
     RolloutGroup,
@@ -190,14 +189,6 @@ def test_an_episode_that_ended_stays_among_its_siblings() -> None:
     assert advantages(samples["main"]) == [2.5, -2.5, 3.0 - 4.0]
     assert [s.weight for s in samples["main"]] == [1.0, 1.0, 1.0]
     assert metrics["credit/main/frac_groups_equal"] == 0.0
-
-
-def test_an_episode_may_be_worth_its_best_turn() -> None:
-    levels = chains()
-    past = [PastTurn({}, turn.reward, {}) for turn in levels[0].turns]
-    levels = [levels[0], *(replace(node, history=(past[i],)) for i, node in enumerate(levels[1:]))]
-    samples, _ = credit(levels, AlgoConfig(keep_best=True), AGENTS, rollout=CHAINS, num_turns=2)
-    assert [s.returns for s in samples["main"]] == [3.0, 2.0, 2.0, 0.0]
 
 
 def test_crossed_credit_is_the_mean_over_partners() -> None:

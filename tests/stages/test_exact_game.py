@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from magrpo.config.run import AlgoConfig, RolloutConfig
-from tests.stages.exact_game import TOKENS, Game, gradients
+from tests.stages.exact_game import Game, gradients
 
 DRAWS = 4000
 TREES = {"chains": {}, "full": {"tree": "full"}, "subsets": {"tree": "full", "branching": 2}}
@@ -75,13 +75,3 @@ def test_group_means_shrink_every_turn_alike() -> None:
     game = Game(2)
     (found,) = gradients(game, config("chains"), [AlgoConfig()], DRAWS)
     agrees(found, game.exact_gradient(1.0) / 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tree", ["best", "random"])
-def test_a_handoff_leaves_the_first_turn_without_its_future(tree: str) -> None:
-    """What the bias is: the first turn gets the gradient of its own reward alone."""
-    game = Game(2)
-    (found,) = gradients(game, RolloutConfig(group_size=4, tree=tree), [AlgoConfig(estimator="marloo")], DRAWS)
-    first = slice(0, 2 * TOKENS)  # the policies of both agents at the start
-    agrees(found[:, first], game.exact_gradient(0.0)[first])

@@ -123,14 +123,6 @@ def test_what_follows_a_joint_action() -> None:
     assert [(node.path, node.group_size) for node in nodes] == [((j,), 1) for j in range(4)] * 2
     full = child_nodes(groups, chains.model_copy(update={"tree": "full"}), 0)
     assert [(node.path, node.group_size) for node in full] == [((j,), 4) for j in range(4)] * 2
-    best = child_nodes(groups, chains.model_copy(update={"tree": "best"}), 0)
-    assert [(node.path, node.group_size) for node in best] == [((1,), 4)] * 2
-    drawn = {
-        node.path
-        for seed in range(20)
-        for node in child_nodes(groups, chains.model_copy(update={"tree": "random"}), seed)
-    }
-    assert drawn == {(0,), (1,), (2,), (3,)}
 
 
 def test_subsets_are_of_full_trees() -> None:
