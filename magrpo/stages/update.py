@@ -27,16 +27,16 @@ from torch import Tensor
 from magrpo.algo.advantages import tabulate_returns
 from magrpo.algo.loss import LossOf, loss_divisor, policy_loss
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
-from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.interfaces import Progress
 from magrpo.model.collate import Batch, Row, collate, count_padded, plan_batches
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import gather_tensor
+from magrpo.model.side_by_side import Stop, run_side_by_side
+from magrpo.process.faults import is_out_of_memory
 from magrpo.run.layout import WEIGHTS, locate_weights
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo.stages.model_runs import ModelRuns
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
-from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.stages.update_metrics import MEANS_OF_AGENTS, list_sums, summarize_agent
 from magrpo.stages.work import (
     CompletionCounter,
@@ -46,7 +46,6 @@ from magrpo.stages.work import (
     Part,
     SamplingGapTooLarge,
     Work,
-    is_out_of_memory,
 )
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions
@@ -171,14 +170,11 @@ class Updater:
         return gradients
 
     def save(self, folder: Path) -> None:
-        """Write weights, their probes and optimizer states, from which :meth:`load` resumes bit for bit.
+        """Write weights and optimizer states, from which :meth:`load` resumes bit for bit.
 
         The first rank calls it; where models are spread over ranks, all do, and each writes its part.
         """
-        probes = compute_probes(self.policy)
         self.policy.save(folder / WEIGHTS)
-        if self.ranks.number == 0:
-            write_probes(folder / WEIGHTS, probes)
         write_optimizers(folder, self.policy, self._optimizers)
 
     def load(self, folder: Path) -> None:
@@ -293,7 +289,6 @@ class Updater:
         samples = works[0].samples
         shortest = min(range(len(samples)), key=lambda i: len(samples[i].prompt_ids) + len(samples[i].completion_ids))
         for _ in range(max(counts) - counts[self.ranks.number]):
-            self.ranks.tell_progress("runs along with other ranks")
             yield collate(samples, [(shortest,)], self.policy.device)
 
     def _run_tasks(self, tasks: Sequence[Callable[[Stop], ResultT]]) -> list[ResultT]:
@@ -341,7 +336,6 @@ class Updater:
     ) -> None:
         """Compute micro-batches by their numbers, which several threads may take from; ``add`` the gradient of each."""
         for number in takewhile(lambda _: not stop(), numbers):
-            self.ranks.tell_progress(f"agent {work.agent!r}, micro-batch {number + 1} of {len(work.batches)}")
             batch = collate(work.samples, work.batches[number], self.policy.device)
             loss, metrics, sampled = self._compute_loss(work, batch, constants)
             add(number, loss)
@@ -451,7 +445,6 @@ class Updater:
         table = torch.zeros(sum(work.lengths), device=self.policy.device)
         lanes = self._lanes_of(work, self.ranks.number)
         for number in takewhile(lambda _: not stop(), chain.from_iterable(lanes)):
-            self.ranks.tell_progress(f"agent {work.agent!r}, reference of micro-batch {number + 1}")
             batch = collate(work.samples, work.batches[number], self.policy.device)
             context = self.policy.reference(work.agent)
             logps = self._models.compute_logps(work.agent, context, batch, self._logps_options)

@@ -110,9 +110,3 @@ class CompletionCounter:
             if self.progress and self.num_done > self.num_reported:
                 self.progress(self.num_done - self.num_reported)
                 self.num_reported = self.num_done
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether GPU memory ran out: in torch's allocator, or in cuBLAS, cuDNN or a launch, which raise other errors."""
-    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY")
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in signs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -16,28 +16,22 @@ from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
 from magrpo.config.agents import AgentConfig, start_weights
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.engines import EngineError
-from magrpo.fleets import Fleet
-from magrpo.fleets.local import LocalFleet
-from magrpo.fleets.workers import Workers
 from magrpo.model.host import EngineHost
-from magrpo.run.layout import LOGS, checkpoint_iteration, locate_weights, read_place
+from magrpo.run.layout import checkpoint_iteration, locate_weights, read_place
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.stages.pricing import open_workers
 
 if TYPE_CHECKING:
     import torch
 
+    from magrpo.cluster.connection import Cluster
     from magrpo.interfaces import Engine, Sandbox, Served, Updates
     from magrpo.model.lineup import Lineup
     from magrpo.model.policy import Policy
 
 _MAX_WORKERS = 16
-_ALLOCATIONS = 50_000
-"""Objects between two collections of garbage in a process that asks servers.
-
-Requests in flight survive many of those after Python's 700, which take a third of the process's time.
-"""
 
 
 class Resources:
@@ -88,15 +82,15 @@ class Resources:
             return self._sandbox
 
     @property
-    def workers(self) -> Workers:
+    def workers(self) -> ProcessPoolExecutor:
         """Processes that call the reward of large batches; they start when they are first needed."""
         with self._opening:
             return self._workers
 
     @cached_property
-    def _workers(self) -> Workers:
-        workers = Workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0))), self._store.path / LOGS)
-        self._note_open("_workers", workers.close)
+    def _workers(self) -> ProcessPoolExecutor:
+        workers = open_workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0))))
+        self._note_open("_workers", partial(workers.shutdown, cancel_futures=True))
         return workers
 
     @cached_property
@@ -119,26 +113,23 @@ class Resources:
             return Policy.of(lineup, self._config.train.seed)
 
     @cached_property
-    def _fleet(self) -> Fleet:
-        """Starts the processes that the place asks for."""
-        place = self._place.fleet
-        if place.kind == "ray":
-            from magrpo.fleets.ray import RayFleet  # ray, which is optional
+    def _cluster(self) -> Cluster:
+        from magrpo.cluster.connection import Cluster  # only runs that need it may import ray
 
-            fleet: Fleet = RayFleet(place.address)
-        else:
-            fleet = LocalFleet()
-        self._note_open("_fleet", fleet.close)
-        return fleet
+        with self._show_loading("Ray"):
+            cluster = Cluster(self._place.address)
+        self._note_open("_cluster", cluster.close)
+        return cluster
 
     @cached_property
     def _updates(self) -> Updates:
         config, dump = self._config, self._store.path / "failed-batch"
         updates: Updates
-        if self._place.update.ranks:
-            from magrpo.updates.ranks import RanksUpdates  # torch
+        if self._place.ranks.count:
+            cluster = self._cluster
+            from magrpo.cluster.ranks import RanksUpdates  # ray, torch
 
-            updates = RanksUpdates(config, self._place, self._fleet, dump, self._store.path / LOGS)
+            updates = RanksUpdates(cluster, self._place, config, dump)
         else:
             policy = self._policy
             from magrpo.updates.inline import InlineUpdates  # torch
@@ -158,47 +149,47 @@ class Resources:
 
     @cached_property
     def _engine(self) -> Engine:
-        with self._opening:
-            fleet = self._fleet
-        host = EngineHost(
-            self.lineup,
-            self._engine_policy,
-            fleet=fleet,
-            place=self._place.engine,
-            num_served=self._lag + 1,
-            shares_gpus=self._shares_gpus,
-            logs=self._store.path / LOGS,
-        )
-        if self._place.engine.is_remote:
-            gc.set_threshold(_ALLOCATIONS, 20, 10)
-        with self._show_loading("engine"):
-            engine = open_engine(self._config.engine, host)
+        engine = self._open_samplers() if self._place.samplers.count else self._open_engine_here()
         self._note_open("_engine", engine.close)
         return engine
+
+    def _open_engine_here(self) -> Engine:
+        host = EngineHost(self.lineup, self._engine_policy, num_served=self._lag + 1)
+        with self._show_loading("engine"):
+            return open_engine(self._config.engine, host)
+
+    def _open_samplers(self) -> Engine:
+        with self._opening:
+            cluster = self._cluster
+        from magrpo.cluster.samplers import SamplerEngine  # ray, torch
+
+        lineup = self.lineup
+        with self._show_loading("engine"):
+            return SamplerEngine(cluster, self._place, self._config, lineup, self._lag + 1)
 
     def _engine_policy(self) -> Policy:
         """The policy of an engine in this process: that of the updates, unless these run while it samples."""
         with self._opening:
-            return self._load_policy() if self._lag or self._place.update.ranks else self._policy
+            return self._load_policy() if self._lag or self._place.ranks.count else self._policy
 
     @property
     def _shares_gpus(self) -> bool:
         """Whether engine and updates use the same GPUs by turns."""
-        return not self._lag and (self._place.update.colocate or not self._place.engine.is_remote)
+        return not self._lag and (self._place.colocate or not self._place.samplers.count)
 
     def _find_device(self) -> torch.device | None:
         """The device of weights that only other processes hold, whether or not this machine has one; else None."""
         import torch  # half a second
 
-        is_elsewhere = self._place.engine.is_remote and self._place.update.ranks > 0
-        return torch.device("cuda") if is_elsewhere and self._config.model.device == "cuda" else None
+        return torch.device("cuda") if self._place.is_elsewhere and self._config.model.device == "cuda" else None
 
     def _open_sandbox(self) -> Sandbox:
-        plugin, nodes = self._config.sandbox, self._place.sandbox.nodes
+        plugin, nodes = self._config.sandbox, self._place.jails.nodes
         if nodes and isinstance(plugin, PoolSandbox):
-            from magrpo.sandboxes.ray import open_ray_sandbox  # ray, which is optional
+            cluster = self._cluster
+            from magrpo.cluster.jails import ClusterSandbox  # ray
 
-            return open_ray_sandbox(plugin, nodes, self._place.fleet.address)
+            return ClusterSandbox(cluster, plugin, nodes)
         return open_sandbox(plugin)
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
@@ -217,12 +208,17 @@ class Resources:
         if self._served and self._shares_gpus:
             self._engine.sleep()
 
-    def discard_dead(self, error: EngineError | SandboxDied, discarded_before: Counter[str]) -> None:
-        """Close the part whose death ``error`` tells; the next use opens it again.
+    def discard_dead(
+        self, error: EngineError | SandboxDied | BrokenExecutor, discarded_before: Counter[str]
+    ) -> None:
+        """Close the part whose death raised ``error``; the next use opens it again.
 
         No-op if another thread did so since :attr:`num_discarded` was ``discarded_before``.
         """
-        name, lock = ("_engine", self._serving) if isinstance(error, EngineError) else ("_sandbox", self._opening)
+        name, lock = "_engine", self._serving
+        if not isinstance(error, EngineError):
+            name = "_sandbox" if isinstance(error, SandboxDied) else "_workers"
+            lock = self._opening
         with lock:
             if self.num_discarded[name] != discarded_before[name]:
                 return

@@ -6,6 +6,7 @@ a run whose steps are all committed opens nothing.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
@@ -127,7 +128,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
         try:
             pointer = self._store.commit(step.folder, key, write)
-        except (EngineError, SandboxDied) as error:
+        except (EngineError, SandboxDied, BrokenExecutor) as error:
             self._check_aborted()
             self._resources.discard_dead(error, discarded_before)
             raise

@@ -11,8 +11,8 @@ from magrpo.model.forward import can_share_prompts, find_logit_map
 from magrpo.model.policy import Policy
 from magrpo.planning.card import GIB
 from magrpo.planning.sizes import count_token_activations
+from magrpo.process.faults import is_out_of_memory
 from magrpo.stages.update import Updater
-from magrpo.stages.work import is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import bench
 from pipelines.gpu_check.results import Result, Verdict, judge

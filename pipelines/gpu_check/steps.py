@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from magrpo.config.run import load_config
-from magrpo.fleets import ProcessDied
-from magrpo.fleets.process import Child, share_paths
+from magrpo.process.child import Child, ProcessDied, share_paths
 from pipelines.gpu_check.results import Result, StepReport
 
 

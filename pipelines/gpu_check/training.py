@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from magrpo.fleets.process import read_last_words, share_paths
+from magrpo.process.child import read_last_words, share_paths
 from magrpo.process.children import list_family, wait_for_end
 from magrpo.run.layout import Step
 from magrpo.run.store import MANIFEST, RunStore

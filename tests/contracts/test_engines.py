@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from magrpo.fleets.local import LocalFleet
+from magrpo.stages.probe import compute_probes, write_probes
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.place import EnginePlace
 from magrpo.engines import PromptTooLong
-from magrpo.fleets.local import LocalFleet
 from magrpo.interfaces import Engine, Served
 from magrpo.model.collate import collate
 from magrpo.model.forward import head_weights, hidden_states
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError, build_plugin
-from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.types import Action, Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss
 from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config

@@ -16,17 +16,17 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from magrpo.engines.vllm_place import make_jobs
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.place import EnginePlace
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import make_arguments
-from magrpo.engines.vllm_place import make_jobs
 from magrpo.engines.vllm_server import Server, Sleep, Wake
-from magrpo.fleets.process import Child
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
+from magrpo.process.child import Child
 from tests.tiny import tiny_base
 
 # Appends the kind of each call to a file, and "Ready" before it says that it has started. Until then it waits for as

@@ -19,9 +19,9 @@ from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.local.decoding import can_decode_apart
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
-from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
+from magrpo.model.side_by_side import Stop, run_side_by_side
 from magrpo.types import Action, Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
 

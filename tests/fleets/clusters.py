@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from magrpo.fleets.local import find_free_ports
+from magrpo.process.ports import find_free_ports
 
 # The raylets are started with this environment. They give their agents 15 s to start, too little on a loaded machine.
 SETTINGS = {

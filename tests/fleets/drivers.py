@@ -30,6 +30,7 @@ def hold_stages(folder: Path, stages: Sequence[str]) -> None:
     """Begin each of ``stages`` when the file ``go`` of its folder is there, and tell there that it is at work."""
     import magrpo.sandboxes.ray  # in the driver only
     import magrpo.updates.ranks
+
     from magrpo.progress.console import RunConsole
 
     magrpo.sandboxes.ray._CHUNK = (1, 1)  # else one node may get all programs

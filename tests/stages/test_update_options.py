@@ -21,10 +21,11 @@ from magrpo.model.collate import collate, plan_batches
 from magrpo.model.forward import LogitMap, token_logits
 from magrpo.model.lineup import Lineup
 from magrpo.plugins import ConfigError
+from magrpo.process.faults import is_out_of_memory
 from magrpo.stages import model_runs
 from magrpo.stages.optimizers import learning_rate
 from magrpo.stages.update import Updater
-from magrpo.stages.work import NonFiniteLoss, SamplingGapTooLarge, is_out_of_memory
+from magrpo.stages.work import NonFiniteLoss, SamplingGapTooLarge
 from magrpo.types import Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions, TokenInputs
 from magrpo_kernels.advantages import ESTIMATORS

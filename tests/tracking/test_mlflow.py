@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.services import TrackingConfig
-from magrpo.fleets.local import find_free_ports
 from magrpo.plugins import ConfigError
+from magrpo.process.ports import find_free_ports
 from magrpo.tracking.connection import check_reachable, check_tracking, hide_password, make_database, tracking_uri
 from magrpo.tracking.experiment_view import experiment_tags, missing_tags, view_link
 from magrpo.tracking.mlflow_runs import MlflowSink, MlflowTracker, newest_by_step

@@ -17,11 +17,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from magrpo.fleets.local import LocalFleet
+from magrpo.updates.ranks import WAITS, RanksUpdates
 from torch import Tensor
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
-from magrpo.fleets.local import LocalFleet
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.run.layout import samples_file
@@ -31,7 +32,6 @@ from magrpo.stages.work import MicroBatchTooLarge, NonFiniteLoss, SamplingGapToo
 from magrpo.types import Sample
 from magrpo.updates import UpdatesDied, ranks
 from magrpo.updates.inline import InlineUpdates
-from magrpo.updates.ranks import WAITS, RanksUpdates
 from tests.stages.updating import assert_same_steps, make_samples
 from tests.tiny import tiny_base
 

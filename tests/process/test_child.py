@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from magrpo.fleets import ProcessDied
-from magrpo.fleets.process import Child, last_words
+from magrpo.process.child import Child, ProcessDied, last_words
 from tests.processes import assert_all_end
 
 ECHO = """
@@ -40,7 +39,7 @@ time.sleep(600)
 TRAINER = """
 import os, sys, threading, time
 from pathlib import Path
-from magrpo.fleets.process import Child
+from magrpo.process.child import Child
 def start():
     global child
     child = Child([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), os.environ)

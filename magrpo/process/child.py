@@ -1,69 +1,59 @@
-"""Supervised processes, which cannot outlive this one; ``Child`` is one that answers messages within a deadline."""
-
-from __future__ import annotations
+"""``Child``: a command that answers messages over a socket and is killed when it misses a deadline."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from pathlib import Path
 
-from magrpo.fleets import ProcessDied
-
-_KEEPER = Path(__file__).with_name("keeper.py")
-Kept = subprocess.Popen[bytes]
 _HANG_UP_S = 10.0
 """Seconds a child may take to end after it closed its end of the socket."""
 _TAIL_BYTES = 65_536
 """Size of the end of a log in which last words are looked for."""
 
 
-def start_kept(command: Sequence[str], log: Path, environment: Mapping[str, str], fd: int = -1) -> Kept:
-    """Start a command whose whole family ends with this process, with the command, or by ``terminate()``.
-
-    The process returned is the command's keeper (``keeper.py``): it ends when the family is gone, with the command's
-    status as a shell counts it. Output and errors replace ``log``. The file descriptor ``fd`` is handed on.
-    """
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), str(fd), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=(fd,) if fd >= 0 else (),
-            env=dict(environment),
-        )
+class ProcessDied(RuntimeError):
+    """A child process ended unexpectedly. The message has its last words and names its log."""
 
 
 def share_paths() -> dict[str, str]:
-    """The environment in which another Python finds the modules that this one finds."""
+    """An environment in which another Python finds the modules that this one finds."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
 
 class Child:
     """A command at the other end of a socket that carries whole messages.
 
-    It is killed with all that it started by :meth:`kill`, at a deadline, and when this process ends in whatever way.
     The number of the socket's file descriptor is appended to the command, which opens it as a
-    ``multiprocessing.connection.Connection``.
+    ``multiprocessing.connection.Connection``. The command runs in a session of its own, so that an interrupt from the
+    terminal does not reach it; it should call :func:`magrpo.process.parent.exit_with_parent`.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name = "the child"  # in errors
         self.log = log
-        """What the command writes to its standard output and error."""
+        """Receives the command's standard output and error."""
         self.died = False
         """Whether it ended otherwise than by :meth:`kill`."""
         self.missed_deadline_s: float | None = None
-        """The deadline at which it was killed, in seconds; None: it was not."""
+        """The deadline at which it was killed, in seconds; None if it missed none."""
         self._channel, theirs = Pipe()
-        fd = str(theirs.fileno())
-        self._process = start_kept([*command, fd], log, environment, theirs.fileno())
+        fd = theirs.fileno()
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, str(fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(fd,),
+                env=dict(environment),
+            )
         theirs.close()
 
     @contextmanager
@@ -72,7 +62,7 @@ class Child:
 
         def expire() -> None:
             self.missed_deadline_s = seconds
-            self._process.terminate()
+            self._kill_group()
 
         timer = threading.Timer(seconds, expire)
         timer.daemon = True
@@ -83,7 +73,7 @@ class Child:
             timer.cancel()
 
     def send(self, message: bytes) -> None:
-        """Send one message. Raises ProcessDied if nobody is left to read it."""
+        """Send one message. Raises ProcessDied if the child can no longer read it."""
         try:
             self._channel.send_bytes(message)
         except OSError:
@@ -97,16 +87,21 @@ class Child:
             raise self._died() from None
 
     def kill(self) -> None:
-        """Kill the command with all that it started and wait for its end. May be called twice."""
-        self._process.terminate()
+        """Kill the command and its process group, and wait for its end. May be called twice."""
+        self._kill_group()
         self._process.wait()
         self._channel.close()
 
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):  # all of it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def _died(self) -> ProcessDied:
-        """Kill the family; the error says why the child ended, with the end of its log."""
+        """Kill the process group; the error says why the child ended, with the end of its log."""
         self.died = True
         try:
-            why = f"ended with status {self._process.wait(timeout=_HANG_UP_S)}"
+            status = self._process.wait(timeout=_HANG_UP_S)
+            why = f"ended with status {status if status >= 0 else 128 - status}"
         except subprocess.TimeoutExpired:
             why = "closed its connection"
         if self.missed_deadline_s is not None:
@@ -127,7 +122,7 @@ def read_last_words(log: Path) -> str:
 
 
 def last_words(log: str) -> str:
-    """The last error a log ends with, message and all on one line; without an error, its last line.
+    """The last error in a log, joined into one line; without an error, its last line.
 
     vLLM on CUDA begins lines with ``[rank0]: ``, and PyTorch may append warnings after the error: both are left out.
     """
