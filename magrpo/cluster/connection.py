@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,14 @@ class Cluster:
             ray.shutdown()
 
 
+def start_actor(kind: type, options: Mapping[str, Any], *arguments: object) -> Any:
+    """Start an actor of the class ``kind``; ``options`` are those of ``ray.remote``."""
+    import ray  # loaded already
+
+    actor_class: Any = ray.remote(**{"num_cpus": CPUS, **options})(kind)
+    return actor_class.remote(*arguments)
+
+
 def decide_gpus(asked: int | None, device: str) -> int:
     """The number of GPUs of an actor: ``asked``, or 1 if models run on a GPU by ``model.device``."""
     import torch  # half a second
@@ -143,14 +151,13 @@ def _connect(address: str) -> None:
     import ray  # loaded already
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"log_to_driver": False, "configure_logging": False}
     with _keep_signal_handlers():
         if not address:
-            ray.init(address="local", include_dashboard=False, **quiet)
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, configure_logging=False)
             return
         try:
             _check_port(address)
-            ray.init(address=address, **quiet)
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
         except (OSError, RuntimeError) as error:
             raise ConfigError(
                 f"address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "

@@ -9,7 +9,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from magrpo.cluster.connection import Cluster
+from magrpo.cluster.connection import Cluster, start_actor
 from magrpo.cluster.dealing import Crew, Lost
 from magrpo.interfaces import Progress
 from magrpo.sandboxes import STRENGTH, SandboxDied
@@ -22,7 +22,6 @@ _CHUNKS_AT_ONCE = 2
 """Chunks at a node: while the last programs of one are running, the next begins."""
 
 
-@ray.remote(max_concurrency=_CHUNKS_AT_ONCE)
 class Jails:
     """The actor: the jails of one node."""
 
@@ -50,10 +49,9 @@ class ClusterSandbox:
 
     def __init__(self, cluster: Cluster, plugin: PoolSandbox, nodes: int) -> None:
         self._group = placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
+        options = {"num_cpus": 1, "max_restarts": -1, "max_concurrency": _CHUNKS_AT_ONCE}
         strategies = [PlacementGroupSchedulingStrategy(self._group, i) for i in range(nodes)]
-        actors = [
-            Jails.options(num_cpus=1, max_restarts=-1, scheduling_strategy=at).remote(plugin) for at in strategies
-        ]
+        actors = [start_actor(Jails, {**options, "scheduling_strategy": at}, plugin) for at in strategies]
         self._crew = Crew(cluster, "sandbox nodes", actors, SandboxDied, (SandboxDied,), _CHUNKS_AT_ONCE)
         try:
             levels = self._crew.open()

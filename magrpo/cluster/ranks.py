@@ -18,7 +18,7 @@ from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from magrpo.cluster.connection import CPUS, Cluster, decide_gpus, describe_error, prepare_actor
+from magrpo.cluster.connection import Cluster, decide_gpus, describe_error, prepare_actor, start_actor
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.interfaces import Progress
@@ -50,7 +50,6 @@ class Setting:
     deadline_s: float
 
 
-@ray.remote(concurrency_groups={"watch": 1})
 class Rank:
     """The actor: one rank. A dead rank ends its group, so that Ray does not restart it."""
 
@@ -61,8 +60,9 @@ class Rank:
 
     def open_store(self) -> tuple[str, int]:
         """Open the store through which the ranks find each other, on the first rank; returns its address."""
-        self._store = TCPStore(get_node_ip_address(), 0, is_master=True, wait_for_workers=False)
-        return get_node_ip_address(), self._store.port
+        host = str(get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._store.port
 
     def join(self, host: str, port: int) -> None:
         """Find the other ranks, and load the models."""
@@ -171,14 +171,14 @@ class RanksUpdates:
             gpus,
             self._deadline_s,
         )
-        options: dict[str, Any] = {"num_cpus": CPUS, "num_gpus": gpus}
+        options: dict[str, Any] = {"num_gpus": gpus, "concurrency_groups": {"watch": 1}}
         strategies: list[Any] = ["DEFAULT" if gpus else "SPREAD"] * num_ranks
         if place.colocate:
             options["num_gpus"] = 0.5
             group = self._cluster.share_gpus(max(num_ranks, place.samplers.count))
             strategies = [PlacementGroupSchedulingStrategy(group, i) for i in range(num_ranks)]
         self._ranks = [
-            Rank.options(**options, scheduling_strategy=at).remote(setting, number)
+            start_actor(Rank, {**options, "scheduling_strategy": at}, setting, number)
             for number, at in enumerate(strategies)
         ]
         try:

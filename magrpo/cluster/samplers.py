@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from magrpo.checks.runners import open_engine, serve_weights
-from magrpo.cluster.connection import CPUS, Cluster, decide_gpus, prepare_actor
+from magrpo.cluster.connection import Cluster, decide_gpus, prepare_actor, start_actor
 from magrpo.cluster.dealing import Crew, Lost
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
@@ -52,7 +52,6 @@ class Share:
     requests: Sequence[Request]
 
 
-@ray.remote(concurrency_groups={"watch": 1})
 class Sampler:
     """The actor. It forgets everything when it is restarted, so that each call says which weights it needs."""
 
@@ -122,13 +121,13 @@ class SamplerEngine:
         gpus = decide_gpus(place.samplers.gpus, config.model.device)
         setting = Setting(config, num_served, torch.get_num_threads(), gpus, owns_gpus=not place.colocate)
         num_samplers = place.samplers.count
-        options: dict[str, Any] = {"num_cpus": CPUS, "num_gpus": gpus, "max_restarts": -1}
+        options: dict[str, Any] = {"num_gpus": gpus, "max_restarts": -1, "concurrency_groups": {"watch": 1}}
         strategies: list[Any] = ["DEFAULT" if gpus else "SPREAD"] * num_samplers
         if place.colocate:
             options["num_gpus"] = 0.5
             group = cluster.share_gpus(max(num_samplers, place.ranks.count))
             strategies = [PlacementGroupSchedulingStrategy(group, i) for i in range(num_samplers)]
-        actors = [Sampler.options(**options, scheduling_strategy=at).remote(setting) for at in strategies]
+        actors = [start_actor(Sampler, {**options, "scheduling_strategy": at}, setting) for at in strategies]
         self._crew = Crew(cluster, "samplers", actors, EngineError)
         try:
             self._crew.open()

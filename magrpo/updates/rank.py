@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.device_mesh import init_device_mesh
 
 from magrpo.config.run import RunConfig

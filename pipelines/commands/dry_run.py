@@ -26,7 +26,6 @@ from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri
 from pipelines.commands.first_prompts import describe_problems
-from pipelines.commands.place_view import forecast_lines
 
 WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
 """Sections of the configuration that an earlier run must share for its seconds to count."""
@@ -38,8 +37,6 @@ def show_plan(
     """Print the plan of a new run, or of resuming ``store``, and return 0. Raises ConfigError if it could not start.
 
     The models and files of a new run are checked already (:mod:`pipelines.commands.inputs`).
-
-    The forecast for a place is shown if one is given, or the run has one.
     """
     place = given_place or (read_place(store) if store else Place())
     check_place(config, place)
@@ -64,7 +61,6 @@ def show_plan(
         *_describe_machine(config, place, device),
         *_describe_disk(config, root),
         _describe_time(config, root, remaining),
-        *(forecast_lines(config, place, root) if given_place or not place.is_default else ()),
         "values that differ from their defaults, or have no default",
         *(f"  {line}" for line in list_changed_values(config)),
         "nothing was trained or written",
@@ -112,32 +108,33 @@ def _describe_machine(config: RunConfig, place: Place, device: torch.device) -> 
     dtype = dtype_of(config.model, device)
     engine = config.engine
     if isinstance(engine, AutoEngine):
-        engine = engine.choose_engine(device, place.engine)
+        engine = engine.choose_engine(device)
     chosen = f"{engine.kind}{' (chosen by auto)' * (engine is not config.engine)}"
-    over = f", on {place.engine.describe()}" if place.engine.is_remote else f", on {device.type}"
-    yield f"engine   {chosen}{over} in {str(dtype).removeprefix('torch.')}"
-    starts_vllm = isinstance(engine, VllmEngine) and isinstance(place.engine.servers, int)
-    if starts_vllm and (obstacle := find_obstacle(device.type)):
+    if place.uses_ray:
+        yield f"place    {place.describe()}"
+    yield f"engine   {chosen}, on {device.type} in {str(dtype).removeprefix('torch.')}"
+    if isinstance(engine, VllmEngine) and (obstacle := find_obstacle(device.type)):
         yield f"         {obstacle}: the run would be refused"
     if device.type == "cuda" and not torch.cuda.is_available() and not place.is_elsewhere:
         yield "         PyTorch sees no CUDA device here: the run would be refused"
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not isinstance(engine, VllmEngine) else None
     sizes = estimate_memory(config, dtype.itemsize, max_batch)
     sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, KV_CACHE)) if KV_CACHE in sizes else 0.0
-    if place.update.ranks:
+    if place.ranks.count:
         sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (KV_CACHE, SECOND_POLICY)}
-    where = " on each rank" if place.update.ranks else ""
+    where = " on each rank" if place.ranks.count else ""
     yield f"memory   about {_format_bytes(sum(sizes.values()))}{where}, without libraries"
     for name, size in sizes.items():
         yield f"  {_format_bytes(size):>9}  {name}"
-    if isinstance(engine, VllmEngine) and not place.engine.is_remote:
+    if isinstance(engine, VllmEngine) and not place.samplers.count:
         of_gpu, of_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
         yield f"             vLLM uses in addition: {of_gpu if device.type == 'cuda' else of_cpu}"
-    if place.update.ranks and sampling:
-        yield f"  {_format_bytes(sampling):>9}  in the run's own process: a policy for sampling, and its KV cache"
+    if place.ranks.count and sampling:
+        holder = "on each sampler" if place.samplers.count else "in the run's own process"
+        yield f"  {_format_bytes(sampling):>9}  {holder}: a policy for sampling, and its KV cache"
     yield "             estimated from the base models' configurations: AdamW in float32, activations of a full"
     yield "             micro-batch counted on meta tensors, cache without prompts"
-    if device.type == "cuda" and not place.engine.is_remote and not place.update.ranks:
+    if device.type == "cuda" and not place.uses_ray:
         yield from _describe_card(config, dtype.itemsize, engine)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from magrpo.config.place import EnginePlace
 from magrpo.config.run import RunConfig
 from magrpo.engines.auto import AutoEngine
 from magrpo.interfaces import EnginePlugin
@@ -57,7 +56,7 @@ class Setting:
     def engine(self) -> EnginePlugin:
         """The engine of the configuration, chosen if it is ``auto``."""
         plugin = self.config.engine
-        return plugin.choose_engine(self.device, EnginePlace()) if isinstance(plugin, AutoEngine) else plugin
+        return plugin.choose_engine(self.device) if isinstance(plugin, AutoEngine) else plugin
 
     def count_free_bytes(self) -> int:
         """Free memory of the GPU."""
