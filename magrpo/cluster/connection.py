@@ -83,7 +83,7 @@ class Cluster:
             waited_s = time.monotonic() - began
             if waited_s < _WARNING_S or (has_warned and waited_s < _PLACEMENT_S):
                 continue
-            free = ray.available_resources()
+            free = ray.available_resources()  # type: ignore[no-untyped-call]
             room = f"the cluster has {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs free"
             if waited_s >= _PLACEMENT_S:
                 raise TimeoutError(f"no room for {len(actors)} {name} after {_PLACEMENT_S:g} s; {room}")

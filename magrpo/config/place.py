@@ -119,7 +119,9 @@ def load_place(path: Path, overrides: Sequence[str] = ()) -> Place:
     """Read a place from a TOML file. Raises ConfigError, which names the file, the key and the remedy."""
     tree = read_toml(path)
     if {"agents", "problems"} & set(tree):
-        raise ConfigError(f"{path}: is a run configuration, not a cluster file (place); `magrpo config show place` lists the keys")
+        raise ConfigError(
+            f"{path}: is a run configuration, not a cluster file (place); `magrpo config show place` lists the keys"
+        )
     return validate_config(Place, tree, overrides, str(path))
 
 

@@ -208,9 +208,7 @@ class Resources:
         if self._served and self._shares_gpus:
             self._engine.sleep()
 
-    def discard_dead(
-        self, error: EngineError | SandboxDied | BrokenExecutor, discarded_before: Counter[str]
-    ) -> None:
+    def discard_dead(self, error: EngineError | SandboxDied | BrokenExecutor, discarded_before: Counter[str]) -> None:
         """Close the part whose death raised ``error``; the next use opens it again.
 
         No-op if another thread did so since :attr:`num_discarded` was ``discarded_before``.

@@ -14,7 +14,6 @@ import torch
 from transformers import MistralConfig, PreTrainedConfig
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.place import EnginePlace
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.local.decoding import can_decode_apart
@@ -269,5 +268,5 @@ def test_two_versions_may_be_open_at_once(tmp_path: Path) -> None:
 
 def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)
-    assert AutoEngine().choose_engine(policy.device, EnginePlace()) == TransformersEngine()
+    assert AutoEngine().choose_engine(policy.device) == TransformersEngine()
     assert isinstance(AutoEngine().open(EngineHost.of(policy)), LocalEngine)

@@ -12,7 +12,6 @@ from magrpo.process.ports import find_free_ports
 # The raylets are started with this environment. They give their agents 15 s to start, too little on a loaded machine.
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_agent_register_timeout_ms": "120000",
 }
 

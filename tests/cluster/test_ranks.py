@@ -1,4 +1,4 @@
-"""Updates by ranks under torchrun: the files of an update in one process, to the bit, whatever happens to a rank."""
+"""Updates by ranks: the files of an update in one process, to the bit, whatever happens to a rank."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from magrpo.fleets.local import LocalFleet
-from magrpo.updates.ranks import WAITS, RanksUpdates
 from torch import Tensor
 
+from magrpo.cluster.connection import Cluster
+from magrpo.cluster.ranks import DEADLINE_S, RanksUpdates
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
-from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.run.layout import samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.update import Updater
-from magrpo.stages.work import MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
+from magrpo.stages.work import NonFiniteLoss, SamplingGapTooLarge
 from magrpo.types import Sample
-from magrpo.updates import UpdatesDied, ranks
+from magrpo.updates import UpdatesDied
 from magrpo.updates.inline import InlineUpdates
+from tests.processes import assert_all_end
 from tests.stages.updating import assert_same_steps, make_samples
 from tests.tiny import tiny_base
 
@@ -50,13 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def fleet() -> Iterator[LocalFleet]:
-    fleet = LocalFleet()
-    yield fleet
-    fleet.close()
-
-
 def write_samples(folder: Path, *samples: list[Sample]) -> None:
     folder.mkdir()
     for agent, of_agent in zip(("helper", "main"), samples, strict=True):
@@ -72,8 +63,8 @@ def make_config(folder: Path, lanes: int, weights: str = "lora", dtype: str = "f
     return load_config(EMBEDDED, [*agents, *algo, *sizes, *model, f"optim.lanes={lanes}"])
 
 
-def make_place(num_ranks: int, **update: Any) -> Place:
-    return Place.model_validate({"update": {"ranks": num_ranks, **update}})
+def make_place(num_ranks: int, shard: str = "none") -> Place:
+    return Place.model_validate({"ranks": {"count": num_ranks, "shard": shard}})
 
 
 def update_inline(config: RunConfig, folder: Path, out: Path) -> dict[str, float]:
@@ -93,18 +84,19 @@ def digest_checkpoint(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def open_ranks(config: RunConfig, place: Place, fleet: LocalFleet, out: Path) -> RanksUpdates:
-    return RanksUpdates(config, place, fleet, out / "failed-batch", out / "logs")
+def open_ranks(
+    cluster: Cluster, config: RunConfig, place: Place, out: Path, deadline_s: float = DEADLINE_S
+) -> RanksUpdates:
+    return RanksUpdates(cluster, place, config, out / "failed-batch", deadline_s)
 
 
-def find_ranks() -> dict[int, psutil.Process]:
-    """The processes of ranks that this process has started, by number."""
-    found = {}
+def find_ranks() -> list[psutil.Process]:
+    """The actors that are ranks, below this process."""
+    found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended, or is a zombie
-            command = process.cmdline()
-            if "magrpo.updates.rank" in command and "torch.distributed.run" not in command:
-                found[int(process.environ()["RANK"])] = process
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Rank"):
+                found.append(process)
     return found
 
 
@@ -136,10 +128,10 @@ def run_updates(
     return metrics
 
 
-def test_agents_on_two_ranks_are_agents_in_one_process(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
+def test_agents_on_two_ranks_are_agents_in_one_process(folder: Path, cluster: Cluster, tmp_path: Path) -> None:
     config, reported = make_config(folder, lanes=1), list[int]()
     expected = update_inline(config, folder, tmp_path / "one")
-    updates = open_ranks(config, make_place(2), fleet, tmp_path)
+    updates = open_ranks(cluster, config, make_place(2), tmp_path)
     assert run_updates(updates, folder, tmp_path) == expected
     assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
     updates.update(folder / "samples-1", tmp_path / "0", tmp_path / "again", reported.append)
@@ -151,18 +143,18 @@ def test_agents_on_two_ranks_are_agents_in_one_process(folder: Path, fleet: Loca
     with pytest.raises(NonFiniteLoss, match=r"agent 'main'.*failed-batch/update-2-main.jsonl"):
         updates.update(tmp_path / "broken", tmp_path / "1", tmp_path / "never")
     assert b'"advantage":1e39' in written.result(60)
-    assert not find_ranks()
+    assert_all_end(find_ranks())
 
 
 @pytest.mark.slow
-def test_one_two_and_four_ranks_write_the_same_files(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
+def test_one_two_and_four_ranks_write_the_same_files(folder: Path, cluster: Cluster, tmp_path: Path) -> None:
     """Begun on two ranks and resumed on four included."""
     config = make_config(folder, lanes=4)
     expected = update_inline(config, folder, tmp_path / "one")
     digests = digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
     for num_ranks in (1, 2, 4):
         out = tmp_path / f"{num_ranks}"
-        updates = open_ranks(config, make_place(num_ranks), fleet, out)
+        updates = open_ranks(cluster, config, make_place(num_ranks), out)
         assert run_updates(updates, folder, out) == expected
         assert digest_checkpoint(out / f"{NUM_UPDATES}") == digests
         if num_ranks == 4:
@@ -170,18 +162,18 @@ def test_one_two_and_four_ranks_write_the_same_files(folder: Path, fleet: LocalF
             updates.update(folder / "samples-4", out / "from-two", out / "4-again")
             assert digest_checkpoint(out / "4-again") == digest_checkpoint(out / "4")
         updates.close()
-    assert not find_ranks()
+    assert_all_end(find_ranks())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_base_spread_over_two_ranks_gives_the_files_of_one_process(
-    folder: Path, fleet: LocalFleet, tmp_path: Path, dtype: str
+    folder: Path, cluster: Cluster, tmp_path: Path, dtype: str
 ) -> None:
     """Even to the bit: gathered layers are the base's own, and gradients of adapters are added as ever."""
     config = make_config(folder, lanes=1, dtype=dtype)
     expected = update_inline(config, folder, tmp_path / "one")
-    updates = open_ranks(config, make_place(2, shard="base"), fleet, tmp_path)
+    updates = open_ranks(cluster, config, make_place(2, shard="base"), tmp_path)
     assert run_updates(updates, folder, tmp_path) == expected
     assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
 
@@ -212,13 +204,13 @@ def assert_same_training(
 
 @pytest.mark.slow
 def test_full_weights_spread_over_ranks_are_those_of_one_process(
-    folder: Path, fleet: LocalFleet, tmp_path: Path
+    folder: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     """What two ranks save, one process and four ranks load; what one process saves, two ranks load."""
     config = make_config(folder, lanes=4, weights="full")
     expected = update_inline(config, folder, tmp_path / "one")
     two, four = (tmp_path / "2", tmp_path / "4")
-    updates = open_ranks(config, make_place(2, shard="base"), fleet, two)
+    updates = open_ranks(cluster, config, make_place(2, shard="base"), two)
     metrics = run_updates(updates, folder, two)
     assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-5)
     saved = {number: read_checkpoint(config, two / f"{number}") for number in (3, 4)}
@@ -227,27 +219,27 @@ def test_full_weights_spread_over_ranks_are_those_of_one_process(
     copy_checkpoint(updates, tmp_path / "one" / "4", two / "copy")
     torch.testing.assert_close(read_checkpoint(config, two / "copy"), alone, rtol=0, atol=0)
     updates.close()
-    updates = open_ranks(config, make_place(4, shard="base"), fleet, four)
+    updates = open_ranks(cluster, config, make_place(4, shard="base"), four)
     copy_checkpoint(updates, two / "3", four / "copy")
     torch.testing.assert_close(read_checkpoint(config, four / "copy"), saved[3], rtol=0, atol=0)
     updates.update(folder / "samples-4", two / "3", four / "4")
     assert_same_training(read_checkpoint(config, four / "4"), saved[4], num_steps=2)
     updates.close()
-    assert not find_ranks()
+    assert_all_end(find_ranks())
 
 
 def copy_checkpoint(updates: RanksUpdates, source: Path, target: Path) -> None:
     """Have the ranks load a checkpoint and save it again."""
-    updates._ask({"samples": None, "checkpoint": str(source), "out": str(target)}, None)
+    updates._ask_ranks(None, source, target, None)
 
 
 @pytest.mark.slow
 def test_full_weights_in_bfloat16_stay_near_those_of_one_process(
-    folder: Path, fleet: LocalFleet, tmp_path: Path
+    folder: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     config = make_config(folder, lanes=2, weights="full", dtype="bfloat16")
     update_inline(config, folder, tmp_path / "one")
-    updates = open_ranks(config, make_place(2, shard="base"), fleet, tmp_path)
+    updates = open_ranks(cluster, config, make_place(2, shard="base"), tmp_path)
     run_updates(updates, folder, tmp_path, range(1, 3))
     of_ranks, alone = (read_checkpoint(config, path) for path in (tmp_path / "2", tmp_path / "one" / "2"))
     assert_same_training(of_ranks, alone, num_steps=4, gap=1e-4, moments=1e-2)
@@ -255,81 +247,53 @@ def test_full_weights_in_bfloat16_stay_near_those_of_one_process(
 
 @pytest.mark.slow
 def test_samples_of_other_weights_end_the_run_instead_of_a_retry(
-    folder: Path, fleet: LocalFleet, tmp_path: Path
+    folder: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     config = make_config(folder, lanes=1)
     limited = config.algo.model_copy(update={"max_sampling_gap": 0.01})
-    updates = open_ranks(config.model_copy(update={"algo": limited}), make_place(2), fleet, tmp_path)
+    updates = open_ranks(cluster, config.model_copy(update={"algo": limited}), make_place(2), tmp_path)
     with pytest.raises(SamplingGapTooLarge, match=r"above algo.max_sampling_gap = 0.01"):
         run_updates(updates, folder, tmp_path)
-    assert not find_ranks()
+    assert_all_end(find_ranks())
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_is_named_with_its_own_words(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
-    updates = open_ranks(make_config(folder, lanes=1), make_place(2), fleet, tmp_path)
+def test_a_rank_that_fails_is_named_with_its_own_words(folder: Path, cluster: Cluster, tmp_path: Path) -> None:
+    updates = open_ranks(cluster, make_config(folder, lanes=1), make_place(2), tmp_path)
     run_updates(updates, folder, tmp_path, range(1, 2))
-    with pytest.raises(UpdatesDied, match=r"update rank [01] failed: FileNotFoundError: .*nowhere"):
+    with pytest.raises(UpdatesDied, match=r"rank [01] failed: FileNotFoundError: .*nowhere"):
         updates.update(tmp_path / "nowhere", tmp_path / "1", tmp_path / "2")
-    assert not find_ranks()
-
-
-def test_ranks_without_memory_begin_anew_with_smaller_micro_batches(
-    folder: Path, fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried, reported = list[int](), list[int]()
-
-    class Group:
-        def __init__(self, config: RunConfig, *_: object) -> None:
-            self.tokens = config.optim.micro_batch_tokens
-
-        def do_job(self, job: dict[str, str | None], progress: Progress) -> dict[str, float]:
-            assert job["checkpoint"] == str(tmp_path / "0")
-            tried.append(self.tokens)
-            progress(3)
-            if self.tokens > 10:
-                raise MicroBatchTooLarge(str(self.tokens // 2))
-            return {"done": 1.0}
-
-        def stop(self) -> None: ...
-
-    monkeypatch.setattr(ranks, "_Group", Group)
-    updates = open_ranks(make_config(folder, lanes=1), make_place(2, shard="base"), fleet, tmp_path)
-    assert updates.update(folder / "samples-1", tmp_path / "0", tmp_path / "1", reported.append) == {"done": 1.0}
-    assert tried == [40, 20, 10]
-    assert reported == [3]
+    assert_all_end(find_ranks())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "shard", "words"),
     [
-        (signal.SIGKILL, "none", f"update rank 1 was killed by SIGKILL, at: (agent 'main'|{WAITS}).*"),
-        (signal.SIGKILL, "base", "update rank 1 was killed by SIGKILL, at: .*"),
-        (signal.SIGSTOP, "none", f"update rank 1 made no progress for 5 s, at: (agent 'main'|{WAITS}).*"),
+        (signal.SIGKILL, "none", "update rank [01] died: "),
+        (signal.SIGKILL, "base", "update rank [01] died: "),
+        (signal.SIGSTOP, "none", "rank [01] failed: .*[Tt]imed? ?out.*; rank [01] did not answer"),
     ],
 )
 def test_a_rank_that_dies_or_hangs_in_an_update_is_named(
-    folder: Path, fleet: LocalFleet, tmp_path: Path, number: signal.Signals, shard: str, words: str
+    folder: Path, cluster: Cluster, tmp_path: Path, number: signal.Signals, shard: str, words: str
 ) -> None:
-    """The update is then taken again by new ranks, with the same result. It may have waited for rank 0 just then."""
+    """The update is then taken again by new ranks, with the same result."""
     config, sent = make_config(folder, lanes=1), list[int]()
     update_inline(config, folder, tmp_path / "one")
-    updates = open_ranks(config, make_place(2, deadline_s=600, shard=shard), fleet, tmp_path)
+    deadline_s = 10.0 if number == signal.SIGSTOP else DEADLINE_S
+    updates = open_ranks(cluster, config, make_place(2, shard), tmp_path, deadline_s)
     run_updates(updates, folder, tmp_path, range(1, 2))
 
     def strike(_: int) -> None:
         if not sent:
             sent.append(find_ranks()[1].pid)
             os.kill(sent[0], number)
-            assert updates._group is not None
-            if number == signal.SIGSTOP:
-                updates._group._deadline_s = 5  # of this group alone: others may be slow to start
 
     write_samples(tmp_path / "many", make_samples(4), make_samples(5, groups=500))
-    with pytest.raises(UpdatesDied, match=rf"{words}log: .*/logs/rank-1\.0\.log"):
+    with pytest.raises(UpdatesDied, match=words):
         updates.update(tmp_path / "many", tmp_path / "1", tmp_path / "2", strike)
-    assert not find_ranks()
+    assert_all_end(find_ranks())
     run_updates(updates, folder, tmp_path, range(2, NUM_UPDATES + 1))
     assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
     updates.close()
