@@ -23,8 +23,8 @@ CPUS = 0.01
 """CPUs that an actor asks for: nearly none, but a node that offers none, such as the driver's, gets no actor."""
 _PLACEMENT_S = 900.0
 """Seconds within which actors must get their places; a cluster that grows on demand has to start nodes in it."""
-_WARNING_S = 10.0
-"""Seconds of waiting for places after which a warning says so."""
+_WARNING_S = 60.0
+"""Seconds after which a warning says that actors have not started yet."""
 _CONNECT_S = 30.0
 _POLL_S = 0.2
 """Seconds between two looks at whether another thread has closed the connection."""
@@ -87,7 +87,7 @@ class Cluster:
             room = f"the cluster has {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs free"
             if waited_s >= _PLACEMENT_S:
                 raise TimeoutError(f"no room for {len(actors)} {name} after {_PLACEMENT_S:g} s; {room}")
-            log.warning("waiting for room for %d %s, at most %g s; %s", len(actors), name, _PLACEMENT_S, room)
+            log.warning("waiting for %d %s to start, at most %g s; %s", len(actors), name, _PLACEMENT_S, room)
             has_warned = True
 
     def share_gpus(self, count: int) -> PlacementGroup:
@@ -153,11 +153,11 @@ def _connect(address: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with _keep_signal_handlers():
         if not address:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, configure_logging=False)
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
         try:
             _check_port(address)
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError) as error:
             raise ConfigError(
                 f"address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "

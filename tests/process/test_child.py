@@ -24,29 +24,39 @@ while True:
         raise ValueError("asked to fail")
     channel.send_bytes(message[::-1])
 """
-# Starts three grandchildren, one in a session of its own and one whose parent has ended, tells their process ids, then
-# hangs.
+# Starts a grandchild, sends its process id, then hangs.
 FAMILY = """
 import subprocess, sys, time
 from multiprocessing.connection import Connection
-same, session = subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sleep", "600"], start_new_session=True)
-orphan = subprocess.check_output(["sh", "-c", "setsid sleep 600 >/dev/null & echo $!"], text=True)
+grandchild = subprocess.Popen(["sleep", "600"])
 channel = Connection(int(sys.argv[1]))
-channel.send_bytes(f"{same.pid} {session.pid} {orphan}".encode())
+channel.send_bytes(str(grandchild.pid).encode())
 time.sleep(600)
 """
-# A trainer that starts a family from a thread that ends, prints the process ids, then hangs.
+# Ends with the process whose id it is given, and does nothing until then.
+ORPHAN = """
+import sys, time
+from multiprocessing.connection import Connection
+from magrpo.process.parent import exit_with_parent
+exit_with_parent(int(sys.argv[1]))
+Connection(int(sys.argv[2])).send_bytes(b"ready")
+time.sleep(600)
+"""
+# A trainer that starts a child from a thread that ends, prints the child's process id, then hangs.
 TRAINER = """
 import os, sys, threading, time
 from pathlib import Path
+import psutil
 from magrpo.process.child import Child
 def start():
     global child
-    child = Child([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), os.environ)
+    child = Child([sys.executable, "-c", sys.argv[1], str(os.getpid())], Path(sys.argv[2]), os.environ)
 thread = threading.Thread(target=start)
 thread.start()
 thread.join()
-print(child.receive().decode(), flush=True)
+child.receive()
+[process] = psutil.Process().children()
+print(process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -55,9 +65,9 @@ def start(script: str, folder: Path) -> Child:
     return Child([sys.executable, "-c", script], folder / "child.log", os.environ)
 
 
-def read_processes(line: str | bytes) -> list[psutil.Process]:
-    """The grandchildren that a family tells of."""
-    return [psutil.Process(int(pid)) for pid in line.split()]
+def read_process(message: bytes) -> psutil.Process:
+    """The grandchild whose id a family has sent."""
+    return psutil.Process(int(message))
 
 
 def test_messages_go_both_ways(tmp_path: Path) -> None:
@@ -84,10 +94,10 @@ def test_a_failure_names_the_last_line_of_the_log(tmp_path: Path) -> None:
 
 def test_a_missed_deadline_kills_the_group(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
-    grandchildren = read_processes(child.receive())
+    grandchild = read_process(child.receive())
     with pytest.raises(ProcessDied, match=r"killed at its deadline of 0.2 s"), child.enforce_deadline(0.2):
         child.receive()
-    assert_all_end(grandchildren)
+    assert_all_end([grandchild])
     child.kill()
 
 
@@ -100,45 +110,47 @@ def test_a_deadline_that_is_kept_changes_nothing(tmp_path: Path) -> None:
     assert not child.died
 
 
-def test_all_are_gone_when_kill_returns(tmp_path: Path) -> None:
+def test_a_killed_child_leaves_no_process(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
-    grandchildren = read_processes(child.receive())
-    family = [*grandchildren, *grandchildren[0].parents()[:3]]  # the command and its two keepers
+    grandchild = read_process(child.receive())
+    family = [grandchild, *grandchild.parents()[:1]]
     child.kill()
-    assert not any(process.is_running() for process in family)
+    assert_all_end(family)
 
 
-def test_what_a_child_leaves_behind_is_killed(tmp_path: Path) -> None:
+def test_processes_that_a_child_leaves_behind_are_killed(tmp_path: Path) -> None:
     child = start(FAMILY.replace("time.sleep(600)", "channel.recv_bytes()"), tmp_path)
-    grandchildren = read_processes(child.receive())
+    grandchild = read_process(child.receive())
     child.send(b"end")
     with pytest.raises(ProcessDied, match="ended with status 0"):
         child.receive()
-    assert not any(process.is_running() for process in grandchildren)
+    assert_all_end([grandchild])
 
 
-@pytest.mark.parametrize("victim", ["trainer", "front", "back"])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_survives_a_death(tmp_path: Path, victim: str, sent: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINER, FAMILY, str(tmp_path / "child.log")], stdout=subprocess.PIPE, text=True
-    ) as trainer:
+def test_a_child_ends_with_its_trainer(tmp_path: Path, sent: signal.Signals) -> None:
+    """But not with the thread of the trainer that started it."""
+    command = [sys.executable, "-c", TRAINER, ORPHAN, str(tmp_path / "child.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         try:
             assert trainer.stdout is not None
-            grandchildren = read_processes(trainer.stdout.readline())
-            command, back, front, asker = grandchildren[0].parents()[:4]
-            assert asker.pid == trainer.pid  # the thread that started the child has ended, and the child lives
-            assert grandchildren[2].parent() == back
-            {"trainer": trainer, "front": front, "back": back}[victim].send_signal(sent)
-            assert_all_end([*grandchildren, command, back, front])
+            child = psutil.Process(int(trainer.stdout.readline()))
+            trainer.send_signal(sent)
+            assert_all_end([child])
         finally:
             trainer.kill()
 
 
+def test_a_child_whose_parent_has_ended_exits_at_once(tmp_path: Path) -> None:
+    program = "import os; from magrpo.process.parent import exit_with_parent; exit_with_parent(1); print('on')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+
+
 def test_an_interrupt_from_the_terminal_does_not_reach_the_child(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
-    grandchildren = read_processes(child.receive())
-    assert all(os.getsid(p.pid) != os.getsid(0) for p in [*grandchildren, *grandchildren[0].parents()[:3]])
+    grandchild = read_process(child.receive())
+    assert os.getsid(grandchild.pid) != os.getsid(0)
     child.kill()
 
 
