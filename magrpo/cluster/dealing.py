@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,10 +79,11 @@ class Crew:
 
     def deal(
         self, pieces: Sequence[Any], watch: Callable[[Sequence[tuple[Any, int]]], None] = lambda _: None
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any], None, None]:
         """Yield the number of each piece with its result, or :class:`Lost`, in the order in which they are done.
 
-        ``watch`` is called now and then with the actors at work and the numbers of their pieces.
+        ``watch`` is called now and then with the actors at work and the numbers of their pieces. Close the generator:
+        it holds the connection to Ray.
         """
         waiting, deaths = deque(range(len(pieces))), Counter[int]()
         at_work: dict[Any, tuple[Any, int]] = {}

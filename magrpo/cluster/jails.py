@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -71,15 +72,16 @@ class ClusterSandbox:
         size = min(max(fair_share, MIN_CHUNK), MAX_CHUNK)
         chunks = [distinct[i : i + size] for i in range(0, len(distinct), size)]
         reports: dict[Execution, ExecutionReport] = {}
-        for number, result in self._crew.deal(chunks):
-            of_chunk = result
-            if isinstance(result, Lost):
-                failure = ExecutionReport("infra_error", (Case("infra_error", result.message),), self.level)
-                of_chunk = [failure] * len(chunks[number])
-            for execution, report in zip(chunks[number], of_chunk, strict=True):
-                reports[execution] = report
-                if progress:
-                    progress(counts[execution])
+        with closing(self._crew.deal(chunks)) as results:
+            for number, result in results:
+                of_chunk = result
+                if isinstance(result, Lost):
+                    failure = ExecutionReport("infra_error", (Case("infra_error", result.message),), self.level)
+                    of_chunk = [failure] * len(chunks[number])
+                for execution, report in zip(chunks[number], of_chunk, strict=True):
+                    reports[execution] = report
+                    if progress:
+                        progress(counts[execution])
         return [reports[execution] for execution in executions]
 
     def close(self) -> None:

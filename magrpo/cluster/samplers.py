@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -148,11 +149,12 @@ class SamplerEngine:
         ]
         counter = _SharedCounter(progress)
         actions: dict[int, Action] = {}
-        for number, result in self._crew.deal(pieces, counter.watch):
-            if isinstance(result, Lost):
-                raise EngineError(f"several samplers died over the same requests: {result.message}")
-            actions |= zip(shares[number], result, strict=True)
-            counter.finish(len(result))
+        with closing(self._crew.deal(pieces, counter.watch)) as results:
+            for number, result in results:
+                if isinstance(result, Lost):
+                    raise EngineError(f"several samplers died over the same requests: {result.message}")
+                actions |= zip(shares[number], result, strict=True)
+                counter.finish(len(result))
         return [actions[i] for i in range(len(requests))]
 
     def forget(self, number: int) -> None:

@@ -36,7 +36,7 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
     """Print what ``topic`` is about; the exit code is 0. Raises ConfigError for an unknown topic.
 
     Args:
-        topic: A section (rollout), a key (train.seed), all or place to explain; or a configuration, to print its values.
+        topic: What to explain: a section (rollout), a key (train.seed), all or place; or a configuration to print.
     """
     if topic is None:
         print_wrapped(_format_overview())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def open_crew(cluster: Cluster, folder: Path, count: int = 2) -> Crew:
 
 
 def deal(crew: Crew, pieces: list[int]) -> dict[int, Any]:
-    return {pieces[number]: result for number, result in crew.deal(pieces)}
+    with closing(crew.deal(pieces)) as results:
+        return {pieces[number]: result for number, result in results}
 
 
 def test_a_piece_that_three_actors_die_over_is_given_up_and_others_are_done(cluster: Cluster, tmp_path: Path) -> None:
