@@ -21,6 +21,7 @@ from magrpo.engines import EngineError, PromptTooLong
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
+from magrpo.plugins import ConfigError
 from magrpo.types import Action, Request, SamplingParams
 from pipelines.arguments import locate_config
 from tests.processes import assert_all_end
@@ -109,7 +110,7 @@ def test_errors_of_samplers_are_those_of_the_engine(cluster: Cluster, tmp_path: 
     with open_samplers(cluster, config, policy, 1) as engine:
         with pytest.raises(PromptTooLong):
             engine.serve(0, {}).generate([Request("main", tuple(range(3, 103)), LONG, 0)])
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(ConfigError, match="cannot read the weights of 'main'"):
             engine.serve(1, {"main": tmp_path / "nowhere"}).generate(make_requests(1))
     with pytest.raises(EngineError, match="the samplers were closed"):
         engine.serve(0, {}).generate(make_requests(1))

@@ -124,7 +124,7 @@ def test_only_samplers_and_ranks_together_spare_the_driver_a_gpu() -> None:
             ["train.lag=1", "algo.importance_cap=2"],
             ["colocate", "train.lag = 1", "train.lag = 0"],
         ),
-        ({"jails": {"nodes": 2}}, ["sandbox.kind=none"], ["jails.nodes", 'sandbox.kind = "none"']),
+        ({"jails": {"nodes": 2}}, ['sandbox={kind="none"}'], ["jails.nodes", 'sandbox.kind = "none"']),
     ],
 )
 def test_a_misfit_names_the_keys_and_the_remedy(place: dict[str, object], changes: list[str], words: list[str]) -> None:
