@@ -8,11 +8,9 @@ import signal
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ from magrpo.stages.work import NonFiniteLoss, SamplingGapTooLarge
 from magrpo.types import Sample
 from magrpo.updates import UpdatesDied
 from magrpo.updates.inline import InlineUpdates
-from tests.processes import assert_all_end
+from tests.processes import assert_all_end, find_actors
 from tests.stages.updating import assert_same_steps, make_samples
 from tests.tiny import tiny_base
 
@@ -90,16 +88,6 @@ def open_ranks(
     return RanksUpdates(cluster, place, config, out / "failed-batch", deadline_s)
 
 
-def find_ranks() -> list[psutil.Process]:
-    """The actors that are ranks, below this process."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended, or is a zombie
-            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Rank"):
-                found.append(process)
-    return found
-
-
 def read_slowly(path: Path) -> Future[bytes]:
     """Keep the rank that writes ``path`` waiting for two seconds, in which the driver hears of the other ranks."""
     path.parent.mkdir()
@@ -143,7 +131,7 @@ def test_agents_on_two_ranks_are_agents_in_one_process(folder: Path, cluster: Cl
     with pytest.raises(NonFiniteLoss, match=r"agent 'main'.*failed-batch/update-2-main.jsonl"):
         updates.update(tmp_path / "broken", tmp_path / "1", tmp_path / "never")
     assert b'"advantage":1e39' in written.result(60)
-    assert_all_end(find_ranks())
+    assert_all_end(find_actors("Rank"))
 
 
 @pytest.mark.slow
@@ -162,7 +150,7 @@ def test_one_two_and_four_ranks_write_the_same_files(folder: Path, cluster: Clus
             updates.update(folder / "samples-4", out / "from-two", out / "4-again")
             assert digest_checkpoint(out / "4-again") == digest_checkpoint(out / "4")
         updates.close()
-    assert_all_end(find_ranks())
+    assert_all_end(find_actors("Rank"))
 
 
 @pytest.mark.slow
@@ -225,7 +213,7 @@ def test_full_weights_spread_over_ranks_are_those_of_one_process(
     updates.update(folder / "samples-4", two / "3", four / "4")
     assert_same_training(read_checkpoint(config, four / "4"), saved[4], num_steps=2)
     updates.close()
-    assert_all_end(find_ranks())
+    assert_all_end(find_actors("Rank"))
 
 
 def copy_checkpoint(updates: RanksUpdates, source: Path, target: Path) -> None:
@@ -254,7 +242,7 @@ def test_samples_of_other_weights_end_the_run_instead_of_a_retry(
     updates = open_ranks(cluster, config.model_copy(update={"algo": limited}), make_place(2), tmp_path)
     with pytest.raises(SamplingGapTooLarge, match=r"above algo.max_sampling_gap = 0.01"):
         run_updates(updates, folder, tmp_path)
-    assert_all_end(find_ranks())
+    assert_all_end(find_actors("Rank"))
 
 
 @pytest.mark.slow
@@ -263,7 +251,7 @@ def test_a_rank_that_fails_is_named_with_its_own_words(folder: Path, cluster: Cl
     run_updates(updates, folder, tmp_path, range(1, 2))
     with pytest.raises(UpdatesDied, match=r"rank [01] failed: FileNotFoundError: .*nowhere"):
         updates.update(tmp_path / "nowhere", tmp_path / "1", tmp_path / "2")
-    assert_all_end(find_ranks())
+    assert_all_end(find_actors("Rank"))
 
 
 @pytest.mark.slow
@@ -287,13 +275,13 @@ def test_a_rank_that_dies_or_hangs_in_an_update_is_named(
 
     def strike(_: int) -> None:
         if not sent:
-            sent.append(find_ranks()[1].pid)
+            sent.append(find_actors("Rank")[1].pid)
             os.kill(sent[0], number)
 
     write_samples(tmp_path / "many", make_samples(4), make_samples(5, groups=500))
     with pytest.raises(UpdatesDied, match=words):
         updates.update(tmp_path / "many", tmp_path / "1", tmp_path / "2", strike)
-    assert_all_end(find_ranks())
+    assert_all_end(find_actors("Rank"))
     run_updates(updates, folder, tmp_path, range(2, NUM_UPDATES + 1))
     assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
     updates.close()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
 from magrpo.types import Action, Request, SamplingParams
 from pipelines.arguments import locate_config
-from tests.processes import assert_all_end
+from tests.processes import assert_all_end, find_actors
 from tests.tiny import perturb, tiny_base, tiny_config
 
 AGENTS = ("helper", "main")
@@ -68,12 +67,6 @@ def list_tokens(actions: list[Action]) -> list[tuple[str, int, tuple[int, ...]]]
     return [(action.agent, action.policy_version, action.token_ids) for action in actions]
 
 
-def find_samplers() -> list[psutil.Process]:
-    """The actors that are samplers, below this process."""
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if "".join(process.cmdline()[:1]).startswith("ray::Sampler")]
-
-
 def test_one_and_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
     """With trained weights, also when one of the samplers is killed in the middle of the batch."""
     config, requests, reported = make_config(tmp_path), make_requests(), list[int]()
@@ -91,7 +84,7 @@ def test_one_and_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, t
 
     def kill_one(_: int) -> None:
         if not killed:
-            killed.append(find_samplers()[0].pid)
+            killed.append(find_actors("Sampler")[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
     with open_samplers(cluster, config, policy, 2) as two:
@@ -101,7 +94,7 @@ def test_one_and_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, t
         assert killed
         assert sum(reported) == len(requests)
         assert list_tokens(served.generate(requests)) == expected, "the restarted sampler has loaded the weights again"
-    assert_all_end(find_samplers())
+    assert_all_end(find_actors("Sampler"))
 
 
 def test_errors_of_samplers_are_those_of_the_engine(cluster: Cluster, tmp_path: Path) -> None:
@@ -145,9 +138,9 @@ def test_two_samplers_with_vllm_give_the_tokens_of_one(cluster: Cluster, tmp_pat
     with open_samplers(cluster, config, policy, 2) as two:
         served = two.serve(1, weights)
         tokens = list_tokens(served.generate(requests))
-        family = [process for sampler in find_samplers() for process in sampler.children(recursive=True)]
+        family = [process for sampler in find_actors("Sampler") for process in sampler.children(recursive=True)]
         assert len(family) >= 2
-        victim = find_samplers()[0]
+        victim = find_actors("Sampler")[0]
         of_victim = victim.children(recursive=True)
         victim.kill()
         assert_all_end(of_victim)
