@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,15 @@ class Cluster:
         self._changed = threading.Condition()
         self._shared_gpus: PlacementGroup | None = None
         self._owns_connection = not ray.is_initialized()
+        # The kernel kills the Ray that this process starts when the thread ends that has started it. Outside the main
+        # thread Ray leaves the handlers of signals alone, too.
+        self._thread = ThreadPoolExecutor(1, "magrpo-ray")
         if self._owns_connection:
-            _connect(address)
+            try:
+                self._thread.submit(_connect, address).result()
+            except BaseException:
+                self._thread.shutdown()
+                raise
 
     @contextmanager
     def hold(self, refusal: Exception) -> Iterator[Callable[[], None]]:
@@ -109,6 +116,7 @@ class Cluster:
             self._changed.wait_for(lambda: self._num_calls == 0)
         if self._owns_connection:
             ray.shutdown()
+        self._thread.shutdown()
 
 
 def start_actor(kind: type, options: Mapping[str, Any], *arguments: object) -> Any:
@@ -151,30 +159,17 @@ def _connect(address: str) -> None:
     import ray  # loaded already
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    with _keep_signal_handlers():
-        if not address:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-            return
-        try:
-            _check_port(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, RuntimeError) as error:
-            raise ConfigError(
-                f"address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "
-                f"this machine a node of it with `ray start --address=HEAD:6379 --num-cpus=0`"
-            ) from None
-
-
-@contextmanager
-def _keep_signal_handlers() -> Iterator[None]:
-    """Put back the handlers that ``ray.init`` replaces; it does so in the main thread only."""
-    saved = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    if not address:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        return
     try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in saved.items():
-                signal.signal(number, handler)
+        _check_port(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "
+            f"this machine a node of it with `ray start --address=HEAD:6379 --num-cpus=0`"
+        ) from None
 
 
 def _check_port(address: str) -> None:

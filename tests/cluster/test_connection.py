@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
-from magrpo.cluster.connection import Cluster
+from magrpo.cluster.connection import Cluster, start_actor
 from magrpo.plugins import ConfigError
 from magrpo.process.ports import find_free_ports
 from tests.processes import assert_all_end
@@ -45,6 +47,27 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'magrpo\[ray\]'"):
         Cluster("")
+
+
+class Echo:
+    """An actor that returns what it is given."""
+
+    def repeat(self, word: str) -> str:
+        return word
+
+
+def test_ray_outlives_the_thread_that_has_started_it() -> None:
+    """The kernel would kill it at the end of that thread. The handlers of signals stay, too."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with ThreadPoolExecutor(1) as pool:
+        cluster = pool.submit(Cluster, "").result()
+    try:
+        echo = start_actor(Echo, {})
+        assert ray.get(echo.repeat.remote("here")) == "here"
+    finally:
+        cluster.close()
+        cluster.close()
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
