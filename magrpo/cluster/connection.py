@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from magrpo.config.place import Place
 from magrpo.plugins import ConfigError
 
 if TYPE_CHECKING:
@@ -97,13 +98,21 @@ class Cluster:
             log.warning("waiting for %d %s to start, at most %g s; %s", len(actors), name, _PLACEMENT_S, room)
             has_warned = True
 
-    def share_gpus(self, count: int) -> PlacementGroup:
-        """``count`` bundles of one GPU, each for one sampler and one rank."""
-        from ray.util.placement_group import placement_group  # loaded already
+    def choose_options(self, place: Place, count: int, gpus: int) -> list[dict[str, Any]]:
+        """Options of ``ray.remote`` that place ``count`` samplers or ranks, each on ``gpus`` GPUs.
 
+        With ``place.colocate``, a sampler and a rank of the same number share a GPU.
+        """
+        from ray.util.placement_group import placement_group  # loaded already
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        if not place.colocate:
+            return [{"num_gpus": gpus, "scheduling_strategy": "DEFAULT" if gpus else "SPREAD"}] * count
         if self._shared_gpus is None:
-            self._shared_gpus = placement_group([{"GPU": 1, "CPU": 2 * CPUS}] * count)
-        return self._shared_gpus
+            num_gpus = max(place.samplers.count, place.ranks.count)
+            self._shared_gpus = placement_group([{"GPU": 1, "CPU": 2 * CPUS}] * num_gpus)
+        strategies = [PlacementGroupSchedulingStrategy(self._shared_gpus, number) for number in range(count)]
+        return [{"num_gpus": 0.5, "scheduling_strategy": strategy} for strategy in strategies]
 
     def close(self) -> None:
         """End the calls of other threads and leave the cluster; Ray then kills all actors. May be called twice."""

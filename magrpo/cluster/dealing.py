@@ -98,8 +98,7 @@ class Crew:
                     continue
                 actor, number = at_work.pop(done)
                 try:
-                    yield number, ray.get(done)
-                    continue
+                    result = ray.get(done)
                 except RayTaskError as error:
                     if not isinstance(error.cause, self.restarts_on):
                         raise error.cause from None
@@ -107,6 +106,9 @@ class Crew:
                     ray.kill(actor, no_restart=False)
                 except RayActorError as error:
                     message = describe_error(error)
+                else:
+                    yield number, result
+                    continue
                 check_open()
                 log.warning("one of the %s was lost, its work moves to others: %s", self.name, message)
                 if actor not in self._openings.values():

@@ -15,7 +15,6 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util import get_node_ip_address
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 from magrpo.cluster.connection import Cluster, decide_gpus, describe_error, prepare_actor, start_actor
@@ -171,15 +170,10 @@ class RanksUpdates:
             gpus,
             self._deadline_s,
         )
-        options: dict[str, Any] = {"num_gpus": gpus, "concurrency_groups": {"watch": 1}}
-        strategies: list[Any] = ["DEFAULT" if gpus else "SPREAD"] * num_ranks
-        if place.colocate:
-            options["num_gpus"] = 0.5
-            group = self._cluster.share_gpus(max(num_ranks, place.samplers.count))
-            strategies = [PlacementGroupSchedulingStrategy(group, i) for i in range(num_ranks)]
+        places = self._cluster.choose_options(place, num_ranks, gpus)
         self._ranks = [
-            start_actor(Rank, {**options, "scheduling_strategy": at}, setting, number)
-            for number, at in enumerate(strategies)
+            start_actor(Rank, {"concurrency_groups": {"watch": 1}, **at}, setting, number)
+            for number, at in enumerate(places)
         ]
         try:
             self._cluster.wait_for_places(self._ranks, "update ranks", check_open)

@@ -13,7 +13,6 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from magrpo.checks.runners import open_engine, serve_weights
 from magrpo.cluster.connection import Cluster, decide_gpus, prepare_actor, start_actor
@@ -121,14 +120,9 @@ class SamplerEngine:
         self._numbers = count()
         gpus = decide_gpus(place.samplers.gpus, config.model.device)
         setting = Setting(config, num_served, torch.get_num_threads(), gpus, owns_gpus=not place.colocate)
-        num_samplers = place.samplers.count
-        options: dict[str, Any] = {"num_gpus": gpus, "max_restarts": -1, "concurrency_groups": {"watch": 1}}
-        strategies: list[Any] = ["DEFAULT" if gpus else "SPREAD"] * num_samplers
-        if place.colocate:
-            options["num_gpus"] = 0.5
-            group = cluster.share_gpus(max(num_samplers, place.ranks.count))
-            strategies = [PlacementGroupSchedulingStrategy(group, i) for i in range(num_samplers)]
-        actors = [start_actor(Sampler, {**options, "scheduling_strategy": at}, setting) for at in strategies]
+        options: dict[str, Any] = {"max_restarts": -1, "concurrency_groups": {"watch": 1}}
+        places = cluster.choose_options(place, place.samplers.count, gpus)
+        actors = [start_actor(Sampler, {**options, **at}, setting) for at in places]
         self._crew = Crew(cluster, "samplers", actors, EngineError)
         try:
             self._crew.open()

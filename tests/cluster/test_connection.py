@@ -13,8 +13,10 @@ import pytest
 import ray
 
 from magrpo.cluster.connection import Cluster, start_actor
+from magrpo.config.place import Place
 from magrpo.plugins import ConfigError
 from magrpo.process.ports import find_free_ports
+from tests.cluster.clusters import add_node, open_cluster
 from tests.processes import assert_all_end
 
 # A driver that starts an actor with a child of its own, prints that it has, and waits.
@@ -68,6 +70,30 @@ def test_ray_outlives_the_thread_that_has_started_it() -> None:
         cluster.close()
         cluster.close()
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+
+class Holder:
+    """An actor that holds its share of the GPUs."""
+
+    def list_gpus(self) -> list[int]:
+        return list(ray.get_gpu_ids())
+
+
+def test_a_sampler_and_a_rank_share_each_gpu_if_they_are_colocated() -> None:
+    """On two GPUs that a node only claims to have."""
+    place = Place.model_validate({"colocate": True, "samplers": {"count": 2}, "ranks": {"count": 2}})
+    with open_cluster() as nodes:
+        add_node(nodes, num_cpus=2, num_gpus=2)
+        cluster = Cluster(nodes.address)
+        try:
+            samplers, ranks = (
+                [start_actor(Holder, options) for options in cluster.choose_options(place, 2, 1)] for _ in range(2)
+            )
+            of_samplers = ray.get([actor.list_gpus.remote() for actor in samplers])
+            assert sorted(of_samplers) == [[0], [1]]
+            assert ray.get([actor.list_gpus.remote() for actor in ranks]) == of_samplers
+        finally:
+            cluster.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
