@@ -74,6 +74,9 @@ def run_iteration(config: RunConfig) -> Iteration:
 def train_run(config: RunConfig, name: str | None = None) -> Run:
     """A whole run in this process, without Prefect, in ``config.root``; a run that has the name already resumes.
 
+    In a script, call it under ``if __name__ == "__main__":``, because the processes that call the reward of large
+    batches import the script.
+
     Raises:
         ConfigError: the run has another configuration, another process works on it, or ``config`` is unusable here.
     """

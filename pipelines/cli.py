@@ -64,7 +64,7 @@ COMMANDS = {
     TRAIN: ("train", "resume", "sweep", "evaluate", "schedule"),
     LOOK: ("runs", "show", "compare"),
     USE: ("ask", "export", "score"),
-    OPERATE: ("config", "doctor", "sync", "place", "bench"),
+    OPERATE: ("config", "doctor", "sync", "bench"),
 }
 """The commands as ``magrpo --help`` lists them: the daily ones of each group first."""
 
@@ -123,11 +123,6 @@ LAZY_COMMANDS = {
         "commands.runs:sync_run",
         "Deliver the tracking records in a run's outbox to MLflow.",
     ),
-    "place": (
-        "commands.place_view:show_place",
-        "Print which servers, ranks and sandboxes a cluster file would start, and where; nothing is started.\n\n"
-        "Example: magrpo place infra/places/8gpu.toml embedded",
-    ),
     "config show": (
         "commands.config_help:show_config",
         "Explain a section or a key, or print every value of a configuration.\n\nExample: magrpo config show rollout",
@@ -143,18 +138,6 @@ LAZY_COMMANDS = {
     "bench iteration": (
         "benchmarks.iteration:bench_iteration",
         "Time sampling and update of one iteration on a CPU, compared with a plain implementation.",
-    ),
-    "bench scale": (
-        "benchmarks.scale:bench_scale",
-        "Measure a few iterations with a cluster file and in one process; write the constants of --dry-run --place.",
-    ),
-    "bench driver": (
-        "benchmarks.driver:bench_driver",
-        "Measure the CPU time that a run spends per completion outside models and programs.",
-    ),
-    "bench pool": (
-        "benchmarks.pool:bench_pool",
-        "Measure the overhead of the vLLM server pool over posting the same batch to one server.",
     ),
     "bench sandbox": (
         "benchmarks.sandbox:bench_sandbox",

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from magrpo.engines import Completion, check_prompts, make_action
 from magrpo.interfaces import Progress
-from magrpo.plugins import ConfigError, Plugin
+from magrpo.plugins import Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ class TransformersEngine(Plugin):
     """Maximum number of completions of one agent decoded at once. Affects only speed and memory."""
 
     def open(self, host: EngineHost) -> LocalEngine:
-        if host.place.is_remote:
-            raise ConfigError(
-                "engine.kind = 'transformers' samples in the run's own process and cannot use the engine.servers of "
-                "the cluster file (place); set engine.kind = 'vllm' or 'auto', or remove engine.servers"
-            )
         return LocalEngine(host.open_policy(), self.max_batch)
 
 
@@ -85,7 +80,7 @@ class LocalWeights:
     @contextmanager
     def _hold_weights(self) -> Iterator[Policy]:
         """The policy with these weights, for this thread only."""
-        from magrpo.fleets.side_by_side import hold_cores  # defers torch
+        from magrpo.model.side_by_side import hold_cores  # defers torch
 
         policy = self._engine.policy
         with self._engine.lock, hold_cores(policy.device):
@@ -99,7 +94,7 @@ class LocalWeights:
             decode_batch,
             decoding_model,
         )
-        from magrpo.fleets.side_by_side import Stop, run_side_by_side  # defers torch
+        from magrpo.model.side_by_side import Stop, run_side_by_side  # defers torch
 
         # Siblings together, prompts of similar length together.
         by_prompt = sorted(enumerate(requests), key=lambda entry: (len(entry[1].prompt_ids), entry[1].prompt_ids))

@@ -19,7 +19,7 @@ import msgspec
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
-from magrpo.engines.vllm_arguments import WORKER_EXTENSION, ServerOptions, find_obstacle, make_arguments
+from magrpo.engines.vllm_arguments import find_obstacle, make_arguments
 from magrpo.engines.vllm_server import (
     Call,
     Done,
@@ -32,21 +32,20 @@ from magrpo.engines.vllm_server import (
     UnloadAdapters,
     Wake,
 )
-from magrpo.fleets import ProcessDied
-from magrpo.fleets.process import Child
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError, Plugin
+from magrpo.process.child import Child, ProcessDied
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
-    from magrpo.engines.pool import PoolEngine
     from magrpo.model.host import EngineHost
-    from magrpo.model.lineup import Lineup
 
 log = logging.getLogger(__name__)
 _START_DEADLINE_S = 900.0
 _RESTARTS = 2
 """Maximum number of restarts of a server for one batch."""
+_OWN_MEMORY_FRAC = 0.9
+"""Fraction of its GPU's memory that an engine takes if no trainer uses the GPU: vLLM's own default."""
 _MEMORY_MARGIN = 1.1
 """An update may take this factor more memory than the largest one before it."""
 _REPLIES: msgspec.msgpack.Decoder[Done | Finished] = msgspec.msgpack.Decoder(Done | Finished)
@@ -67,23 +66,15 @@ class VllmEngine(Plugin):
     max_batch: int = Field(256, ge=1)
     """Maximum number of completions decoded at once. Affects only speed and memory."""
     memory_frac: float = Field(0.5, gt=0, lt=1)
-    """Fraction of the GPU's memory for vLLM, including weights; released while the update runs."""
+    """Fraction of the GPU's memory for vLLM, including weights; released while the update runs. A sampler with GPUs of
+    its own takes 0.9."""
     cpu_cache_gib: float = Field(1.0, gt=0)
     """Size of the key-value cache on CPU, in GiB."""
     deadline_s: float = Field(3600.0, gt=0, le=10**6)
     """Maximum duration of one batch, in seconds; after that its server is killed and the batch fails."""
 
-    @property
-    def options(self) -> ServerOptions:
-        """Its options that concern servers over HTTP as well."""
-        return ServerOptions(self.memory_frac, self.cpu_cache_gib, self.deadline_s)
-
-    def open(self, host: EngineHost) -> VllmClient | PoolEngine:
+    def open(self, host: EngineHost) -> VllmClient:
         """Start the servers with the agents' base models; returns when all of them are ready."""
-        if host.place.is_remote:
-            from magrpo.engines.vllm_place import open_pool  # defers aiohttp
-
-            return open_pool(host, self.options)
         lineup = host.lineup
         if obstacle := find_obstacle(lineup.device.type):
             raise ConfigError(f"engine.kind: {obstacle}, or use 'transformers'")
@@ -92,14 +83,15 @@ class VllmEngine(Plugin):
             raise ConfigError(
                 "engine.kind: vLLM has no float32 adapters on CUDA; set model.dtype = 'bfloat16', or use 'transformers'"
             )
-        return VllmClient(lineup, self, host.num_served)
+        return VllmClient(host, self)
 
 
 class VllmClient:
     """An :class:`magrpo.interfaces.Engine` over vLLM's processes: one for each shared base, one for each full copy."""
 
-    def __init__(self, lineup: Lineup, config: VllmEngine, num_served: int) -> None:
-        self._lineup, self._config, self._num_served = lineup, config, num_served
+    def __init__(self, host: EngineHost, config: VllmEngine) -> None:
+        self._host, self._lineup, self._config = host, host.lineup, config
+        lineup = host.lineup
         self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
         self._asleep = self._closed = False
         self._update_bytes = 0
@@ -197,7 +189,7 @@ class VllmClient:
     def _start(self, numbers: Sequence[int]) -> None:
         """Start these servers; returns when they are ready."""
         self._lineup.release_cached_memory()
-        command = [sys.executable, "-m", "magrpo.engines.vllm_server"]
+        command = [sys.executable, "-m", "magrpo.engines.vllm_server", str(os.getpid())]
         # On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
         for together in [[i] for i in numbers] if self._lineup.device.type == "cuda" else [numbers]:
             for i in together:
@@ -208,14 +200,11 @@ class VllmClient:
 
     def _engine_arguments(self, agents: Sequence[str]) -> dict[str, object]:
         """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
-        arguments = make_arguments(self._lineup, agents, self._config.options, self._num_served) | {
-            "max_num_seqs": self._config.max_batch,
-            "skip_tokenizer_init": True,
-            "worker_extension_cls": WORKER_EXTENSION,
-        }
+        arguments = make_arguments(self._host, agents, self._config.cpu_cache_gib)
+        arguments["max_num_seqs"] = self._config.max_batch
         if self._lineup.device.type == "cuda":
-            share = self._config.memory_frac / len(self._agents)
-            arguments |= {"gpu_memory_utilization": share, "enable_sleep_mode": True}
+            share = _OWN_MEMORY_FRAC if self._host.owns_gpus else self._config.memory_frac
+            arguments["gpu_memory_utilization"] = share / len(self._agents)
         return arguments
 
     def _load_models(self, models: Mapping[int, Call]) -> None:

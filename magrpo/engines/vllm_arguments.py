@@ -1,33 +1,22 @@
-"""The arguments of vLLM that its servers have in common, in this machine's own process or over HTTP."""
+"""The arguments with which an engine of vLLM is created."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from magrpo.model.lineup import Lineup
+    from magrpo.model.host import EngineHost
 
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as the maximum rank of an adapter."""
 
 WORKER_EXTENSION = "magrpo.engines.vllm_worker.WorkerExtension"
-MIDDLEWARE = "magrpo.engines.vllm_routes.MagrpoRoutes"
-EXTENSION = f"--worker-extension-cls {WORKER_EXTENSION} --middleware {MIDDLEWARE} and VLLM_USE_V2_MODEL_RUNNER=0"
-"""What a server must be started with to give log-probabilities from before truncation, and to load full copies."""
-
-
-class ServerOptions(NamedTuple):
-    """Options of the engine ``vllm`` that concern every server."""
-
-    memory_frac: float
-    cpu_cache_gib: float
-    deadline_s: float
 
 
 def find_obstacle(device_type: str) -> str:
-    """Why no server of vLLM can compute on ``device_type``, "cuda" or "cpu", here, and the remedy; empty if one can."""
+    """Why vLLM cannot compute on ``device_type``, "cuda" or "cpu", here, and the remedy; empty if it can."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed; pip install 'magrpo[vllm]'"
     import torch  # half a second, which a configuration that is only read need not take
@@ -39,15 +28,9 @@ def find_obstacle(device_type: str) -> str:
     )
 
 
-def make_arguments(
-    lineup: Lineup, agents: Sequence[str], options: ServerOptions, num_served: int, num_kept: int | None = None
-) -> dict[str, object]:
-    """Arguments of vLLM that every server of ``agents`` has, by name.
-
-    Args:
-        num_served: Number of sets of adapters that are computed with at once.
-        num_kept: Number of sets that the server keeps in memory; None: as many.
-    """
+def make_arguments(host: EngineHost, agents: Sequence[str], cpu_cache_gib: float) -> dict[str, object]:
+    """Keyword arguments of ``vllm.LLM`` for ``agents``, which share a base model."""
+    lineup = host.lineup
     arguments: dict[str, object] = {
         "model": lineup.base(agents[0]),
         "dtype": str(lineup.dtype).removeprefix("torch."),
@@ -57,22 +40,24 @@ def make_arguments(
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "seed": 0,
+        "skip_tokenizer_init": True,
+        "worker_extension_cls": WORKER_EXTENSION,
     }
     if lineup.float32_logits:
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if lineup.weights(agents[0]) == "lora":
         arguments |= {
             "enable_lora": True,
-            "max_loras": len(agents) * num_served,
-            "max_cpu_loras": len(agents) * (num_kept or num_served),
+            "max_loras": len(agents) * host.num_served,
+            "max_cpu_loras": len(agents) * host.num_served,
             "max_lora_rank": next(size for size in MAX_RANKS if size >= lineup.lora.rank),
         }
     if lineup.device.type == "cuda":
-        return arguments
+        return arguments | {"tensor_parallel_size": host.gpus, "enable_sleep_mode": not host.owns_gpus}
     return arguments | {
         "enforce_eager": True,
         "block_size": 32,  # the default of 128 is longer than most prompts, so that no prefix would be shared
-        "kv_cache_memory_bytes": int(options.cpu_cache_gib * 2**30),
+        "kv_cache_memory_bytes": int(cpu_cache_gib * 2**30),
         # With seeds, vLLM 0.32 on CPU cannot split a prompt: "CPU Generator does not use offset".
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, lineup.max_length(agents[0])),

@@ -1,8 +1,8 @@
 """The process that holds one vLLM engine, and the messages it exchanges with the trainer's process.
 
-Runs as ``python -m magrpo.engines.vllm_server FD``. Messages are msgpack of the classes below. An exception ends the
-process with its traceback in the log, where the trainer reads it. vLLM is imported only here; the engine core runs in
-this process.
+Runs as ``python -m magrpo.engines.vllm_server PARENT FD``, and ends with the process ``PARENT``. Messages are msgpack
+of the classes below. An exception ends the process with its traceback in the log, where the trainer reads it. vLLM is
+imported only here; the engine core runs in this process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from magrpo.engines import Completion
+from magrpo.process.parent import exit_with_parent
 from magrpo.types import Request
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Server:
         """The completion with log-probabilities over its support; the whole vocabulary where nothing was cut off."""
         from magrpo.engines.vllm_worker import expand_support  # torch
 
-        (truncated,) = self._llm.collective_rpc("take_truncated", args=(str(number), logprobs.ranks))
+        truncated, *_ = self._llm.collective_rpc("take_truncated", args=(str(number), logprobs.ranks))
         logps, support = expand_support(
             logprobs.logprobs, truncated, self._llm.llm_engine.model_config.get_vocab_size()
         )
@@ -189,8 +190,9 @@ def _sampling_params(request: Request, stop_token_ids: Sequence[int]) -> vllm.Sa
     )
 
 
-def main(fd: int) -> None:
+def main(parent: int, fd: int) -> None:
     """Serve calls until the other side hangs up."""
+    exit_with_parent(parent)
     channel = Connection(fd)
     decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
     server = Server(msgspec.msgpack.decode(channel.recv_bytes(), type=Start))
@@ -204,4 +206,4 @@ def main(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,14 +1,10 @@
-"""What an engine is opened on: the agents, the trainer's policy if it wants one, the fleet and the place of servers."""
+"""What an engine is opened on: the agents, the trainer's policy if it wants one, and its share of the GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from magrpo.config.place import EnginePlace
-from magrpo.fleets import Fleet
 
 if TYPE_CHECKING:
     from magrpo.model.lineup import Lineup
@@ -22,15 +18,12 @@ class EngineHost:
     lineup: Lineup
     open_policy: Callable[[], Policy]
     """The policy in this process; its models load at the first call."""
-    fleet: Fleet | None = None
-    """Starts the servers of ``place``; None: there are none to start."""
-    place: EnginePlace = field(default_factory=EnginePlace)
     num_served: int = 1
     """Number of sets of weights that are open at once."""
-    shares_gpus: bool = True
-    """Whether the update runs on the same GPUs, so that the engine must release memory when it sleeps."""
-    logs: Path | None = None
-    """Folder for the servers' logs; None: a temporary one."""
+    gpus: int = 1
+    """Number of GPUs that the engine may use."""
+    owns_gpus: bool = False
+    """Whether no trainer uses the same GPUs, so that the engine may fill them and need not sleep."""
 
     @classmethod
     def of(cls, policy: Policy) -> EngineHost:

@@ -97,4 +97,4 @@ def _find_layers(model: PreTrainedModel) -> list[nn.Module]:
     if layers := [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
         return list[nn.Module](layers)
     kind = f"{type(model).__name__} of {model.name_or_path!r}"
-    raise ConfigError(f'place: update.shard = "base" finds no layers in {kind}: remove it')
+    raise ConfigError(f'place: ranks.shard = "base" finds no layers in {kind}: remove it')

@@ -16,7 +16,6 @@ from magrpo.planning.sizes import (
     estimate_memory,
     read_base_model,
 )
-from magrpo.planning.starts import count_bases
 from magrpo.plugins import ConfigError
 
 GIB = 2**30
@@ -92,6 +91,11 @@ def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> 
     server = (parameters + window) * dtype_bytes + SERVER_WORK
     by_turns = not config.train.lag
     return CardUse(resting, update, least, 0.0, count_bases(config), engine.memory_frac, server, by_turns)
+
+
+def count_bases(config: RunConfig) -> int:
+    """The number of base models and full copies, each of which has a vLLM server of its own."""
+    return len({agent.model if agent.weights != "full" else f"{agent.name}: full" for agent in config.agents})
 
 
 def check_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin, card: float) -> str:

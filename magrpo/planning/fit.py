@@ -1,4 +1,4 @@
-"""Whether a configuration fits a place; each misfit is told with the keys that make it and the remedy."""
+"""Checks whether a configuration can run at a place; each error names the keys and the remedy."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -16,34 +16,32 @@ def check_place(config: RunConfig, place: Place) -> None:
 
 
 def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
-    """What keeps the run from running at ``place``, in words; nothing if it can."""
-    if place.fleet.kind == "ray" and importlib.util.find_spec("ray") is None:
-        yield 'fleet.kind = "ray", but Ray is not installed: pip install "magrpo[ray]"'
-    if place.engine.is_remote:
-        yield from _find_engine_misfits(config, place)
-    ranks, units = place.update.ranks, count_units(config)
+    """Yield each reason why the run cannot run at ``place``."""
+    if place.uses_ray and importlib.util.find_spec("ray") is None:
+        yield 'samplers, ranks and jails are Ray actors, but Ray is not installed: pip install "magrpo[ray]"'
+    ranks, units = place.ranks.count, count_units(config)
     if ranks and units % ranks:
         fitting = [str(number) for number in range(1, units + 1) if units % number == 0]
         yield (
-            f"update.ranks = {ranks} must divide {units}, optim.lanes times the trained adapters and copies: set it to "
+            f"ranks.count = {ranks} must divide {units}, optim.lanes times the trained adapters and copies: set it to "
             f"{', '.join(fitting)}, or start a new run with other optim.lanes"
         )
-    if place.update.shard != "none" and (num_models := count_models(config)) > 1 and config.optim.lanes % ranks:
+    if place.ranks.shard != "none" and (num_models := count_models(config)) > 1 and config.optim.lanes % ranks:
         yield (
-            f'update.shard = "base" lets all ranks run one model at a time, but {num_models} are trained: '
-            f"update.ranks = {ranks} must divide optim.lanes = {config.optim.lanes}; remove update.shard, or start "
+            f'ranks.shard = "base" lets all ranks run one model at a time, but {num_models} are trained: '
+            f"ranks.count = {ranks} must divide optim.lanes = {config.optim.lanes}; remove ranks.shard, or start "
             "a new run with more optim.lanes"
         )
-    gpus, device = place.update.gpus, config.model.device
-    if ranks and gpus is not None and device != "auto" and bool(gpus) != (device == "cuda"):
-        yield f'update.gpus = {gpus}, but model.device = "{device}": set update.gpus = {int(device == "cuda")}'
-    if place.update.colocate and config.train.lag:
+    for section, gpus in (("samplers", place.samplers.gpus), ("ranks", place.ranks.gpus)):
+        if gpus is not None and config.model.device != "auto" and bool(gpus) != (config.model.device == "cuda"):
+            yield f'{section}.gpus = {gpus}, but model.device = "{config.model.device}": remove {section}.gpus'
+    if place.colocate and config.train.lag:
         yield (
-            f"update.colocate makes servers and ranks take turns, but train.lag = {config.train.lag} runs them at the "
-            "same time: remove update.colocate, or set train.lag = 0"
+            f"colocate makes samplers and ranks take turns, but train.lag = {config.train.lag} runs them at the "
+            "same time: remove colocate, or set train.lag = 0"
         )
-    if place.sandbox.nodes and config.sandbox.kind == "none":
-        yield 'sandbox.nodes has no effect with sandbox.kind = "none": remove it'
+    if place.jails.nodes and config.sandbox.kind != "pool":
+        yield f'jails.nodes has no effect with sandbox.kind = "{config.sandbox.kind}": remove it'
 
 
 def count_units(config: RunConfig) -> int:
@@ -55,18 +53,3 @@ def count_models(config: RunConfig) -> int:
     """The number of models that an update runs: bases of trained adapters, and full copies."""
     trained = [agent for agent in config.agents if agent.trained]
     return len({agent.name if agent.weights == "full" else ("base", agent.model) for agent in trained})
-
-
-def _find_engine_misfits(config: RunConfig, place: Place) -> Iterator[str]:
-    engine = place.engine
-    if config.engine.kind not in ("vllm", "auto"):
-        yield (
-            f'engine.servers are vLLM servers, but engine.kind = "{config.engine.kind}" in the configuration: remove '
-            'engine.servers, or start a new run with engine.kind = "vllm"'
-        )
-    if isinstance(engine.servers, tuple):
-        return
-    if engine.gpus and config.model.device == "cpu":
-        yield f'engine.gpus = {engine.gpus}, but model.device = "cpu": set engine.gpus = 0'
-    elif not engine.gpus and config.model.device == "cuda":
-        yield 'engine.gpus = 0 puts the servers on CPUs, but model.device = "cuda": set engine.gpus = 1 or more'

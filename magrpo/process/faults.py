@@ -53,10 +53,16 @@ def _describe_allocation(error: RuntimeError) -> str:
     """What PyTorch raises where memory runs out, as one line; empty for any other error."""
     if "DefaultCPUAllocator" in str(error):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
-    from magrpo.stages.memory_fitting import is_out_of_memory  # torch, which has raised the error
-
     said = str(error).partition("\n")[0].partition(". GPU")[0]
     return f"{said.rstrip('.')}; {_SMALLER}" if is_out_of_memory(error) else ""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether GPU memory ran out: in torch's allocator, or in cuBLAS, cuDNN or a launch, which raise other errors."""
+    import torch  # which has raised the error
+
+    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY")
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 @contextmanager

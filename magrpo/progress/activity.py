@@ -24,6 +24,7 @@ HEARTBEAT_S = 15.0
 LOADING: Mapping[str, str] = {
     "libraries": "loading libraries",
     "Prefect": "starting Prefect's server",
+    "Ray": "starting Ray",
     "base model": "loading the base model",
     "engine": "starting the engine",
     "sandbox": "starting the sandbox",

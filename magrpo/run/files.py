@@ -11,7 +11,6 @@ A run directory, ``<root>/<run_id>``::
     tracking.jsonl                    records for MLflow, and when each attempt began and ended
     agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
     place.json                        where the run runs, if not in one process; may change at every resume
-    logs/                             output of the processes that the place asks for
     start.json                        the registered version the run started from, if it asked for the champion
 """
 
@@ -40,7 +39,6 @@ WEIGHTS = "weights"
 AGENTS = "agents"
 START = "start.json"
 PLACE = "place.json"
-LOGS = "logs"
 REGISTER, PROMOTE = "register", "promote"
 """Folders beside those of the last iteration's steps: the team as a registered version, and the gate's decision."""
 OPTIMIZER = "optimizer.pt"

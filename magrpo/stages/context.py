@@ -7,12 +7,12 @@ the files of the step; :class:`magrpo.run.steps.StageSpec` names it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from magrpo.config.run import BaselineRow, RunConfig
-from magrpo.fleets.workers import Workers
 from magrpo.interfaces import Progress, Sandbox, Served, Updates
 from magrpo.run import files
 from magrpo.run.steps import Step
@@ -40,7 +40,7 @@ class Resources(Protocol):
     def sandbox(self) -> Sandbox: ...
 
     @property
-    def workers(self) -> Workers:
+    def workers(self) -> Executor:
         """Processes that call the reward of large batches."""
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from magrpo.algo.loss import LossOf, policy_loss
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
-from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.model.collate import Batch, collate, count_padded
 from magrpo.model.policy import Policy
+from magrpo.model.side_by_side import Stop, run_side_by_side
 from magrpo.stages.agent_batch import AgentBatch, CompletionCounter, OrderedGradient, PartialSums
 from magrpo.stages.lanes import LanePlan, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo.stages.model_runs import ModelRuns
@@ -154,7 +154,6 @@ class GradientComputer:
     ) -> None:
         """Compute micro-batches by number; ``add`` the gradient of each. Several threads may share ``numbers``."""
         for number in takewhile(lambda _: not stop(), numbers):
-            self.ranks.tell_progress(f"agent {batch.agent!r}, micro-batch {number + 1} of {len(batch.micro_batches)}")
             micro_batch = collate(batch.samples, batch.micro_batches[number], self.policy.device)
             loss, metrics, sampled = self.compute_loss(batch, micro_batch, constants)
             add(number, loss)
@@ -201,7 +200,6 @@ class GradientComputer:
         table = torch.zeros(sum(batch.lengths), device=self.policy.device)
         lanes = self._lanes_of(batch, self.ranks.number)
         for number in takewhile(lambda _: not stop(), chain.from_iterable(lanes)):
-            self.ranks.tell_progress(f"agent {batch.agent!r}, reference of micro-batch {number + 1}")
             micro_batch = collate(batch.samples, batch.micro_batches[number], self.policy.device)
             context = self.policy.reference(batch.agent)
             logps = self.models.compute_logps(batch.agent, context, micro_batch, self._logps_options)
@@ -229,7 +227,6 @@ class GradientComputer:
         samples = batches[0].samples
         shortest = min(range(len(samples)), key=lambda i: len(samples[i].prompt_ids) + len(samples[i].completion_ids))
         for _ in range(max(counts) - counts[self.ranks.number]):
-            self.ranks.tell_progress("runs along with other ranks")
             yield collate(samples, [(shortest,)], self.policy.device)
 
     def _run_tasks(self, tasks: Sequence[Callable[[Stop], ResultT]]) -> list[ResultT]:

@@ -29,9 +29,6 @@ class Ranks(Protocol):
     def count(self) -> int:
         """How many there are."""
 
-    def tell_progress(self, doing: str) -> None:
-        """Say that this one is alive, and what it does next."""
-
     def agree_on(self, fits: bool) -> bool:
         """Whether ``fits`` is true on all of them."""
 
@@ -51,9 +48,6 @@ class OneRank:
 
     number: int = 0
     count: int = 1
-
-    def tell_progress(self, doing: str) -> None:
-        """No-op."""
 
     def agree_on(self, fits: bool) -> bool:
         return fits

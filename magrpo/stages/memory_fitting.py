@@ -12,6 +12,7 @@ import torch
 from magrpo.config.run import OptimConfig
 from magrpo.model.collate import Row, plan_batches
 from magrpo.model.policy import Policy
+from magrpo.process.faults import is_out_of_memory
 from magrpo.stages.agent_batch import AgentBatch
 from magrpo.stages.lanes import Ranks
 from magrpo.types import Sample
@@ -90,9 +91,3 @@ class MemoryFitter:
             tokens = max(tokens // 2, 1)
             if any(self._plan(batch.agent, batch.samples, tokens) != batch.micro_batches for batch in batches):
                 return tokens
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether GPU memory ran out: in torch's allocator, or in cuBLAS, cuDNN or a launch, which raise other errors."""
-    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY")
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in signs)

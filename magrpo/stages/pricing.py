@@ -1,20 +1,23 @@
-"""Calls of a reward for many joint actions: here, or in worker processes if the reward lets them.
+"""Calls a reward for many joint actions: here, or in worker processes if the reward allows it.
 
-What it returns is checked where it is called.
+Its results are checked in the process that calls it.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import TypeVar
 
 import msgspec
 
 from magrpo.checks.rewards import compute_price, request_executions
-from magrpo.fleets.workers import Workers
 from magrpo.interfaces import Reward, RunsElsewhere
+from magrpo.process.parent import exit_with_parent
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 Item = tuple[Problem, Mapping[str, str], Mapping[str, ExecutionReport]]
@@ -22,8 +25,14 @@ Item = tuple[Problem, Mapping[str, str], Mapping[str, ExecutionReport]]
 MANY = 512
 """Number of joint actions from which workers are worth their start."""
 _BLOCK = 64
-"""Consecutive joint actions in one message. They meet the same worker in every round, which remembers their trees."""
+"""Number of consecutive joint actions in one message."""
 ResultT = TypeVar("ResultT")
+
+
+def open_workers(count: int) -> ProcessPoolExecutor:
+    """Processes that call rewards; they start when they are first needed and end with this one, however it ends."""
+    # Forking a process in which torch has threads may deadlock the child.
+    return ProcessPoolExecutor(count, get_context("spawn"), exit_with_parent, (os.getpid(),))
 
 
 class _Message(msgspec.Struct):
@@ -38,10 +47,10 @@ class Pricing:
     """A reward, and the processes that may call it."""
 
     reward: Reward
-    workers: Workers | None
+    workers: Executor | None
 
     @classmethod
-    def of(cls, reward: Reward, workers: Workers | None, num_items: int) -> Pricing:
+    def of(cls, reward: Reward, workers: Executor | None, num_items: int) -> Pricing:
         """``workers`` are left out if the reward does not let them call it, or for few joint actions."""
         declared = isinstance(reward, RunsElsewhere) and reward.runs_elsewhere
         is_own = "runs_elsewhere" in vars(type(reward))
@@ -68,16 +77,13 @@ class Pricing:
             blocks.setdefault(number // _BLOCK, []).append(number)
         reward = pickle.dumps(self.reward)
         encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(kind).decode
-        messages = {
-            block: encode({"reward": reward, "items": [items[number] for number in numbers]})
-            for block, numbers in blocks.items()
-        }
-        answers = self.workers.call(function, messages)
-        return {
-            number: result
-            for block, numbers in blocks.items()
-            for number, result in zip(numbers, decode(answers[block]), strict=True)
-        }
+        messages = [
+            encode({"reward": reward, "items": [items[number] for number in numbers]}) for numbers in blocks.values()
+        ]
+        results: dict[int, ResultT] = {}
+        for numbers, answer in zip(blocks.values(), self.workers.map(function, messages), strict=True):
+            results |= zip(numbers, decode(answer), strict=True)
+        return results
 
 
 def _answer_executions(message: bytes) -> bytes:

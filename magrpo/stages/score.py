@@ -6,12 +6,12 @@ masks a joint action; it is never a reward.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import compress
 from time import perf_counter
 
 from magrpo.checks.runners import run_executions
-from magrpo.fleets.workers import Workers
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.plugins import quote_value
 from magrpo.run import files
@@ -41,7 +41,7 @@ def score(
     sandbox: Sandbox,
     cache: Cache,
     progress: Progress | None = None,
-    workers: Workers | None = None,
+    workers: Executor | None = None,
 ) -> tuple[list[RolloutGroup[ScoredTurn]], ScoreStats]:
     """Price every joint action of every group.
 
@@ -75,7 +75,7 @@ def score_texts(
     sandbox: Sandbox,
     cache: Cache,
     progress: Progress | None = None,
-    workers: Workers | None = None,
+    workers: Executor | None = None,
 ) -> tuple[list[Scored], ScoreStats]:
     """Price joint actions, in order. Each round of executions that the reward requests is one sandbox batch.
 

@@ -32,7 +32,6 @@ from magrpo.stages.gradients import Constants, GradientComputer
 from magrpo.stages.lanes import OneRank, Ranks
 from magrpo.stages.memory_fitting import MemoryFitter
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
-from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.stages.update_metrics import MEANS_OF_AGENTS, summarize_agent
 from magrpo.types import Sample
 
@@ -132,14 +131,11 @@ class Updater:
         return gradients
 
     def save(self, folder: Path) -> None:
-        """Write weights, their probes and optimizer states, from which :meth:`load` resumes bit for bit.
+        """Write weights and optimizer states, from which :meth:`load` resumes bit for bit.
 
         The first rank calls it; where models are spread over ranks, all do, and each writes its part.
         """
-        probes = compute_probes(self.policy)
         self.policy.save(folder / WEIGHTS)
-        if self.ranks.number == 0:
-            write_probes(folder / WEIGHTS, probes)
         write_optimizers(folder, self.policy, self.optimizers)
 
     def load(self, folder: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -16,28 +16,22 @@ from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
 from magrpo.config.agents import AgentConfig, start_weights
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.engines import EngineError
-from magrpo.fleets import Fleet
-from magrpo.fleets.local import LocalFleet
-from magrpo.fleets.workers import Workers
 from magrpo.model.host import EngineHost
-from magrpo.run.files import LOGS, checkpoint_iteration, locate_weights, read_place
+from magrpo.run.files import checkpoint_iteration, locate_weights, read_place
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.stages.pricing import open_workers
 
 if TYPE_CHECKING:
     import torch
 
+    from magrpo.cluster.connection import Cluster
     from magrpo.interfaces import Engine, Sandbox, Served, Updates
     from magrpo.model.lineup import Lineup
     from magrpo.model.policy import Policy
 
 _MAX_WORKERS = 16
-_ALLOCATIONS = 50_000
-"""Objects between two collections of garbage in a process that asks servers.
-
-Requests in flight survive many of those after Python's 700, which take a third of the process's time.
-"""
 
 
 class _Closable(Protocol):
@@ -81,6 +75,16 @@ class _Part(Generic[PartT]):
             part.close()
 
 
+class _Workers:
+    """The processes that call rewards, as a part that can be closed."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self.pool = pool
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
 class Resources:
     """Lineup, updates, engine and sandbox of one run.
 
@@ -99,9 +103,9 @@ class Resources:
         self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag
         self.num_discarded: Counter[str] = Counter()
-        """How often engine and sandbox were closed because they had died, by name."""
+        """How often engine, sandbox and workers were closed because they had died, by name."""
         self._opening, self._serving = RLock(), RLock()
-        self._fleet = _Part(self._open_fleet, self._opening)
+        self._cluster = _Part(self._open_cluster, self._opening)
         self._workers = _Part(self._open_workers, self._opening)
         self._sandbox = _Part(self._open_sandbox, self._opening)
         self._updates = _Part(self._open_updates, self._opening)
@@ -128,9 +132,9 @@ class Resources:
         return self._sandbox.get()
 
     @property
-    def workers(self) -> Workers:
+    def workers(self) -> ProcessPoolExecutor:
         """Processes that call the reward of large batches; they start when they are first needed."""
-        return self._workers.get()
+        return self._workers.get().pool
 
     @cached_property
     def _lineup(self) -> Lineup:
@@ -151,36 +155,35 @@ class Resources:
         with self._show_loading("base model"):
             return Policy.of(lineup, self._config.train.seed)
 
-    def _open_workers(self) -> Workers:
-        return Workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0))), self._store.path / LOGS)
+    def _open_workers(self) -> _Workers:
+        return _Workers(open_workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0)))))
 
-    def _open_fleet(self) -> Fleet:
-        """Start the fleet, which starts the processes that the place asks for."""
-        place = self._place.fleet
-        if place.kind == "ray":
-            from magrpo.fleets.ray import RayFleet  # ray, which is optional
+    def _open_cluster(self) -> Cluster:
+        from magrpo.cluster.connection import Cluster  # only runs that need it may import ray
 
-            return RayFleet(place.address)
-        return LocalFleet()
+        with self._show_loading("Ray"):
+            return Cluster(self._place.address)
 
     def _open_updates(self) -> Updates:
         config, dump = self._config, self._store.path / "failed-batch"
-        if self._place.update.ranks:
-            from magrpo.updates.ranks import RanksUpdates  # torch
+        if self._place.ranks.count:
+            cluster = self._cluster.get()
+            from magrpo.cluster.ranks import RanksUpdates  # ray, torch
 
-            return RanksUpdates(config, self._place, self._fleet.get(), dump, self._store.path / LOGS)
+            return RanksUpdates(cluster, self._place, config, dump)
         policy = self._policy
         from magrpo.updates.inline import InlineUpdates  # torch
 
         return InlineUpdates(policy, config, dump)
 
     def _open_sandbox(self) -> Sandbox:
-        plugin, nodes = self._config.sandbox, self._place.sandbox.nodes
+        plugin, nodes = self._config.sandbox, self._place.jails.nodes
         with self._show_loading("sandbox"):
             if nodes and isinstance(plugin, PoolSandbox):
-                from magrpo.sandboxes.ray import open_ray_sandbox  # ray, which is optional
+                cluster = self._cluster.get()
+                from magrpo.cluster.jails import ClusterSandbox  # ray
 
-                sandbox: Sandbox = open_ray_sandbox(plugin, nodes, self._place.fleet.address)
+                sandbox: Sandbox = ClusterSandbox(cluster, plugin, nodes)
             else:
                 sandbox = open_sandbox(plugin)
         if sandbox.level:
@@ -188,36 +191,33 @@ class Resources:
         return sandbox
 
     def _open_engine(self) -> Engine:
-        host = EngineHost(
-            self.lineup,
-            self._engine_policy,
-            fleet=self._fleet.get(),
-            place=self._place.engine,
-            num_served=self._lag + 1,
-            shares_gpus=self._shares_gpus,
-            logs=self._store.path / LOGS,
-        )
-        if self._place.engine.is_remote:
-            gc.set_threshold(_ALLOCATIONS, 20, 10)
+        num_served = self._lag + 1
+        if self._place.samplers.count:
+            cluster = self._cluster.get()
+            from magrpo.cluster.samplers import SamplerEngine  # ray, torch
+
+            lineup = self.lineup
+            with self._show_loading("engine"):
+                return SamplerEngine(cluster, self._place, self._config, lineup, num_served)
+        host = EngineHost(self.lineup, self._engine_policy, num_served=num_served)
         with self._show_loading("engine"):
             return open_engine(self._config.engine, host)
 
     def _engine_policy(self) -> Policy:
         """The policy of an engine in this process: that of the updates, unless these run while it samples."""
         with self._opening:
-            return self._load_policy() if self._lag or self._place.update.ranks else self._policy
+            return self._load_policy() if self._lag or self._place.ranks.count else self._policy
 
     @property
     def _shares_gpus(self) -> bool:
         """Whether engine and updates use the same GPUs by turns."""
-        return not self._lag and (self._place.update.colocate or not self._place.engine.is_remote)
+        return not self._lag and (self._place.colocate or not self._place.samplers.count)
 
     def _find_device(self) -> torch.device | None:
         """The device of weights that only other processes hold, whether or not this machine has one; else None."""
         import torch  # half a second
 
-        is_elsewhere = self._place.engine.is_remote and self._place.update.ranks > 0
-        return torch.device("cuda") if is_elsewhere and self._config.model.device == "cuda" else None
+        return torch.device("cuda") if self._place.is_elsewhere and self._config.model.device == "cuda" else None
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
         """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
@@ -235,27 +235,30 @@ class Resources:
         if self._served and self._shares_gpus:
             self._engine.get().sleep()
 
-    def discard_dead(self, error: EngineError | SandboxDied, discarded_before: Counter[str]) -> None:
-        """Close the engine or the sandbox, whose death ``error`` reports; the next use opens another one.
+    def discard_dead(self, error: EngineError | SandboxDied | BrokenExecutor, discarded_before: Counter[str]) -> None:
+        """Close the part whose death ``error`` reports; the next use opens another one.
 
         No-op if another thread did so since :attr:`num_discarded` was ``discarded_before``.
         """
-        is_engine = isinstance(error, EngineError)
-        name, lock = ("engine", self._serving) if is_engine else ("sandbox", self._opening)
+        part: _Part[Any]
+        if isinstance(error, EngineError):
+            name, part, lock = "engine", self._engine, self._serving
+        elif isinstance(error, SandboxDied):
+            name, part, lock = "sandbox", self._sandbox, self._opening
+        else:
+            name, part, lock = "workers", self._workers, self._opening
         with lock:
             if self.num_discarded[name] != discarded_before[name]:
                 return
             self.num_discarded[name] += 1
-            if is_engine:
+            if part is self._engine:
                 self._served.clear()
-                self._engine.discard()
-            else:
-                self._sandbox.discard()
+            part.discard()
 
     def close(self) -> None:
         """Close everything. Steps in progress in other threads fail."""
-        # The fleet is closed last: it ends the processes of the others.
-        parts: Sequence[_Part[Any]] = (self._fleet, self._workers, self._sandbox, self._updates, self._engine)
+        # The cluster is closed last: the others still speak to their actors.
+        parts: Sequence[_Part[Any]] = (self._cluster, self._workers, self._sandbox, self._updates, self._engine)
         with ExitStack() as stack:
             for part in parts:
                 stack.callback(part.close)

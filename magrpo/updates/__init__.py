@@ -1,5 +1,9 @@
-"""Updates: from folders of samples and of a checkpoint to the folder of the next checkpoint."""
+"""Updates: from folders of samples and of a checkpoint to the folder of the next checkpoint.
+
+:mod:`.inline` updates in the run's own process. :mod:`.rank` is one of several processes that compute an update
+together with torch.distributed; :mod:`magrpo.cluster.ranks` starts them.
+"""
 
 
 class UpdatesDied(RuntimeError):
-    """A rank of an update died or hung. The message has its number and last words, and names its log."""
+    """A rank of an update died or hung. The message has its number and its error."""

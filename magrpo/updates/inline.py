@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from magrpo.config.run import RunConfig
-from magrpo.fleets.side_by_side import hold_cores
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
+from magrpo.model.side_by_side import hold_cores
 from magrpo.run.files import locate_weights, samples_file
 from magrpo.run.store import read_records
 from magrpo.stages.update import Updater

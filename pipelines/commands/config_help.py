@@ -26,7 +26,7 @@ TOP = "(top level)"
 
 
 def _complete_topics(context: CompletionContext) -> Iterator[str]:
-    yield from ["all", *RunConfig.model_fields, *complete_configs(context)]
+    yield from ["all", "place", *RunConfig.model_fields, *complete_configs(context)]
 
 
 Topic = Annotated[str, Parameter(completer=_complete_topics)]
@@ -36,12 +36,14 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
     """Print what ``topic`` is about; the exit code is 0. Raises ConfigError for an unknown topic.
 
     Args:
-        topic: A section (rollout), a key (train.seed) or all to explain; or a configuration, to print its values.
+        topic: What to explain: a section (rollout), a key (train.seed), all or place; or a configuration to print.
     """
     if topic is None:
         print_wrapped(_format_overview())
     elif topic == "all":
         print_wrapped(format_config_help())
+    elif topic == "place":
+        print_wrapped(format_place_help())
     elif topic.partition(".")[0] in RunConfig.model_fields:
         print_wrapped(_format_topic(topic))
     elif topic in list_shipped() or topic.endswith(".toml"):
@@ -92,6 +94,7 @@ def _format_overview() -> str:
         "magrpo config show train.seed      explains a key",
         "magrpo config show embedded        prints every value of a configuration",
         "magrpo config show all             explains every key",
+        "magrpo config show place           explains the keys of a cluster file, for --place",
     ]
     return "\n".join(lines)
 
@@ -120,12 +123,13 @@ def format_config_help() -> str:
 
 def format_place_help() -> str:
     """One line for each key of a place, and its meaning under it."""
-    lines = ["Keys of a place (the cluster file), for --place FILE:"]
+    lines, own = list[str](), dict[str, FieldInfo]()
     for name, field in Place.model_fields.items():
-        assert isinstance(field.annotation, type)
-        assert issubclass(field.annotation, BaseModel)
-        lines += ["", f"[{name}]", *_format_fields(field.annotation.model_fields)]
-    return "\n".join(lines)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            lines += ["", f"[{name}]", *_format_fields(field.annotation.model_fields)]
+        else:
+            own[name] = field
+    return "\n".join(["Keys of a place (the cluster file), for --place FILE:", *_format_fields(own), *lines])
 
 
 def print_wrapped(text: str) -> None:

@@ -29,7 +29,6 @@ from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri
 from pipelines.commands.first_prompts import describe_problems
-from pipelines.commands.place_view import forecast_lines
 from pipelines.commands.plan_lines import Entry, Line, print_lines
 
 WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
@@ -42,8 +41,6 @@ def show_plan(
     """Print the plan of a new run, or of resuming ``store``, and return 0. Raises ConfigError if it could not start.
 
     The models and files of a new run are checked already (:mod:`pipelines.commands.inputs`).
-
-    The forecast for a place is shown if one is given, or the run has one.
     """
     place = given_place or (read_place(store) if store else Place())
     check_place(config, place)
@@ -67,8 +64,6 @@ def show_plan(
     print_lines(_describe_memory(config, place, device))
     print_lines(_describe_disk(config, root))
     print(_describe_time(config, root, remaining))
-    if given_place or not place.is_default:
-        print("\n".join(forecast_lines(config, place, root)))
     print("values that differ from their defaults, or have no default")
     print("\n".join(f"  {line}" for line in list_changed_values(config)))
     print("nothing was trained or written")
@@ -113,22 +108,22 @@ def _describe_work(config: RunConfig) -> Iterator[Line]:
         yield Line("", f"isolation level: known only to {config.sandbox.kind}")
 
 
-def _choose_engine(config: RunConfig, place: Place, device: torch.device) -> EnginePlugin:
+def _choose_engine(config: RunConfig, device: torch.device) -> EnginePlugin:
     """The engine that will sample, where the configuration leaves the choice to ``auto``."""
     if isinstance(config.engine, AutoEngine):
-        return config.engine.choose_engine(device, place.engine)
+        return config.engine.choose_engine(device)
     return config.engine
 
 
 def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> Iterator[Line]:
     """The engine, its device and precision, and obstacles that would make the run refuse to start."""
-    engine = _choose_engine(config, place, device)
+    engine = _choose_engine(config, device)
     chosen = engine.kind if engine is config.engine else f"{engine.kind} (chosen by auto)"
-    where = place.engine.describe() if place.engine.is_remote else device.type
     precision = str(dtype_of(config.model, device)).removeprefix("torch.")
-    yield Line("engine", f"{chosen}, on {where} in {precision}")
-    starts_vllm = isinstance(engine, VllmEngine) and isinstance(place.engine.servers, int)
-    if starts_vllm and (obstacle := find_obstacle(device.type)):
+    if place.uses_ray:
+        yield Line("place", place.describe())
+    yield Line("engine", f"{chosen}, on {device.type} in {precision}")
+    if isinstance(engine, VllmEngine) and (obstacle := find_obstacle(device.type)):
         yield Line("", f"{obstacle}: the run would be refused")
     if device.type == "cuda" and not torch.cuda.is_available() and not place.is_elsewhere:
         yield Line("", "PyTorch sees no CUDA device here: the run would be refused")
@@ -136,7 +131,7 @@ def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> I
 
 def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> Iterator[Line | Entry]:
     """The memory of the run by use, and whether it fits the GPU."""
-    engine, dtype_bytes = _choose_engine(config, place, device), dtype_of(config.model, device).itemsize
+    engine, dtype_bytes = _choose_engine(config, device), dtype_of(config.model, device).itemsize
     is_vllm = isinstance(engine, VllmEngine)
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_vllm else None
     sizes = estimate_memory(config, dtype_bytes, max_batch)
@@ -144,20 +139,21 @@ def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> I
     if KV_CACHE in sizes:
         sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, KV_CACHE))
     where = ""
-    if place.update.ranks:  # which do not sample
+    if place.ranks.count:  # which do not sample
         sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (KV_CACHE, SECOND_POLICY)}
         where = " on each rank"
     yield Line("memory", f"about {_format_bytes(sum(sizes.values()))}{where}, without libraries")
     for purpose, size in sizes.items():
         yield Entry(_format_bytes(size), purpose)
-    if isinstance(engine, VllmEngine) and not place.engine.is_remote:
+    if isinstance(engine, VllmEngine) and not place.samplers.count:
         on_gpu, on_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
         yield Entry("", f"vLLM uses in addition: {on_gpu if device.type == 'cuda' else on_cpu}")
-    if place.update.ranks and sampling:
-        yield Entry(_format_bytes(sampling), "in the run's own process: a policy for sampling, and its KV cache")
+    if place.ranks.count and sampling:
+        holder = "on each sampler" if place.samplers.count else "in the run's own process"
+        yield Entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
     yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a full")
     yield Entry("", "micro-batch counted on meta tensors, cache without prompts")
-    if device.type == "cuda" and not place.engine.is_remote and not place.update.ranks:
+    if device.type == "cuda" and not place.uses_ray:
         yield from _describe_card(config, dtype_bytes, engine)
 
 

@@ -21,10 +21,10 @@ from types import FrameType
 import httpx
 
 from magrpo.files.locks import lock_folder
-from magrpo.fleets.local import find_free_ports
-from magrpo.fleets.process import read_last_words
 from magrpo.plugins import ConfigError
+from magrpo.process.child import read_last_words
 from magrpo.process.environment import prefect_target, reach_loopback_directly
+from magrpo.process.ports import find_free_ports
 from magrpo.progress.activity import show_activity
 from magrpo.tracking.connection import hide_password
 

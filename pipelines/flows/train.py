@@ -6,6 +6,7 @@ output committed and returns within milliseconds. A second memory could only dis
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
 
 from magrpo.engines import EngineError
-from magrpo.fleets import ProcessDied
 from magrpo.progress.notify import Notices
 from magrpo.progress.state import Observer, describe_error, was_refused
 from magrpo.run.steps import Step
@@ -41,7 +41,7 @@ from pipelines.flows.progress_page import ProgressPage
 
 log = logging.getLogger(__name__)
 
-TRANSIENT = (EngineError, SandboxDied, UpdatesDied, ProcessDied, OSError)
+TRANSIENT = (EngineError, SandboxDied, UpdatesDied, BrokenExecutor, OSError)
 """Worker death, timeouts, connections, disks: a retry may help. A bad configuration stays bad."""
 
 

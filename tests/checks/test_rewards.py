@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import torch
 from magrpo.checks.part_names import RESERVED_PARTS
 from magrpo.checks.rewards import check_maxima, compute_price, judge_passed, request_executions
 from magrpo.config.run import load_config
-from magrpo.fleets.workers import Workers
 from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.rewards.coding import CodingReward
+from magrpo.stages.pricing import open_workers
 from magrpo.stages.score import score_texts
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 from tests.checks.plugins import Absent, Unpicklable
@@ -236,19 +237,15 @@ def test_an_exception_inside_is_one_block_that_names_the_problem(method: str, mo
     assert str(unavailable.value) == f"{name} failed for problem 'add/2': the judge at example.org does not answer"
 
 
-def test_workers_report_the_same_mistakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_workers_report_the_same_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magrpo.stages.pricing.MANY", 1)
 
-    def price_all(reward: Any, workers: Workers | None) -> str:
+    def price_all(reward: Any, workers: Executor | None) -> str:
         sandbox = ScriptedSandbox(lambda _: "pass")
         with pytest.raises((ConfigError, PluginFailed)) as raised:
             score_texts([(PROBLEM, TEXTS)], reward=reward, sandbox=sandbox, cache={}, workers=workers)
         return str(raised.value)
 
-    workers = Workers(1, tmp_path)
-    try:
+    with open_workers(1) as workers:
         for reward in (Absent(), Unpicklable()):
             assert price_all(reward, workers) == price_all(reward, None)
-        assert list(tmp_path.glob("worker-*.log")), "the workers were called"
-    finally:
-        workers.close()

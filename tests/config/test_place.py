@@ -24,26 +24,21 @@ def write_place(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[engine]\nserver = 2", "engine.server: unknown key; did you mean 'servers'?"),
-        ("[engine]\nranks = 2", "engine.ranks: unknown key; did you mean 'update.ranks'?"),
-        ("[sandbox]\nnode = 2", "sandbox.node: unknown key; did you mean 'nodes'?"),
-        ("[updates]\nranks = 2", "updates: unknown key; did you mean 'update'?"),
-        ('[fleet]\nkind = "rai"', "fleet.kind: unknown value 'rai'; did you mean 'ray'?"),
-        ('[fleet]\naddress = "ray://head:10001"', "fleet.address: the driver must be a node of the cluster"),
-        ("[engine]\nservers = -1", "engine.servers: must be the number of servers to start, or addresses"),
-        ("[engine]\nservers = true", "engine.servers: must be the number of servers to start, or addresses"),
-        ("[engine]\nservers = []", "engine.servers: must be the number of servers to start, or addresses"),
-        ('[engine]\nservers = ["10.0.0.5:8000"]', "engine.servers: '10.0.0.5:8000' is not a server address"),
-        ('[engine]\nservers = ["http://a:1", "http://a:1/"]', "engine.servers: http://a:1 is named twice"),
-        ("[sandbox]\nnodes = 2", "sandbox.nodes needs a cluster"),
-        ("[update]\ncolocate = true\nranks = 2", "update.colocate needs update.ranks, and engine.servers as a number"),
+        ("[samplers]\ncounts = 2", "samplers.counts: unknown key; did you mean 'count'?"),
+        ("[jails]\nnode = 2", "jails.node: unknown key; did you mean 'nodes'?"),
+        ("[rank]\ncount = 2", "rank: unknown key; did you mean 'ranks'?"),
+        ('address = "ray://head:10001"', "address: the driver must be a node of the cluster"),
+        ('address = "auto"', "address needs actors to place: set samplers.count"),
+        ("[samplers]\ncount = -1", "samplers.count: "),
+        ("colocate = true\n[ranks]\ncount = 2", "colocate lets samplers and ranks share GPUs"),
         (
-            '[update]\nshard = "base"\nranks = 1',
-            "update.shard spreads models over ranks: set update.ranks",
+            "colocate = true\n[samplers]\ncount = 2\ngpus = 2\n[ranks]\ncount = 2",
+            "colocate needs one GPU for each sampler and rank",
         ),
-        ('[update]\nshard = "bse"\nranks = 2', "update.shard: unknown value 'bse'; did you mean 'base'?"),
+        ('[ranks]\nshard = "base"\ncount = 1', "ranks.shard spreads models over ranks: set ranks.count"),
+        ('[ranks]\nshard = "bse"\ncount = 2', "ranks.shard: unknown value 'bse'; did you mean 'base'?"),
         ("[[agents]]\nname = 'helper'", "is a run configuration, not a cluster file (place)"),
-        ("[engine", "cannot be read as TOML"),
+        ("[ranks", "cannot be read as TOML"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -68,10 +63,12 @@ def test_an_empty_file_is_one_process(tmp_path: Path) -> None:
 
 
 def test_a_place_in_words() -> None:
-    box = Place.model_validate({"engine": {"servers": 8}, "update": {"ranks": 8, "colocate": True}})
-    assert box.describe() == "8 servers of 1 GPU, 8 ranks, taking turns on the same GPUs"
-    cluster = {"fleet": {"kind": "ray"}, "engine": {"servers": ["http://a:1"]}, "sandbox": {"nodes": 4}}
-    assert Place.model_validate(cluster).describe() == "Ray cluster auto, 1 external server, sandboxes on 4 nodes"
+    box = Place.model_validate({"colocate": True, "samplers": {"count": 8}, "ranks": {"count": 8}})
+    assert box.describe() == "8 samplers, 8 ranks, taking turns on the same GPUs, on this machine"
+    spread = {"count": 2, "shard": "base"}
+    cluster = Place.model_validate({"address": "auto", "ranks": spread, "jails": {"nodes": 1}})
+    assert cluster.describe() == "2 ranks with models spread over them, sandboxes on 1 node, on the Ray cluster auto"
+    assert cluster.list_tags()["magrpo.ranks"] == "2"
 
 
 def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
@@ -79,7 +76,7 @@ def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
     keep_place(store, None)
     assert read_place(store) == Place()
     assert sorted(path.name for path in store.path.iterdir()) == ["config.json"]
-    two = Place.model_validate({"engine": {"servers": ["http://a:1", "http://b:1"]}, "update": {"ranks": 2}})
+    two = Place.model_validate({"samplers": {"count": 2}, "ranks": {"count": 2}})
     keep_place(store, two)
     keep_place(store, None)
     assert read_place(store) == two
@@ -98,8 +95,47 @@ def test_a_place_that_ships_fits_a_run_on_gpus(path: Path) -> None:
     assert [misfit for misfit in find_misfits(config, place) if "not installed" not in misfit] == []
 
 
-def test_only_a_cluster_with_servers_and_ranks_spares_the_driver_a_gpu() -> None:
-    both = {"engine": {"servers": 2}, "update": {"ranks": 2}}
-    assert Place.model_validate({**both, "fleet": {"kind": "ray"}}).is_elsewhere
-    assert not Place.model_validate(both).is_elsewhere
-    assert not Place.model_validate({"fleet": {"kind": "ray"}, "engine": {"servers": 2}}).is_elsewhere
+def test_only_samplers_and_ranks_together_spare_the_driver_a_gpu() -> None:
+    assert Place.model_validate({"samplers": {"count": 2}, "ranks": {"count": 2}}).is_elsewhere
+    assert not Place.model_validate({"samplers": {"count": 2}}).is_elsewhere
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "words"),
+    [
+        ({"ranks": {"count": 3}}, [], ["ranks.count = 3", "must divide 2, optim.lanes times", "set it to 1, 2"]),
+        (
+            {"ranks": {"count": 2, "shard": "base"}},
+            ["agents.0.weights=full"],
+            ['ranks.shard = "base"', "2 are trained", "ranks.count = 2 must divide optim.lanes = 1"],
+        ),
+        (
+            {"ranks": {"count": 2, "gpus": 1}},
+            ["model.device=cpu"],
+            ["ranks.gpus = 1", 'model.device = "cpu"', "remove ranks.gpus"],
+        ),
+        (
+            {"samplers": {"count": 2, "gpus": 0}},
+            ["model.device=cuda"],
+            ["samplers.gpus = 0", 'model.device = "cuda"'],
+        ),
+        (
+            {"colocate": True, "samplers": {"count": 2}, "ranks": {"count": 2}},
+            ["train.lag=1", "algo.importance_cap=2"],
+            ["colocate", "train.lag = 1", "train.lag = 0"],
+        ),
+        ({"jails": {"nodes": 2}}, ['sandbox={kind="none"}'], ["jails.nodes", 'sandbox.kind = "none"']),
+    ],
+)
+def test_a_misfit_names_the_keys_and_the_remedy(place: dict[str, object], changes: list[str], words: list[str]) -> None:
+    config = load_config(locate_config("embedded"), changes)
+    [misfit] = find_misfits(config, Place.model_validate(place))
+    assert [word for word in words if word not in misfit] == []
+
+
+def test_actors_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(locate_config("embedded"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert list(find_misfits(config, Place())) == []
+    [misfit] = find_misfits(config, Place.model_validate({"ranks": {"count": 2}}))
+    assert 'pip install "magrpo[ray]"' in misfit

@@ -16,16 +16,13 @@ import pytest
 import torch
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.place import EnginePlace
 from magrpo.engines import PromptTooLong
-from magrpo.fleets.local import LocalFleet
 from magrpo.interfaces import Engine, Served
 from magrpo.model.collate import collate
 from magrpo.model.forward import head_weights, hidden_states
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError, build_plugin
-from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.types import Action, Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss
 from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config
@@ -64,13 +61,11 @@ def device(request: pytest.FixtureRequest) -> str:
 ENGINES = [
     "transformers",
     pytest.param("vllm", marks=pytest.mark.vllm),
-    pytest.param("servers", marks=[pytest.mark.vllm, pytest.mark.slow]),
 ]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def world(request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """With ``servers``: two real vLLM servers over HTTP, one for the adapters and one for the full copy."""
     root = tmp_path_factory.mktemp("engines")
     base = str(tiny_base(root / "base", tiny_config(max_length=MAX_LENGTH)))
     agents = [
@@ -81,18 +76,11 @@ def world(request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.
     for version in (1, 2):
         perturb(policy, seed=version, scale=0.05)
         folders[version] = policy.save(root / f"version-{version}")
-        write_probes(root / f"version-{version}", compute_probes(policy))
     policy.load(1, folders[1])
-    host, options = EngineHost.of(policy), {"kind": request.param}
-    if request.param == "servers":
-        host = replace(host, fleet=LocalFleet(), place=EnginePlace(servers=1), shares_gpus=False, logs=root / "logs")
-        options = {"kind": "vllm", "cpu_cache_gib": 0.2}
-    engine = build_plugin("engine", options).open(host)
+    engine = build_plugin("engine", {"kind": request.param}).open(EngineHost.of(policy))
     yield World(engine, policy, folders, engine.serve(1, folders[1]))
     engine.close()
     engine.close()
-    if host.fleet is not None:
-        host.fleet.close()
 
 
 def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:

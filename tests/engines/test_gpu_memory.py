@@ -5,7 +5,6 @@ No GPU is used: the policy says that it lives on one, and the servers are script
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,15 +17,13 @@ import pytest
 import torch
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.place import EnginePlace
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import make_arguments
-from magrpo.engines.vllm_place import make_jobs
 from magrpo.engines.vllm_server import Server, Sleep, Wake
-from magrpo.fleets.process import Child
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
+from magrpo.process.child import Child
 from tests.tiny import tiny_base
 
 # Appends the kind of each call to a file, and "Ready" before it says that it has started. Until then it waits for as
@@ -186,13 +183,18 @@ def test_servers_compute_logits_as_the_update_does(tmp_path: Path, dtype: str, h
     base = str(tiny_base(tmp_path / "base"))
     model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype, "head_dtype": head_dtype})
     policy = Policy.open([AgentConfig(name="main", role="main", model=base)], model, LoraConfig(), seed=0)
-    options, place = VllmEngine().options, EnginePlace(servers=1)
     expected = {"head_dtype": "float32"} if (dtype, head_dtype) == ("bfloat16", "float32") else None
-    assert make_arguments(policy.lineup, ["main"], options, 1).get("hf_overrides") == expected
-    [job] = make_jobs(replace(EngineHost.of(policy), place=place, logs=tmp_path), options, "key").values()
-    assert ("--hf-overrides" in job.command) == (expected is not None)
-    if expected:
-        assert json.loads(job.command[job.command.index("--hf-overrides") + 1]) == expected
+    assert make_arguments(EngineHost.of(policy), ["main"], 1.0).get("hf_overrides") == expected
+
+
+def test_a_sampler_with_gpus_of_its_own_fills_them(tmp_path: Path) -> None:
+    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
+    policy.lineup.device = torch.device("cuda")
+    shared = make_arguments(EngineHost.of(policy), ["main"], 1.0)
+    owned = make_arguments(replace(EngineHost.of(policy), gpus=2, owns_gpus=True), ["main"], 1.0)
+    assert (shared["tensor_parallel_size"], shared["enable_sleep_mode"]) == (1, True)
+    assert (owned["tensor_parallel_size"], owned["enable_sleep_mode"]) == (2, False)
 
 
 @pytest.mark.vllm

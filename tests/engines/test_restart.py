@@ -14,9 +14,9 @@ import pytest
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.vllm import VllmEngine
-from magrpo.fleets.process import Child
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
+from magrpo.process.child import Child
 from magrpo.types import Request, SamplingParams
 from tests.tiny import EOS, tiny_base
 

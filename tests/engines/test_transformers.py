@@ -14,14 +14,13 @@ import torch
 from transformers import MistralConfig, PreTrainedConfig
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.place import EnginePlace
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.local.decoding import can_decode_apart
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
-from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
+from magrpo.model.side_by_side import Stop, run_side_by_side
 from magrpo.types import Action, Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
 
@@ -257,5 +256,5 @@ def test_two_versions_may_be_open_at_once(tmp_path: Path) -> None:
 
 def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)
-    assert AutoEngine().choose_engine(policy.device, EnginePlace()) == TransformersEngine()
+    assert AutoEngine().choose_engine(policy.device) == TransformersEngine()
     assert isinstance(AutoEngine().open(EngineHost.of(policy)), LocalEngine)

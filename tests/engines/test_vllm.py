@@ -7,14 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.place import EnginePlace
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
@@ -137,23 +135,16 @@ def test_a_base_that_vllm_cannot_serve_is_one_error(tmp_path: Path) -> None:
         VllmEngine().open(EngineHost.of(policy))
 
 
-@pytest.mark.parametrize(
-    ("place", "field", "other"),
-    [
-        (EnginePlace(), "engine.kind", "use 'transformers'"),
-        (EnginePlace(servers=1), "engine.servers", "give their addresses"),
-    ],
-)
 def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
-    place: EnginePlace, field: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its server would end with "Device string must not be empty"."""
     monkeypatch.setattr("torch.version.cuda", "13.0")
     with pytest.raises(
         ConfigError,
-        match=f"^{field}: this vLLM build needs a GPU; make setup GPU=0 in a clone, or {other}$",
+        match=r"^engine.kind: this vLLM build needs a GPU; make setup GPU=0 in a clone, or use 'transformers'$",
     ):
-        VllmEngine().open(replace(EngineHost.of(open_policy(tmp_path)), place=place))
+        VllmEngine().open(EngineHost.of(open_policy(tmp_path)))
 
 
 def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +152,4 @@ def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"vLLM is not installed; pip install 'magrpo\[vllm\]'"):
         VllmEngine().open(EngineHost.of(policy))
-    assert AutoEngine().choose_engine(policy.device, EnginePlace()).kind == "transformers"
+    assert AutoEngine().choose_engine(policy.device).kind == "transformers"

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from magrpo.envs.coding import CodingEnv
 from magrpo.envs.expert import MAX_CHARS, _ask
-from magrpo.fleets.local import find_free_ports
+from magrpo.process.ports import find_free_ports
 from magrpo.types import Case, ExecutionReport, JointReward, PastTurn, Problem
 from tests.servers import answers
 

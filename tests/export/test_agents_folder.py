@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
-from magrpo.fleets.local import find_free_ports
 from magrpo.model.lineup import open_prompt_tokenizer
+from magrpo.process.ports import find_free_ports
 from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import Trajectory

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from magrpo.fleets.local import find_free_ports
+from magrpo.process.ports import find_free_ports
 from tests.servers import answers
 
 INFRA = Path(__file__).parents[2] / "infra"

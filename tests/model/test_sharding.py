@@ -115,5 +115,5 @@ def test_a_rank_without_memory_says_which_micro_batch_to_try(
 def test_a_model_without_known_layers_is_refused(base: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     model = AutoModelForCausalLM.from_pretrained(base)
     monkeypatch.setattr("magrpo.model.sharding.GradientCheckpointingLayer", torch.nn.Conv1d)  # it has none
-    with pytest.raises(ConfigError, match=r'update.shard = "base" finds no layers in LlamaForCausalLM of .*base'):
+    with pytest.raises(ConfigError, match=r'ranks.shard = "base" finds no layers in LlamaForCausalLM of .*base'):
         shards.spread_model(model)

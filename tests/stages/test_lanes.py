@@ -96,9 +96,6 @@ class ThreadRanks:
         self._barrier.wait(60)
         return list(self._posts)
 
-    def tell_progress(self, doing: str) -> None:
-        pass
-
     def agree_on(self, fits: bool) -> bool:
         return all(self._exchange(fits))
 

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from magrpo.config.agents import AgentConfig
-from magrpo.fleets.workers import Workers
 from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.backend import Cache, ScoreStats, Team
+from magrpo.stages.pricing import open_workers
 from magrpo.stages.score import Scored, score, score_texts
 from magrpo.types import (
     PENDING,
@@ -183,7 +183,7 @@ class NoisyReward(CodingReward):
 CALLED: list[str] = []
 
 
-def test_workers_price_as_this_process_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_workers_price_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magrpo.stages.pricing.MANY", 1)
     monkeypatch.setattr("magrpo.stages.pricing._BLOCK", 2)
     problem = Problem(
@@ -196,18 +196,14 @@ def test_workers_price_as_this_process_does(monkeypatch: pytest.MonkeyPatch, tmp
     def judge(execution: Execution) -> CaseStatus:
         return "pass" if "a + a" in execution.source else "wrong"
 
-    def price_all(reward: CodingReward, workers: Workers | None) -> tuple[list[Scored], list[list[Execution]]]:
+    def price_all(reward: CodingReward, workers: Executor | None) -> tuple[list[Scored], list[list[Execution]]]:
         sandbox = ScriptedSandbox(judge)
         scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={}, workers=workers)
         return scored, sandbox.batches
 
-    workers = Workers(2, tmp_path)
-    try:
+    with open_workers(2) as workers:
         here = price_all(CodingReward(local_weight=0.5), None)
         assert price_all(CodingReward(local_weight=0.5), workers) == here
-        assert list(tmp_path.glob("worker-*.log"))
         assert len({scored.reward.total for scored in here[0]}) > 2
         assert price_all(NoisyReward(local_weight=0.5), workers) == here
         assert len(CALLED) == len(items)
-    finally:
-        workers.close()

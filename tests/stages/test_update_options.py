@@ -21,8 +21,8 @@ from magrpo.model.collate import collate, plan_batches
 from magrpo.model.forward import LogitMap, token_logits
 from magrpo.model.lineup import Lineup
 from magrpo.plugins import ConfigError
+from magrpo.process.faults import is_out_of_memory
 from magrpo.stages import model_runs
-from magrpo.stages.memory_fitting import is_out_of_memory
 from magrpo.stages.optimizers import learning_rate
 from magrpo.stages.update import NonFiniteLoss, SamplingGapTooLarge, Updater
 from magrpo.types import Request, Sample, SamplingParams

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.services import TrackingConfig
-from magrpo.fleets.local import find_free_ports
 from magrpo.plugins import ConfigError
+from magrpo.process.ports import find_free_ports
 from magrpo.tracking.connection import (
     Unavailable,
     check_reachable,

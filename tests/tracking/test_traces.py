@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Trace
 
 from magrpo.config.services import TrackingConfig
-from magrpo.fleets.local import find_free_ports
+from magrpo.process.ports import find_free_ports
 from magrpo.tracking.connection import Refused
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.traces import deliver_traces, trace_record

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from magrpo.run.files import LOGS, find_evaluations, read_evaluation
+from magrpo.process.children import list_family
+from magrpo.run.files import find_evaluations, read_evaluation
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.types import EvalRow
 from pipelines.cli import main
-from tests.fleets.clusters import open_cluster
-from tests.fleets.drivers import Driver, lose_node
+from tests.cluster.clusters import add_node, open_cluster
 from tests.pipelines.flows.served import serve_schedule
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import start, write_config
+from tests.processes import assert_all_end, wait_until
 from tests.stages.updating import assert_same_steps
 
 EMBEDDED = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
-RANKS = "[update]\nranks = 2\n"
-SERVERS = "[engine]\nservers = 2\ngpus = 0\n"
+RANKS = "[ranks]\ncount = 2\n"
+SAMPLERS = "[samplers]\ncount = 2\n"
 SMALL = ("train.num_iterations=2", "rollout.problems_per_iteration=4", "eval.max_problems=4", "eval.every=1")
 
 
@@ -63,36 +67,73 @@ def train(root: Path, name: str, config: str, place: str = "", *flags: str) -> R
     return RunStore.open(root, name)
 
 
-def processes_of(store: RunStore) -> set[str]:
-    """Names of the jobs whose processes left logs."""
-    return {path.name.rpartition("-")[0] for path in (store.path / LOGS).glob("*.log")}
-
-
 def move_in_the_middle(store: RunStore, *flags: str) -> None:
     """Take back everything from the second rollout on, and do it again in one process."""
     again = ["--from-stage", "rollout:2", "--place", "none", "--root", str(store.path.parent), *flags]
     run_magrpo("resume", store.run_id, *again)
 
 
-def test_two_ranks_give_the_run_of_one_process_and_it_may_move(tmp_path: Path) -> None:
+def test_samplers_and_ranks_give_the_run_of_one_process_and_it_may_move(tmp_path: Path) -> None:
     config = str(write_config(tmp_path, iterations=2))
     alone = train(tmp_path, "alone", config, "", "--local")
-    shared = train(tmp_path, "shared", config, RANKS, "--local")
-    assert processes_of(alone) == set()
-    assert processes_of(shared) == {"update", "rank"}
+    shared = train(tmp_path, "shared", config, SAMPLERS + RANKS, "--local")
     assert weights_of(shared) == weights_of(alone)
     assert rows_of(shared) == rows_of(alone)
     move_in_the_middle(shared, "--local")
     assert weights_of(shared) == weights_of(alone)
 
 
-VLLM = [*SMALL, "engine.kind=vllm"]
+LAGGED = ("train.lag=1", "algo.importance_cap=2")
+
+
+@pytest.mark.slow
+def test_a_run_with_a_lag_is_the_same_on_samplers_and_ranks(tmp_path: Path) -> None:
+    config = str(write_config(tmp_path, iterations=4))
+    alone = train(tmp_path, "alone", config, "", "--local", *LAGGED)
+    shared = train(tmp_path, "shared", config, SAMPLERS + RANKS, "--local", *LAGGED)
+    assert weights_of(shared) == weights_of(alone)
+    assert rows_of(shared) == rows_of(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_killed_in_the_middle_leaves_no_process_and_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    """It is killed on samplers and ranks, and resumed in one process."""
+    config = str(write_config(tmp_path, iterations=2))
+    alone = train(tmp_path, "alone", config, "", "--local")
+    place = tmp_path / "place.toml"
+    place.write_text(SAMPLERS + RANKS)
+    arguments = ["train", config, "--name", "killed", f"root={tmp_path}", "--place", str(place), "--local"]
+    driver = start(arguments, tmp_path / "killed.log")
+    store = RunStore(tmp_path, "killed")
+    update = Step("update", 1).folder
+    wait_until(lambda: (store.exists() and store.is_committed(update)) or not driver.is_alive())
+    assert driver.pid is not None
+    family = list_family(driver.pid)
+    assert {"ray::Sampler", "ray::Rank"} <= {name.split(".")[0] for name in map(read_command, family)}
+    driver.kill()
+    driver.join()
+    assert driver.exitcode == -signal.SIGKILL
+    assert_all_end(family)
+    run_magrpo("train", "--resume", "killed", "--root", str(tmp_path), "--place", "none", "--local")
+    assert weights_of(store) == weights_of(alone)
+    assert rows_of(store) == rows_of(alone)
+
+
+def read_command(process: psutil.Process) -> str:
+    """The command line of a process; empty if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with open_cluster(4, 4) as cluster:
         yield cluster
+
+
+VLLM = [*SMALL, "engine.kind=vllm"]
 
 
 @pytest.fixture(scope="module")
@@ -109,34 +150,17 @@ def alone(folder: Path) -> RunStore:
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
-def test_servers_and_ranks_give_the_run_of_one_process(folder: Path, alone: RunStore) -> None:
-    servers = train(folder, "servers", "embedded", SERVERS + RANKS, *VLLM)
-    assert processes_of(servers) == {"vllm-0", "update", "rank"}
-    assert weights_of(servers) == weights_of(alone)
-    assert rows_of(servers) == rows_of(alone)
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.timeout(1800)
 def test_full_weights_spread_over_ranks_give_the_run_of_one_process(folder: Path) -> None:
-    """With truncated sampling, whose support the servers send, and a server of its own for each agent's copy."""
+    """With truncated sampling, whose support the samplers record."""
     config = folder / "full.toml"
     config.write_text(re.sub("^model = .*base.*", r'\g<0>\nweights = "full"', EMBEDDED.read_text(), flags=re.MULTILINE))
-    arguments = [
-        *VLLM,
-        "rollout.top_k=20",
-        "rollout.keep_support=true",
-        "optim.lr=1e-5",
-        "optim.lanes=2",
-        f"root={folder}",
-    ]
+    sampling = ["rollout.top_k=20", "rollout.keep_support=true"]
+    arguments = [*VLLM, *sampling, "optim.lr=1e-5", "optim.lanes=2", f"root={folder}"]
     place = folder / "spread.toml"
-    place.write_text(SERVERS.replace("2", "1") + RANKS + 'shard = "base"\n')
+    place.write_text(SAMPLERS.replace("2", "1") + RANKS + 'shard = "base"\n')
     for name, flags in (("one", ()), ("spread", ("--place", str(place)))):
         run_magrpo("train", str(config), *arguments, "--name", name, *flags)
     one, spread = (RunStore.open(folder, name) for name in ("one", "spread"))
-    assert processes_of(spread) == {"vllm-0", "vllm-1", "update", "rank"}
     assert rows_of(spread) == rows_of(one)
     begin = load_weights(one, 0)
     for iteration in (1, 2):
@@ -163,13 +187,12 @@ def test_a_run_of_the_schedule_on_a_cluster_gives_the_run_of_one_process(
 ) -> None:
     """It is started from the deployment, with a place that the schedule does not have, and moved in the middle."""
     place, root = folder / "ray.toml", folder / "scheduled"
-    place.write_text(write_ray(cluster, "[sandbox]\nnodes = 2\n" + SERVERS + RANKS))
+    place.write_text(f'address = "{cluster.address}"\n[jails]\nnodes = 2\n' + SAMPLERS + RANKS)
     with serve_schedule(folder, "served", ["embedded", *VLLM, f"root={root}"]) as schedule:
         run = schedule.begin([f"place={place}"])
         assert schedule.wait_for_end(run) == "Completed", schedule.log.read_text()
     [path] = root.glob("served-*")
     spread = RunStore.open(root, path.name)
-    assert processes_of(spread) == {"vllm-0", "update", "rank"}
     assert weights_of(spread) == weights_of(alone)
     assert rows_of(spread) == rows_of(alone)
     move_in_the_middle(spread)
@@ -178,23 +201,21 @@ def test_a_run_of_the_schedule_on_a_cluster_gives_the_run_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.timeout(1800)
-def test_a_node_that_is_lost_in_a_rollout_changes_nothing(folder: Path, alone: RunStore, cluster: Any) -> None:
-    place, root = folder / "lost.toml", folder / "lost"
-    place.write_text(write_ray(cluster, SERVERS))
-    arguments = ["train", "embedded", *VLLM, f"root={root}", "--name", "lost", "--place", str(place)]
-    with (
-        Driver(cluster, folder, "lost", arguments, ["00001/rollout.0"]) as driver,
-        lose_node(cluster, driver.catch("00001/rollout.0")),
-    ):
-        said = driver.finish()
-    assert re.search("was removed from the pool: .* requests move to other servers", said), said
-    lost = RunStore.open(root, "lost")
-    assert weights_of(lost) == weights_of(alone)
-    assert rows_of(lost) == rows_of(alone)
-
-
-def write_ray(cluster: Any, rest: str) -> str:
-    """The text of a place on ``cluster``."""
-    return f'[fleet]\nkind = "ray"\naddress = "{cluster.address}"\n{rest}'
+@pytest.mark.timeout(900)
+def test_a_node_that_is_lost_in_a_run_changes_nothing(tmp_path: Path, cluster: Any) -> None:
+    config = str(write_config(tmp_path, iterations=2))
+    alone = train(tmp_path, "alone", config, "", "--local")
+    place = tmp_path / "lost.toml"
+    place.write_text(f'address = "{cluster.address}"\n' + SAMPLERS)
+    arguments = ["train", config, "--name", "lost", f"root={tmp_path}", "--place", str(place), "--local"]
+    driver = start(arguments, tmp_path / "lost.log")
+    store = RunStore(tmp_path, "lost")
+    wait_until(lambda: (store.exists() and store.is_committed(Step("evaluate", 0).folder)) or not driver.is_alive())
+    try:
+        cluster.remove_node(cluster.worker_nodes[0], allow_graceful=False)
+        driver.join()
+    finally:
+        add_node(cluster, num_cpus=4)
+    assert driver.exitcode == 0, (tmp_path / "lost.log").read_text()
+    assert weights_of(store) == weights_of(alone)
+    assert rows_of(store) == rows_of(alone)

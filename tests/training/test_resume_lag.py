@@ -57,10 +57,10 @@ def test_two_runs_are_equal_and_those_without_a_lag_differ(runs: Runs) -> None:
 
 def refuse_company() -> None:
     """Fail when two threads compute with torch at the same time."""
-    import magrpo.fleets.side_by_side
+    import magrpo.model.side_by_side
     import magrpo.stages.update
 
-    run, alone = magrpo.fleets.side_by_side.run_side_by_side, Lock()
+    run, alone = magrpo.model.side_by_side.run_side_by_side, Lock()
 
     def run_alone(*arguments: Any, **options: Any) -> Any:
         assert alone.acquire(blocking=False), "another thread computes"
@@ -70,7 +70,7 @@ def refuse_company() -> None:
         finally:
             alone.release()
 
-    magrpo.fleets.side_by_side.run_side_by_side = run_alone
+    magrpo.model.side_by_side.run_side_by_side = run_alone
     magrpo.stages.update.run_side_by_side = run_alone
 
 

@@ -76,10 +76,10 @@ def test_the_place_of_a_run_is_told(unfinished: RunStore, capsys: pytest.Capture
     root = ["--root", str(unfinished.path.parent)]
     assert json.loads(run(["show", "stopped", "--json", *root], capsys))["place"] == "one process"
     assert "place:" not in run(["show", "stopped", *root], capsys)
-    keep_place(unfinished, Place.model_validate({"update": {"ranks": 2}}))
-    assert "\nplace:   2 ranks\n" in run(["show", "stopped", *root], capsys)
-    assert json.loads(run(["show", "stopped", "--json", *root], capsys))["place"] == "2 ranks"
-    assert ", place: 2 ranks\n" in describe_run(unfinished, "RUNNING")[NOTE]
+    keep_place(unfinished, Place.model_validate({"ranks": {"count": 2}}))
+    assert "\nplace:   2 ranks, on this machine\n" in run(["show", "stopped", *root], capsys)
+    assert json.loads(run(["show", "stopped", "--json", *root], capsys))["place"] == "2 ranks, on this machine"
+    assert ", place: 2 ranks, on this machine\n" in describe_run(unfinished, "RUNNING")[NOTE]
     assert ("place", "one process") in describe_origin(unfinished, unfinished.config()), "of the last attempt"
 
 

@@ -15,8 +15,8 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tests.fleets.drivers import wait_until
 from tests.pipelines.micro import command, prefect, start
+from tests.processes import wait_until
 
 
 class Schedule:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from magrpo.fleets.local import find_free_ports
+from magrpo.process.ports import find_free_ports
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer
 from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX

@@ -1,0 +1,188 @@
+"""``Cluster``: the connection of a run to Ray, which it starts on this machine unless it is given an address."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from magrpo.config.place import Place
+from magrpo.plugins import ConfigError
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+log = logging.getLogger(__name__)
+CPUS = 0.01
+"""CPUs that an actor asks for: nearly none, but a node that offers none, such as the driver's, gets no actor."""
+_PLACEMENT_S = 900.0
+"""Seconds within which actors must get their places; a cluster that grows on demand has to start nodes in it."""
+_WARNING_S = 60.0
+"""Seconds after which a warning says that actors have not started yet."""
+_CONNECT_S = 30.0
+_POLL_S = 0.2
+"""Seconds between two looks at whether another thread has closed the connection."""
+
+
+class Cluster:
+    """A connection to Ray. Several threads may use it; :meth:`close` ends their calls.
+
+    Raises ConfigError if Ray is not installed, or no cluster answers at ``address`` (empty: start Ray here).
+    """
+
+    def __init__(self, address: str) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("the cluster file (place) needs Ray, which is not installed: pip install 'magrpo[ray]'")
+        import ray  # takes a second, and is optional
+
+        self._is_closed = False
+        self._num_calls = 0
+        self._changed = threading.Condition()
+        self._shared_gpus: PlacementGroup | None = None
+        self._owns_connection = not ray.is_initialized()
+        # The kernel kills the Ray that this process starts when the thread ends that has started it. Outside the main
+        # thread Ray leaves the handlers of signals alone, too.
+        self._thread = ThreadPoolExecutor(1, "magrpo-ray")
+        if self._owns_connection:
+            try:
+                self._thread.submit(_connect, address).result()
+            except BaseException:
+                self._thread.shutdown()
+                raise
+
+    @contextmanager
+    def hold(self, refusal: Exception) -> Iterator[Callable[[], None]]:
+        """Keep the connection open during the block, which must use Ray nowhere else: Ray aborts a process that calls
+        it after its shutdown.
+
+        Yields a function for the block to call now and then. After :meth:`close` it raises ``refusal``, and so does a
+        new block.
+        """
+
+        def check_open() -> None:
+            if self._is_closed:
+                raise refusal from None
+
+        with self._changed:
+            check_open()
+            self._num_calls += 1
+        try:
+            yield check_open
+        finally:
+            with self._changed:
+                self._num_calls -= 1
+                self._changed.notify_all()
+
+    def wait_for_places(self, actors: Sequence[Any], name: str, check_open: Callable[[], None]) -> None:
+        """Wait until Ray has placed and started all actors. Raises TimeoutError, with the free resources."""
+        import ray  # loaded already
+
+        began, has_warned = time.monotonic(), False
+        ready = [actor.__ray_ready__.remote() for actor in actors]
+        while ray.wait(ready, num_returns=len(ready), timeout=_POLL_S)[1]:
+            check_open()
+            waited_s = time.monotonic() - began
+            if waited_s < _WARNING_S or (has_warned and waited_s < _PLACEMENT_S):
+                continue
+            free = ray.available_resources()  # type: ignore[no-untyped-call]
+            room = f"the cluster has {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs free"
+            if waited_s >= _PLACEMENT_S:
+                raise TimeoutError(f"no room for {len(actors)} {name} after {_PLACEMENT_S:g} s; {room}")
+            log.warning("waiting for %d %s to start, at most %g s; %s", len(actors), name, _PLACEMENT_S, room)
+            has_warned = True
+
+    def choose_options(self, place: Place, count: int, gpus: int) -> list[dict[str, Any]]:
+        """Options of ``ray.remote`` that place ``count`` samplers or ranks, each on ``gpus`` GPUs.
+
+        With ``place.colocate``, a sampler and a rank of the same number share a GPU.
+        """
+        from ray.util.placement_group import placement_group  # loaded already
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        if not place.colocate:
+            return [{"num_gpus": gpus, "scheduling_strategy": "DEFAULT" if gpus else "SPREAD"}] * count
+        if self._shared_gpus is None:
+            num_gpus = max(place.samplers.count, place.ranks.count)
+            self._shared_gpus = placement_group([{"GPU": 1, "CPU": 2 * CPUS}] * num_gpus)
+        strategies = [PlacementGroupSchedulingStrategy(self._shared_gpus, number) for number in range(count)]
+        return [{"num_gpus": 0.5, "scheduling_strategy": strategy} for strategy in strategies]
+
+    def close(self) -> None:
+        """End the calls of other threads and leave the cluster; Ray then kills all actors. May be called twice."""
+        import ray  # loaded already
+
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.wait_for(lambda: self._num_calls == 0)
+        if self._owns_connection:
+            ray.shutdown()
+        self._thread.shutdown()
+
+
+def start_actor(kind: type, options: Mapping[str, Any], *arguments: object) -> Any:
+    """Start an actor of the class ``kind``; ``options`` are those of ``ray.remote``."""
+    import ray  # loaded already
+
+    actor_class: Any = ray.remote(**{"num_cpus": CPUS, **options})(kind)
+    return actor_class.remote(*arguments)
+
+
+def decide_gpus(asked: int | None, device: str) -> int:
+    """The number of GPUs of an actor: ``asked``, or 1 if models run on a GPU by ``model.device``."""
+    import torch  # half a second
+
+    if asked is not None:
+        return asked
+    return int(device == "cuda" or (device == "auto" and torch.cuda.is_available()))
+
+
+def prepare_actor(num_threads: int, gpus: int) -> None:
+    """Let this actor compute with as many threads as the driver, since sums on a CPU depend on their number.
+
+    Call it in each method that computes: PyTorch keeps the number by thread.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)  # for processes that the actor starts; Ray has set it to 1
+    if not gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import torch  # reads the variables
+
+    torch.set_num_threads(num_threads)
+
+
+def describe_error(error: Exception) -> str:
+    """Ray's words about a dead actor or node, on one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:400]
+
+
+def _connect(address: str) -> None:
+    import ray  # loaded already
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        return
+    try:
+        _check_port(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "
+            f"this machine a node of it with `ray start --address=HEAD:6379 --num-cpus=0`"
+        ) from None
+
+
+def _check_port(address: str) -> None:
+    """Raise OSError if nothing listens at ``HOST:PORT``, for which Ray would wait many minutes; no-op for ``auto``."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()

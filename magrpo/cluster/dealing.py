@@ -1,0 +1,171 @@
+"""``Crew``: equal actors that pieces of work are dealt to; a piece whose actor dies goes to another one.
+
+Ray restarts an actor that dies, on another node if its own is lost. Ray could also repeat its calls
+(``max_task_retries``), but would wait for the restarted actor with them, for ever if no node has room for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from magrpo.cluster.connection import Cluster, describe_error
+
+log = logging.getLogger(__name__)
+_MAX_DEATHS = 3
+"""Deaths of actors that one piece of work may cause."""
+_JOIN_S = 900.0
+"""Seconds to wait for a restarted actor when no other is left."""
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A piece of work that was given up, and why."""
+
+    message: str
+
+
+@dataclass(eq=False)
+class Crew:
+    """Actors with the methods ``open()``, which a restarted actor needs again, and ``work(piece)``."""
+
+    cluster: Cluster
+    name: str
+    """Of the actors, in messages: ``samplers``."""
+    actors: Sequence[Any]
+    error: type[Exception]
+    """Raised if no actor is left, or the run ends."""
+    restarts_on: tuple[type[Exception], ...] = ()
+    """Errors of ``work`` after which an actor is restarted, as if it had died."""
+    pieces_at_once: int = 1
+    """Number of pieces that an actor may have at the same time."""
+    _openings: dict[Any, Any] = field(default_factory=dict)
+    """Actors that are being restarted, by the reference to the end of ``open``."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the thread that deals."""
+    _is_closed: bool = False
+
+    def open(self) -> list[Any]:
+        """Wait for all actors; returns their answers to ``open``. Raises their errors."""
+        with self._hold() as check_open:
+            try:
+                self.cluster.wait_for_places(self.actors, self.name, check_open)
+            except TimeoutError as error:
+                raise self.error(str(error)) from None
+            return self.call_all("open")
+
+    def call_all(self, method: str) -> list[Any]:
+        """Call a method of all actors; returns their answers. Raises their errors, or ``error`` if one dies."""
+        with self._hold() as check_open:
+            references = [getattr(actor, method).remote() for actor in self.actors]
+            while ray.wait(references, num_returns=len(references), timeout=_POLL_S)[1]:
+                check_open()
+            try:
+                answers: list[Any] = ray.get(references)
+            except RayTaskError as error:
+                raise error.cause from None
+            except RayActorError as error:
+                raise self.error(f"one of the {self.name} died: {describe_error(error)}") from None
+            return answers
+
+    def deal(
+        self, pieces: Sequence[Any], watch: Callable[[Sequence[tuple[Any, int]]], None] = lambda _: None
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yield the number of each piece with its result, or :class:`Lost`, in the order in which they are done.
+
+        ``watch`` is called now and then with the actors at work and the numbers of their pieces. Close the generator:
+        it holds the connection to Ray.
+        """
+        waiting, deaths = deque(range(len(pieces))), Counter[int]()
+        at_work: dict[Any, tuple[Any, int]] = {}
+        with self._lock, self._hold() as check_open:
+            while waiting or at_work:
+                for actor in self._list_free([actor for actor, _ in at_work.values()]):
+                    if waiting:
+                        number = waiting.popleft()
+                        at_work[actor.work.remote(pieces[number])] = (actor, number)
+                done = self._wait_for_one(at_work, check_open, lambda: watch(list(at_work.values())))
+                if done is None:
+                    continue
+                actor, number = at_work.pop(done)
+                try:
+                    result = ray.get(done)
+                except RayTaskError as error:
+                    if not isinstance(error.cause, self.restarts_on):
+                        raise error.cause from None
+                    message = str(error.cause)
+                    ray.kill(actor, no_restart=False)
+                except RayActorError as error:
+                    message = describe_error(error)
+                else:
+                    yield number, result
+                    continue
+                check_open()
+                log.warning("one of the %s was lost, its work moves to others: %s", self.name, message)
+                if actor not in self._openings.values():
+                    self._openings[actor.open.remote()] = actor
+                deaths[number] += 1
+                if deaths[number] < _MAX_DEATHS:
+                    waiting.append(number)
+                else:
+                    yield number, Lost(message)
+
+    def close(self) -> None:
+        """Kill the actors, and end calls of other threads. May be called twice."""
+        try:
+            with self._hold():
+                self._is_closed = True
+                for actor in self.actors:
+                    ray.kill(actor)
+        except self.error:  # closed already
+            return
+
+    def _hold(self) -> Any:
+        refusal = self.error(f"the {self.name} were closed")
+        if self._is_closed:
+            raise refusal
+        return self.cluster.hold(refusal)
+
+    def _list_free(self, busy: Sequence[Any]) -> list[Any]:
+        """The actors that may get another piece, those without work first."""
+        loads = {actor: busy.count(actor) for actor in self.actors if actor not in self._openings.values()}
+        free = [actor for actor, load in loads.items() for _ in range(self.pieces_at_once - load)]
+        return sorted(free, key=lambda actor: loads[actor])
+
+    def _wait_for_one(self, at_work: dict[Any, Any], check_open: Callable[[], None], watch: Callable[[], None]) -> Any:
+        """Wait until one piece is done and return its reference, or None when a restarted actor has joined."""
+        began = time.monotonic()
+        while True:
+            ready, _ = ray.wait([*at_work, *self._openings], timeout=_POLL_S)
+            check_open()
+            if self._is_closed:
+                raise self.error(f"the {self.name} were closed")
+            if ready and ready[0] in self._openings:
+                self._admit(ready[0])
+                return None
+            if ready:
+                return ready[0]
+            if not at_work and time.monotonic() > began + _JOIN_S:
+                raise self.error(f"none of the {self.name} is left")
+            watch()
+
+    def _admit(self, opening: Any) -> None:
+        """Let a restarted actor work again, or leave it out if it cannot."""
+        actor = self._openings[opening]
+        try:
+            ray.get(opening)
+        except (RayTaskError, RayActorError) as error:
+            log.warning("one of the %s could not be restarted: %s", self.name, describe_error(error))
+            self.actors = [other for other in self.actors if other is not actor]
+            if not self.actors:
+                raise self.error(f"none of the {self.name} is left: {describe_error(error)}") from None
+        del self._openings[opening]

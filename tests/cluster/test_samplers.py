@@ -1,0 +1,153 @@
+"""Samplers: two give the tokens of one and of one process, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.cluster.connection import Cluster
+from magrpo.cluster.samplers import SamplerEngine, split_requests
+from magrpo.config.place import Place
+from magrpo.config.run import RunConfig, load_config
+from magrpo.engines import EngineError, PromptTooLong
+from magrpo.engines.transformers import TransformersEngine
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
+from magrpo.plugins import ConfigError
+from magrpo.types import Action, Request, SamplingParams
+from pipelines.arguments import locate_config
+from tests.processes import assert_all_end, find_actors
+from tests.tiny import perturb, tiny_base, tiny_config
+
+AGENTS = ("helper", "main")
+LONG = SamplingParams(max_new_tokens=100)
+
+
+def make_config(folder: Path, *changes: str) -> RunConfig:
+    base = folder / "base"
+    if not base.exists():
+        tiny_base(base, tiny_config(max_length=128))
+    models = [f"agents.{i}.model={base}" for i in range(len(AGENTS))]
+    sizes = ["lora.rank=4", "rollout.max_new_tokens=100", "model.device=cpu", "engine.kind=transformers"]
+    return load_config(locate_config("embedded"), [*models, *sizes, *changes])
+
+
+def open_policy(config: RunConfig) -> Policy:
+    return Policy.open(config.agents, config.model, config.lora, config.train.seed)
+
+
+@contextmanager
+def open_samplers(cluster: Cluster, config: RunConfig, policy: Policy, count: int) -> Iterator[SamplerEngine]:
+    place = Place.model_validate({"samplers": {"count": count}})
+    engine = SamplerEngine(cluster, place, config, policy.lineup, num_served=1)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        engine.close()
+
+
+def make_requests(prompts: int = 12, siblings: int = 4) -> list[Request]:
+    return [
+        Request(agent, tuple(range(3, 6 + prompt)), LONG, seed=1000 * prompt + sibling)
+        for prompt in range(prompts)
+        for agent in AGENTS
+        for sibling in range(siblings)
+    ]
+
+
+def list_tokens(actions: list[Action]) -> list[tuple[str, int, tuple[int, ...]]]:
+    return [(action.agent, action.policy_version, action.token_ids) for action in actions]
+
+
+def test_one_and_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    """With trained weights, also when one of the samplers is killed in the middle of the batch."""
+    config, requests, reported = make_config(tmp_path), make_requests(), list[int]()
+    policy = open_policy(config)
+    perturb(policy, seed=1, scale=0.05)
+    weights = policy.save(tmp_path / "weights")
+    alone = TransformersEngine().open(EngineHost.of(policy))
+    expected = list_tokens(alone.serve(3, weights).generate(requests))
+    with open_samplers(cluster, config, policy, 1) as one:
+        assert list_tokens(one.serve(3, weights).generate(requests, reported.append)) == expected
+    assert sum(reported) == len(requests)
+    assert len(reported) > 1, "progress within a share"
+    reported.clear()
+    killed = list[int]()
+
+    def kill_one(_: int) -> None:
+        if not killed:
+            killed.append(find_actors("Sampler")[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    with open_samplers(cluster, config, policy, 2) as two:
+        served = two.serve(3, weights)
+        assert list_tokens(served.generate(requests)) == expected
+        assert list_tokens(served.generate(requests, lambda n: (reported.append(n), kill_one(n))[0])) == expected
+        assert killed
+        assert sum(reported) == len(requests)
+        assert list_tokens(served.generate(requests)) == expected, "the restarted sampler has loaded the weights again"
+    assert_all_end(find_actors("Sampler"))
+
+
+def test_errors_of_samplers_are_those_of_the_engine(cluster: Cluster, tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    policy = open_policy(config)
+    with open_samplers(cluster, config, policy, 1) as engine:
+        with pytest.raises(PromptTooLong):
+            engine.serve(0, {}).generate([Request("main", tuple(range(3, 103)), LONG, 0)])
+        with pytest.raises(ConfigError, match="cannot read the weights of 'main'"):
+            engine.serve(1, {"main": tmp_path / "nowhere"}).generate(make_requests(1))
+    with pytest.raises(EngineError, match="the samplers were closed"):
+        engine.serve(0, {}).generate(make_requests(1))
+
+
+@given(
+    prompts=st.lists(st.tuples(st.sampled_from(AGENTS), st.integers(1, 4), st.integers(1, 5)), max_size=30),
+    num_shares=st.integers(1, 5),
+)
+def test_shares_keep_siblings_together_and_leave_nothing_out(
+    prompts: list[tuple[str, int, int]], num_shares: int
+) -> None:
+    requests = [
+        Request(agent, (prompt,), LONG, sibling) for agent, prompt, siblings in prompts for sibling in range(siblings)
+    ]
+    shares = split_requests(requests, num_shares)
+    assert sorted(i for share in shares for i in share) == list(range(len(requests)))
+    of_prompt = [{(requests[i].agent, requests[i].prompt_ids) for i in share} for share in shares]
+    assert sum(map(len, of_prompt)) == len({(request.agent, request.prompt_ids) for request in requests})
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_two_samplers_with_vllm_give_the_tokens_of_one(cluster: Cluster, tmp_path: Path) -> None:
+    """Killed together with the actor, the process of vLLM ends too."""
+    config = make_config(tmp_path, "engine.kind=vllm", "engine.cpu_cache_gib=0.2")
+    requests = make_requests(4)
+    policy = open_policy(config)
+    perturb(policy, seed=1, scale=0.05)
+    weights = policy.save(tmp_path / "weights")
+    with open_samplers(cluster, config, policy, 2) as two:
+        served = two.serve(1, weights)
+        tokens = list_tokens(served.generate(requests))
+        family = [process for sampler in find_actors("Sampler") for process in sampler.children(recursive=True)]
+        assert len(family) >= 2
+        victim = find_actors("Sampler")[0]
+        of_victim = victim.children(recursive=True)
+        victim.kill()
+        assert_all_end(of_victim)
+        assert list_tokens(served.generate(requests)) == tokens
+    assert_all_end(family)
+    alone = config.engine.open(EngineHost.of(policy))
+    try:
+        assert list_tokens(alone.serve(1, weights).generate(requests)) == tokens
+    finally:
+        alone.close()

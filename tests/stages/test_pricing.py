@@ -1,0 +1,47 @@
+"""The processes that call rewards: they do not outlive the run, and a dead one is an error that a retry mends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import BrokenExecutor
+
+import psutil
+import pytest
+
+from magrpo.stages.pricing import open_workers
+from tests.processes import assert_all_end
+
+# Starts two workers and prints that they work.
+RUN = """
+import os, time
+from magrpo.stages.pricing import open_workers
+workers = open_workers(2)
+list(workers.map(abs, range(100)))
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_survives_kill_9_of_the_run() -> None:
+    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "started\n"
+            workers = psutil.Process(run.pid).children(recursive=True)
+            assert workers
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+            assert_all_end(workers)
+        finally:
+            run.kill()
+
+
+def test_a_worker_that_dies_breaks_the_pool() -> None:
+    with open_workers(1) as workers:
+        pid = workers.submit(os.getpid).result()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(BrokenExecutor):
+            list(workers.map(abs, range(100)))
