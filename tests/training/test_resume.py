@@ -68,13 +68,14 @@ def die_before_rename(stage: str) -> None:
 
 
 def die_at_work(stage: str) -> None:
-    """When ``stage`` of an iteration tells that its first items are done."""
+    """When ``stage`` of an iteration reports its first items."""
     from magrpo.progress.console import RunConsole
 
     start_step = RunConsole.start_step
 
     def start_to_die(self: RunConsole, step: Step) -> Callable[[int], None]:
-        return die if step.name == stage and step.iteration > 0 else start_step(self, step)
+        advance = start_step(self, step)
+        return die if step.name == stage and step.iteration > 0 else advance
 
     RunConsole.start_step = start_to_die  # type: ignore[method-assign,assignment]
 
@@ -94,7 +95,8 @@ def wait_at_work(stage: str) -> None:
         time.sleep(600)
 
     def start_to_wait(self: RunConsole, step: Step) -> Callable[[int], None]:
-        return wait if step.name == stage and step.iteration > 0 else start_step(self, step)
+        advance = start_step(self, step)
+        return wait if step.name == stage and step.iteration > 0 else advance
 
     RunConsole.start_step = start_to_wait  # type: ignore[method-assign,assignment]
 
