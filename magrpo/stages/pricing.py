@@ -1,6 +1,6 @@
-"""Calls of a reward for many joint actions: here, or in worker processes if the reward lets them.
+"""Calling a reward for many joint actions, in this process or in worker processes if the reward allows it.
 
-What it returns is checked where it is called.
+The process that calls the reward checks the result.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 Item = tuple[Problem, Mapping[str, str], Mapping[str, ExecutionReport]]
 """A joint action: its problem, the text of each role, and its reports so far."""
 MANY = 512
-"""Number of joint actions from which workers are worth their start."""
+"""Number of joint actions from which starting workers is worth while."""
 _BLOCK = 64
-"""Consecutive joint actions in one message. They meet the same worker in every round, which remembers their trees."""
+"""Consecutive joint actions in one message. The same worker gets them in every round and has their trees cached."""
 ResultT = TypeVar("ResultT")
 
 
 class _Message(msgspec.Struct):
-    """A reward as pickle writes it, and what it is asked about."""
+    """A pickled reward, and the joint actions to call it for."""
 
     reward: bytes
     items: list[tuple[Problem, dict[str, str], dict[str, ExecutionReport]]]
@@ -42,7 +42,8 @@ class Pricing:
 
     @classmethod
     def of(cls, reward: Reward, workers: Workers | None, num_items: int) -> Pricing:
-        """``workers`` are left out if the reward does not let them call it, or for few joint actions."""
+        """Use ``workers`` only for many joint actions, and only if the reward allows them to call it."""
+        # A subclass must declare ``runs_elsewhere`` itself: its own methods may depend on this process.
         declared = isinstance(reward, RunsElsewhere) and reward.runs_elsewhere
         is_own = "runs_elsewhere" in vars(type(reward))
         return cls(reward, workers if declared and is_own and num_items >= MANY else None)

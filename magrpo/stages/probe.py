@@ -1,4 +1,4 @@
-"""Computes the probes of a checkpoint: a few log-probabilities of each agent, which a server must reproduce."""
+"""The probes of a checkpoint: a few log-probabilities of each agent, which a server must reproduce."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _QUESTION = "Write a function that adds two numbers, and call it."
 _ANSWER = "def add(a, b):\n    return a + b\n\nprint(add(1, 2))"
 _PROMPT_TOKENS = 32
 _DIGITS = 6
-"""Decimals of a log-probability: finer ones than any server reproduces."""
+"""Decimals of a stored log-probability; more than any server reproduces."""
 
 
 def compute_probes(policy: Policy) -> dict[str, Probe]:
-    """The probes of all agents, by their current weights: one short forward pass each, which changes nothing."""
+    """Compute the probe of every agent with its current weights, by one short forward pass."""
     return {agent: _compute_probe(policy, agent) for agent in policy.lineup.agents}
 
 
