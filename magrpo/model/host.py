@@ -1,4 +1,4 @@
-"""What an engine is opened on: the agents, the trainer's policy if it wants one, the fleet and the place of servers."""
+"""The host of an engine: the agents, the policy of the trainer, and the fleet and the place of servers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineHost:
-    """What an engine is opened on."""
+    """Everything that an engine is opened with."""
 
     lineup: Lineup
     open_policy: Callable[[], Policy]
-    """The policy in this process; its models load at the first call."""
+    """Returns the policy of this process, whose models load at the first call."""
     fleet: Fleet | None = None
-    """Starts the servers of ``place``; None: there are none to start."""
+    """The fleet that starts the servers of ``place``; None: there are none to start."""
     place: EnginePlace = field(default_factory=EnginePlace)
     num_served: int = 1
-    """Number of sets of weights that are open at once."""
+    """Largest number of sets of weights that are open at once."""
     shares_gpus: bool = True
     """Whether the update runs on the same GPUs, so that the engine must release memory when it sleeps."""
     logs: Path | None = None
@@ -34,5 +34,5 @@ class EngineHost:
 
     @classmethod
     def of(cls, policy: Policy) -> EngineHost:
-        """This process, with a policy that is open."""
+        """The host in this process, with a policy that is already open."""
         return cls(policy.lineup, lambda: policy)
