@@ -1,7 +1,7 @@
-"""Every Protocol of the project on one page: plug-ins, what they open, and the tracker.
+"""The protocols of the project on one page: plug-ins, the resources that they open, and the tracker.
 
-A plug-in subclasses :class:`magrpo.plugins.Plugin` and holds configuration only. Problem sets, environments and rewards
-are used as they are; a sandbox or an engine holds resources, so its plug-in opens it and the caller closes it.
+A plug-in subclasses :class:`magrpo.plugins.Plugin` and holds only configuration. Problem sets, environments and
+rewards are used as they are. A sandbox or an engine holds resources, so its plug-in opens it and the caller closes it.
 """
 
 from __future__ import annotations
@@ -37,51 +37,52 @@ class Problems(Protocol):
     """A problem set."""
 
     def load(self) -> Mapping[Split, Sequence[Problem]]:
-        """All splits, in a fixed order, disjoint, ``train`` and ``test`` never empty; ValueError names a remedy."""
+        """Load all splits: disjoint, in a fixed order, ``train`` and ``test`` not empty. ValueError names a remedy."""
 
 
 class Env(Protocol):
-    """The environment: which roles act at each turn, and what each agent sees."""
+    """The environment: decides which roles act at each turn, and what each agent sees."""
 
     @property
     def num_turns(self) -> int:
-        """Turns of one episode, at least 1."""
+        """The number of turns of one episode, at least 1."""
 
     def roles(self) -> tuple[str, ...]:
-        """The roles; each must be filled by exactly one agent."""
+        """The roles, each of which exactly one agent must fill."""
 
     def acting(self, turn: int) -> tuple[str, ...]:
-        """The roles that act at ``turn`` (from 0), at least one; the others wait. Usually all roles."""
+        """The roles that act at ``turn``, counted from 0: at least one, usually all. The others wait."""
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-        """The observation of the agent in ``role`` after ``history`` (empty at the first turn; texts keyed by agent).
+        """The observation of the agent in ``role`` after ``history``.
 
-        Called from several threads at once. Raises ConnectionError if a remote service fails; a retry may succeed.
+        ``history`` is empty at the first turn; its texts are keyed by agent. Called from several threads at once.
+        Raises ConnectionError if a remote service fails, so that a retry may succeed.
         """
 
 
 class Reward(Protocol):
-    """Prices joint actions. Execution is data: a stored rollout can be priced again without running anything."""
+    """Prices joint actions. Reports are data, so a stored rollout can be priced again without running anything."""
 
     @property
     def maxima(self) -> Mapping[str, float]:
         """The largest value of every part, above 0, before ``scale`` and ``shift``."""
 
     def fraction(self, total: float) -> float:
-        """A joint reward, or a mean of joint rewards, as a fraction of the maximum (1: every part is full)."""
+        """A joint reward, or a mean of several, as a fraction of the maximum; 1 if every part is at its maximum."""
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool | None:
-        """Whether a joint action solved its problem, as counted by pass@k. None: the task has no notion of solved."""
+        """Whether a joint action solved its problem, as counted by pass@k; None if the task has no notion of solved."""
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
     ) -> Mapping[str, Execution]:
-        """The executions still needed, by name of report, until there are none; ``texts`` are keyed by role."""
+        """The executions still needed, by name of report; called until there are none. ``texts`` is keyed by role."""
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        """The joint reward with every part of ``maxima``, at most the maximum; a pure function.
+        """The joint reward, with each part of ``maxima`` and none above its maximum. A pure function.
 
-        ``texts``: each role's latest completion, maybe of an earlier turn.
+        ``texts`` holds the latest completion of each role, perhaps from an earlier turn.
         """
 
 
@@ -94,10 +95,10 @@ class Sandbox(Protocol):
     """Isolation level: namespaces, namespaces-flat, landlock or none; empty if the sandbox runs nothing."""
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """One report for each execution, in order. Raises SandboxError if the sandbox itself failed repeatedly."""
+        """Run programs; returns one report for each, in order. Raises SandboxError if the sandbox fails repeatedly."""
 
     def close(self) -> None:
-        """Kill everything still running and free every resource. May be called twice."""
+        """Kill every running program and free every resource. May be called twice."""
 
 
 @runtime_checkable
@@ -105,14 +106,14 @@ class Served(Protocol):
     """One set of weights on an engine, from which completions are sampled. Opened by :meth:`Engine.serve`."""
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
-        """One completion for each request, in order, with its ``support`` where the sampling records it.
+        """Sample one completion for each request, in order, with its ``support`` if the sampling parameters record it.
 
         Raises PromptTooLong, before anything is sampled, if a prompt leaves no room for its completion, and EngineError
         if the engine died or exceeded its deadline. May be called from several threads at once.
         """
 
     def close(self) -> None:
-        """These weights are no longer needed; their folder may go. May be called twice."""
+        """Release the weights, whose folder may then be deleted. May be called twice."""
 
 
 @runtime_checkable
@@ -120,14 +121,14 @@ class Engine(Protocol):
     """Holds the weights of all agents. Opened by :meth:`EnginePlugin.open`."""
 
     def serve(self, version: int, weights: Mapping[str, Path]) -> Served:
-        """Serve weights written by the update: folders by agent, in peft's or transformers' format.
+        """Serve the weights of an update: a folder for each agent, in the format of peft or transformers.
 
-        An agent without one acts with its base model. As many sets may be open at once as the engine was opened for.
-        Raises EngineError if the engine died.
+        An agent without a folder acts with its base model. As many sets of weights may be open at once as the engine
+        was opened for. Raises EngineError if the engine died.
         """
 
     def sleep(self) -> None:
-        """Release GPU memory for the update; served weights stay open. No-op on CPU."""
+        """Release GPU memory for the update; served weights stay open. Does nothing on a CPU."""
 
     def wake(self) -> None:
         """Undo :meth:`sleep`."""
@@ -140,16 +141,16 @@ class Updates(Protocol):
     """Computes updates: from folders of samples and of a checkpoint to the folder of the next checkpoint."""
 
     def begin(self, out: Path) -> None:
-        """Write checkpoint 0 into ``out``: the untrained weights, or those the agents start from."""
+        """Write checkpoint 0 into ``out``: the untrained weights, or the weights that ``start_from`` names."""
 
     def update(self, samples: Path, checkpoint: Path, out: Path, progress: Progress | None = None) -> dict[str, float]:
-        """Update the agents of ``checkpoint`` on ``samples``, write the result into ``out``; returns its metrics.
+        """Update the agents of ``checkpoint`` on ``samples`` and write the result into ``out``; returns the metrics.
 
         Raises NonFiniteLoss, whose message names the saved batch.
         """
 
     def adopt(self, checkpoint: Path) -> None:
-        """What was last written is now called ``checkpoint``, so that an update from there need not load it."""
+        """Take note that the last output was moved to ``checkpoint``, so that an update from it need not load it."""
 
     def close(self) -> None:
         """Stop every process and free every resource. May be called twice."""
@@ -157,29 +158,29 @@ class Updates(Protocol):
 
 # ------------------------------------------------------------------------------------------------------------ plug-ins
 class PluginConfig(Protocol):
-    """The part of :class:`magrpo.plugins.Plugin`, a frozen pydantic model, that callers of a plug-in use."""
+    """The part of :class:`magrpo.plugins.Plugin`, a frozen pydantic model, that the callers of a plug-in use."""
 
     @property
     def kind(self) -> str:
-        """The name it is chosen by in a configuration."""
+        """The name that chooses the plug-in in a configuration."""
 
     def model_dump(self) -> dict[str, Any]:
-        """Its fields by name; ``kind`` included."""
+        """The fields by name, ``kind`` included."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """A copy with some fields replaced; the new values are not validated."""
 
 
 class ProblemsPlugin(Problems, PluginConfig, Protocol):
-    """A problem set as a configuration holds it."""
+    """The configuration of a problem set, which is the problem set itself."""
 
 
 class EnvPlugin(Env, PluginConfig, Protocol):
-    """An environment as a configuration holds it."""
+    """The configuration of an environment, which is the environment itself."""
 
 
 class RewardPlugin(Reward, PluginConfig, Protocol):
-    """A reward as a configuration holds it."""
+    """The configuration of a reward, which is the reward itself."""
 
 
 class SandboxPlugin(PluginConfig, Protocol):
@@ -195,7 +196,7 @@ class EnginePlugin(PluginConfig, Protocol):
     def open(self, host: EngineHost) -> Engine:
         """Start the engine for the agents of ``host``.
 
-        Raises ConfigError if a library is not installed, and EngineError, with its log, if the engine did not start.
+        Raises ConfigError if a library is not installed, and EngineError, with the engine's log, if it did not start.
         """
 
 
@@ -211,9 +212,10 @@ class HasMaxExecutions(Protocol):
 class RunsElsewhere(Protocol):
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether other processes may call ``executions`` and ``price`` of a large batch: they are pure, and slow.
+        """Whether worker processes may call ``executions`` and ``price`` for a large batch: both are pure and slow.
 
-        Only the class's own attribute counts, not an inherited one: what a subclass adds may depend on this process.
+        Only an attribute of the class itself counts, not an inherited one, because the methods of a subclass may depend
+        on this process.
         """
 
 
@@ -221,7 +223,7 @@ class RunsElsewhere(Protocol):
 class HasHiddenTests(Protocol):
     @property
     def hidden_tests(self) -> bool:
-        """Whether a problem set has each program run twice, the second time on hidden tests."""
+        """Whether each program runs twice, the second time on hidden tests of the problem set."""
 
 
 @runtime_checkable
@@ -233,9 +235,9 @@ class ChecksSource(Protocol):
 @runtime_checkable
 class ReadsSentences(Protocol):
     def read_sentence(self, text: str) -> tuple[Problem | None, str]:
-        """The problem, with its function's name and tests, that a sentence in the words of a problem set asks for.
+        """The problem, with the name and the tests of its function, that a sentence in the set's own words describes.
 
-        None, and why, for other words.
+        Returns None and the reason for any other sentence.
         """
 
 
@@ -259,12 +261,12 @@ class Tracker(Protocol):
     """Records one training run. Never stalls and never kills training."""
 
     def params(self, params: Mapping[str, object]) -> None:
-        """Record configuration values; logged once, compared when a run is reopened."""
+        """Record configuration values. They are logged once, and compared if a run is reopened."""
 
     def tags(self, tags: Mapping[str, str]) -> None: ...
 
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
-        """Record a dataset input by its committed file and digest."""
+        """Record an input data set by its committed file and the digest of the file."""
 
     def metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics at an iteration. Keys are ``stage/quantity``."""

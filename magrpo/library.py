@@ -1,4 +1,4 @@
-"""The library for notebooks and scripts: train and read runs, price joint actions, sample from an engine.
+"""The library for notebooks and scripts: train runs, read them, price joint actions, sample from an engine.
 
 ``import magrpo`` offers everything here. Heavy libraries load with the first call that needs them.
 """
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def build_config(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
-    """A configuration from nested dictionaries with the keys of a TOML file; otherwise as :func:`load_config`.
+    """Build a configuration from nested dictionaries with the keys of a TOML file, as :func:`load_config` does.
 
     >>> model = "coopcode-base"
     >>> config = build_config({
@@ -72,7 +72,7 @@ def run_iteration(config: RunConfig) -> Iteration:
 
 
 def train_run(config: RunConfig, name: str | None = None) -> Run:
-    """A whole run in this process, without Prefect, in ``config.root``; a run that has the name already resumes.
+    """Train a whole run in this process, without Prefect, in ``config.root``; resumes the run if it exists.
 
     In a script, call it under ``if __name__ == "__main__":``, because the processes that call the reward of large
     batches import the script.
@@ -93,7 +93,7 @@ def train_run(config: RunConfig, name: str | None = None) -> Run:
 
 
 def open_run(folder: Path | str) -> Run:
-    """A run from its directory; ConfigError if there is none in ``folder``.
+    """Open the run in ``folder``. Raises ConfigError if there is none.
 
     >>> run = open_run("runs/my-run")
     >>> run.read_metrics()["reward/joint"].plot()
@@ -135,7 +135,7 @@ class Run:
         return pandas.DataFrame(rows, columns=["iteration", "split", "mode", "quantity", "mean", "low", "high"])
 
     def read_answers(self, iteration: int | None = None) -> DataFrame:
-        """The answers of an evaluation, the last one by default; ``return`` is a fraction of the maximum.
+        """The answers of an evaluation, by default the last; ``return`` is a fraction of the maximum.
 
         The text of each agent is in the column ``text/AGENT``, so that no agent's name hides another column.
         """
@@ -182,10 +182,10 @@ class Run:
         )
 
     def ask_agents(self, problem: Problem | str, iteration: int | None = None, seed: int | None = None) -> Answer:
-        """The agents' answer to a problem, or to one in words, after an iteration, the last one by default.
+        """Ask the agents, as they were after ``iteration`` (by default the last), to solve a problem.
 
-        Greedy, or sampled with ``seed``. Loads the base model each time;
-        :func:`magrpo.asking.answers.open_asked_agents` keeps it loaded for several problems.
+        ``problem`` may be a description in words. Answers are greedy, or sampled with ``seed``. The base model is
+        loaded for each call; :func:`magrpo.asking.answers.open_asked_agents` keeps it loaded for several problems.
 
         >>> run.ask_agents("def double_total(xs):").texts
         """
@@ -197,9 +197,9 @@ class Run:
         return answer
 
     def find_weights(self, iteration: int | None = None) -> dict[str, Path]:
-        """The folders of trained weights by agent after an iteration, the last one by default.
+        """The folders of trained weights, by agent, after ``iteration``, by default the last.
 
-        Raises ConfigError if the weights after that iteration are not there.
+        Raises ConfigError if the weights of that iteration are not there.
         """
         known = kept_iterations(self.store) or [0]
         if iteration is None:
@@ -217,7 +217,7 @@ def _name_text_columns(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, str]) -> Scored:
-    """The reward of one joint action, given as texts by role; programs run in the sandbox of ``config``."""
+    """Price one joint action, given as texts by role; programs run in the sandbox of ``config``."""
     roles = config.env.roles()
     if sorted(texts) != sorted(roles):
         raise ConfigError(f"texts: needs one for each role {', '.join(roles)}; got {', '.join(texts) or 'none'}")
@@ -235,7 +235,7 @@ class Sampler:
     engine: Served
 
     def sample_joint_actions(self, problem: Problem, number: int = 1, seed: int = 0) -> list[dict[str, str]]:
-        """Joint actions of the first turn: texts by role."""
+        """Sample joint actions of the first turn, each as texts by role."""
         config = self.config.rollout.model_copy(update={"group_size": number, "joint_mode": "aligned"})
         backend = Backend(engine=self.engine, sandbox=NoSandbox().open(), render=self.lineup.render)
         team = Team.of(self.config)
@@ -245,7 +245,7 @@ class Sampler:
 
 @contextmanager
 def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) -> Iterator[Sampler]:
-    """The engine of ``config`` with the given folders of weights by agent; None: untrained, or ``start_from``.
+    """Open the engine of ``config`` with folders of weights by agent; None: untrained, or ``start_from``.
 
     >>> with open_engine(run.config, run.find_weights()) as sampler:
     ...     sampler.sample_joint_actions(problem, number=4)

@@ -1,8 +1,8 @@
-"""Plug-ins: the one way to extend the project, the tables that name them, and reading a configuration.
+"""Plug-ins: the way to extend the project, the tables that name them, and the validation of a configuration.
 
 A plug-in is a frozen pydantic model that is its own configuration. A configuration names it by ``kind``: a name from
-the tables, whose dotted paths load a heavy library only when it is chosen, or ``"package.module:Class"`` for a class
-outside this project. Every other key is a field of the class.
+the tables, or ``"package.module:Class"`` for a class outside this project. Every other key is a field of the class. The
+tables hold dotted paths, so that a heavy library is loaded only if its plug-in is chosen.
 """
 
 import difflib
@@ -68,7 +68,7 @@ MEMBERS: Mapping[str, Sequence[str]] = {
     "sandbox": ("open",),
     "engine": ("open",),
 }
-"""What the plug-ins of each section have (:mod:`magrpo.interfaces`)."""
+"""The members that the plug-ins of each section must have (:mod:`magrpo.interfaces`)."""
 
 
 MAX_QUOTED = 200
@@ -79,6 +79,7 @@ _NAME = re.compile(r"[A-Za-z0-9]+")
 
 
 ON_COMMAND_LINE = "on the command line"
+"""The source of a mistake in an override, as messages name it."""
 SYNONYMS: Mapping[str, Sequence[str]] = {
     "learning_rate": ("lr",),
     "lr_scheduler": ("schedule",),
@@ -116,25 +117,25 @@ SYNONYMS: Mapping[str, Sequence[str]] = {
     "model_name": ("model",),
     "model_name_or_path": ("model",),
 }
-"""Words of other trainers for keys of this project, for hints."""
+"""Names that other trainers use for keys of this project, for hints."""
 _Path = tuple[int | str, ...]
-"""A key of a configuration by its parts; items of lists are numbers."""
+"""A key of a configuration by its parts; a number is the place of an item in a list."""
 _MAX_DEPTH = 40
 """Deepest nesting of a configuration."""
 _MAX_ERRORS = 20
-"""Number of mistakes that a message lists."""
+"""Largest number of mistakes that a message lists."""
 _UNIMPORTABLE = (
     *(ImportError, SyntaxError, SystemExit, NameError, AttributeError, TypeError, ValueError),
     *(LookupError, ArithmeticError, AssertionError, OSError, RuntimeError),
 )
-"""What importing somebody's module can raise."""
+"""Errors that importing a user's module can raise."""
 
 
 class ConfigError(ValueError):
     """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
 
     def __str__(self) -> str:
-        """The message, by :func:`cut_lines`."""
+        """The message, with long lines shortened by :func:`cut_lines`."""
         return cut_lines(super().__str__())
 
 
@@ -143,7 +144,7 @@ class PluginFailed(RuntimeError):
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, unknown keys and numbers that are not finite rejected."""
+    """A part of the configuration: immutable; rejects unknown keys and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -159,7 +160,7 @@ class Plugin(Section):
 
 
 def cut_lines(message: str) -> str:
-    """``message`` without the middle of lines much too long, as of a file that is quoted."""
+    """Cut the middle out of very long lines of ``message``, which may quote a file."""
     half = _MAX_LINE // 2
     return "\n".join(
         line if len(line) <= _MAX_LINE else f"{line[:half]} ... ({len(line) - 2 * half} characters) ... {line[-half:]}"
@@ -168,13 +169,13 @@ def cut_lines(message: str) -> str:
 
 
 def quote_value(value: object) -> str:
-    """``value`` as a message quotes it: its ``repr``, of a long one the beginning and the length."""
+    """Quote ``value`` for a message: its ``repr``, or the beginning and the length of a long one."""
     text = repr(value)
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}... ({len(text)} characters)"
 
 
 def quote_error(error: BaseException) -> str:
-    """What an error of a library says, on one line and cut, after its type where the message alone may mean nothing."""
+    """Quote the error of a library on one line, shortened, after its type unless the message makes sense alone."""
     text = " ".join(str(error).split())
     if not isinstance(error, OSError | ConfigError) or not text:
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
@@ -184,9 +185,9 @@ def quote_error(error: BaseException) -> str:
 def check_name(
     name: str, what: str = "name", reserved: Collection[str] = (), longest: int = 100, signs: str = "-_"
 ) -> str:
-    """Return ``name`` if files, folders, metrics and URLs can hold it and it is not ``reserved``; else ConfigError.
+    """Return ``name`` if it can be part of files, metrics and URLs and is not ``reserved``; else raise ConfigError.
 
-    ``what`` is named in the message: the flag or the kind of name. ``signs`` may follow the first letter or digit.
+    ``what`` is the flag or the kind of name, for the message. ``signs`` may follow the first letter or digit.
     """
     letters = name[:1] + re.sub(f"[{re.escape(signs)}]", "0", name[1:])
     if not _NAME.fullmatch(letters) or len(name) > longest:
@@ -199,7 +200,7 @@ def check_name(
 
 
 def list_choices(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
-    """The tail of an error about an unknown name: the closest match, then every choice."""
+    """The end of an error message about an unknown name: the closest match, then every choice."""
     closest = difflib.get_close_matches(name[:MAX_QUOTED], list(known), n=1)
     hint = f"did you mean {closest[0]!r}? " if closest else ""
     return f"{hint}choices: {', '.join(sorted(known))}"
@@ -211,7 +212,7 @@ def first_line(error: Exception) -> str:
 
 
 def import_plugin(table: Mapping[str, str], kind: str) -> type[Plugin]:
-    """Import the class named by ``kind``; ValueError, with the choices, if there is none or its module fails."""
+    """Import the class named by ``kind``. Raises ValueError, with the choices, if it cannot be loaded."""
     path = table.get(kind, kind)
     module_name, _, class_name = path.partition(":")
     if not class_name:
@@ -226,7 +227,7 @@ def import_plugin(table: Mapping[str, str], kind: str) -> type[Plugin]:
 
 
 def build_plugin(section: str, value: Any) -> Any:
-    """Build the plug-in of a section described by ``{"kind": name, **fields}``; return anything else unchanged."""
+    """Build the plug-in that ``{"kind": name, **fields}`` describes; return anything but a mapping unchanged."""
     if not isinstance(value, Mapping):
         return value
     table = TABLES[section]
@@ -245,7 +246,7 @@ def plugin_field(section: str) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError if it is unusable; names a file beside it of almost its name."""
+    """Read a TOML file. Raises ConfigError if it is unusable; if it is missing, suggests a file with a similar name."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -257,9 +258,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequence[str], source: str) -> SectionT:
-    """Apply overrides to ``tree`` in place and validate it.
+    """Apply overrides to ``tree`` in place, and validate it.
 
-    Messages of ConfigErrors start with ``source``, or say that the mistake was made on the command line.
+    The message of a ConfigError starts with ``source``, or says that the mistake was made on the command line.
     """
     changed = [_apply_override(tree, override) for override in overrides]
     _check_values(tree, changed, source)
@@ -275,7 +276,7 @@ def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequ
 
 
 def _check_values(tree: dict[str, Any], changed: Sequence[_Path], source: str) -> None:
-    """Raise ConfigError if a configuration is nested too deep, or holds a number or a text that its files cannot."""
+    """Raise ConfigError if a configuration is nested too deeply, or has a value that its files cannot store."""
     waiting: list[tuple[_Path, Any]] = [((), tree)]
     while waiting:
         path, value = waiting.pop()
@@ -299,33 +300,36 @@ def _check_values(tree: dict[str, Any], changed: Sequence[_Path], source: str) -
 
 
 def _name_source(loc: _Path, changed: Sequence[_Path], source: str) -> str:
-    """Who is to blame for the value at ``loc``: ``source``, an override, or ``source`` as overrides changed it."""
+    """The source of the value at ``loc``: ``source``, an override, or ``source`` as changed by overrides."""
     if any(loc[: len(path)] == path for path in changed):
         return ON_COMMAND_LINE
     for path in changed:
         *section, key = path
-        changes_kind = key == "kind" and loc[: len(section)] == tuple(section)  # other keys are allowed or missing then
+        # Another kind allows and requires other keys of its section.
+        changes_kind = key == "kind" and loc[: len(section)] == tuple(section)
         if changes_kind or path[: len(loc)] == loc:
             return f"{source}, as changed {ON_COMMAND_LINE}"
     return source
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> _Path:
-    """Apply ``section.key=value`` to ``tree``; returns the path of the value, items of lists by their numbers."""
+    """Apply ``section.key=value`` to ``tree``; returns the path of the value, with items of lists by number."""
     key, equals, text = override.partition("=")
     where = f"{ON_COMMAND_LINE}: {quote_value(override)}"
     if not equals or not key:
         raise ConfigError(f"{where}: an override is written section.key=value")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, thousands of digits; nested too deep
+    except (ValueError, RecursionError):  # not TOML, thousands of digits, or nested too deeply: a plain string
         value = text
     parts = key.split(".")
     node: Any = tree
     path: _Path = ()
     try:
         for depth, part in enumerate(parts):
-            place: Any = _find_item(node, part, ".".join(parts[:depth]), where) if isinstance(node, list) else part
+            place: Any = part
+            if isinstance(node, list):
+                place = _find_item(node, part, ".".join(parts[:depth]), where)
             path = (*path, place)
             if depth == len(parts) - 1:
                 node[place] = value
@@ -337,15 +341,16 @@ def _apply_override(tree: dict[str, Any], override: str) -> _Path:
 
 
 def _find_item(items: Sequence[Any], part: str, key: str, where: str) -> int:
-    """The place of the item of a list that ``part`` numbers, or names if the items are tables with a ``name``."""
+    """The place of a list item by its number, or by its name if the items are tables with a ``name``."""
     if re.fullmatch("[0-9]{1,9}", part) and int(part) < len(items):
         return int(part)
     names = [str(item["name"]) if isinstance(item, Mapping) and "name" in item else "" for item in items]
     if part and names.count(part) == 1:
         return names.index(part)
-    listed = ", ".join(
-        f"{key}.{number} ({name})" if name else f"{key}.{number}" for number, name in enumerate(names[:_MAX_ERRORS])
-    )
+    shown = []
+    for number, name in enumerate(names[:_MAX_ERRORS]):
+        shown.append(f"{key}.{number} ({name})" if name else f"{key}.{number}")
+    listed = ", ".join(shown)
     raise ConfigError(f"{where}: {key} has no {quote_value(part)}; there are {len(items)} {key}: {listed}")
 
 
@@ -364,13 +369,14 @@ def _explain_errors(
             message = f"unknown value {quote_value(item['input'])}; {list_choices(item['input'], choices)}"
         elif item["type"] != "value_error":
             message = f"{message}, got {quote_value(item['input'])}"
-        to_blame = _name_source(item["loc"], changed, source)
-        yield f"{to_blame}: {where}: {message}" if where else f"{to_blame}: {message}"
+        found_in = _name_source(item["loc"], changed, source)
+        yield f"{found_in}: {where}: {message}" if where else f"{found_in}: {message}"
 
 
 def _suggest_key(loc: tuple[int | str, ...], tree: dict[str, Any], root: type[Section]) -> str:
-    """The tail of an error about the unknown key at ``loc``: a key of its section, or of another section."""
-    key, known = str(loc[-1]), _known_keys(loc[:-1], tree, root)
+    """The end of an error message about the unknown key at ``loc``: keys of this or another section."""
+    key = str(loc[-1])
+    known = _known_keys(loc[:-1], tree, root)
     if meant := [name for name in SYNONYMS.get(key, ()) if name in known]:
         return f"did you mean {' or '.join(map(repr, meant))}?"
     elsewhere = find_keys(key, root, tree)
@@ -381,9 +387,9 @@ def _suggest_key(loc: tuple[int | str, ...], tree: dict[str, Any], root: type[Se
 
 
 def find_keys(name: str, root: type[Section], tree: Mapping[str, Any]) -> list[str]:
-    """The dotted keys whose last part is ``name`` or a synonym, or else the closest name there is; agents' come last.
+    """The dotted keys whose last part is ``name`` or a synonym, else the closest name; keys of agents come last.
 
-    Of the plug-ins only those that ``tree`` chooses have keys; rows of baselines, which a command writes, have none.
+    Only plug-ins that ``tree`` chooses have keys. Rows of baselines have none, because a command writes them.
     """
     keys = [key for key, _ in walk_fields(root, tree) if not key.startswith("baselines.rows")]
     by_name = {key.rpartition(".")[2]: key for key in keys}
@@ -394,7 +400,7 @@ def find_keys(name: str, root: type[Section], tree: Mapping[str, Any]) -> list[s
 
 
 def walk_fields(model: type[Section], tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """The dotted key and the field of every value of a configuration, plug-ins as ``tree`` chooses them.
+    """The dotted key and the field of every value of a configuration, with the plug-ins that ``tree`` chooses.
 
     A list of tables (``agents``) has the keys of its first item: ``agents.0.name``.
     """
@@ -403,13 +409,14 @@ def walk_fields(model: type[Section], tree: Mapping[str, Any], prefix: str = "")
         if section is None:
             yield f"{prefix}{name}", field
         else:
-            yield from walk_fields(section, {}, f"{prefix}{name}.{'0.' * is_list}")
+            item = "0." if is_list else ""
+            yield from walk_fields(section, {}, f"{prefix}{name}.{item}")
 
 
 def _section_class(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> tuple[type[Section] | None, bool]:
-    """The class of the section in ``field``, and whether the field is a list of them; None for a plain value.
+    """The class of the section in ``field``, None for a plain value; and whether the field is a list of sections.
 
-    A plug-in's class is that of the kind in ``tree``, or :class:`Plugin` if that kind cannot be loaded.
+    The class of a plug-in is the one that ``tree`` chooses, or :class:`Plugin` if that cannot be loaded.
     """
     if field.annotation is Plugin and name in TABLES:
         try:

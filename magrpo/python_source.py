@@ -1,10 +1,10 @@
-"""Parsing Python in a process with threads."""
+"""Parsing Python source from several threads, and walking syntax trees."""
 
 import ast
 import threading
 
 MAX_DEPTH = 150
-"""Deepest syntax tree of a problem's code and tests: what walks a tree takes several frames of the stack a level."""
+"""Deepest syntax tree of a problem's code and tests: walking a tree takes several stack frames for each level."""
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -12,7 +12,7 @@ def parse_python(source: str, name: str = "<program>") -> ast.Module:
     """``ast.parse``, in one thread at a time: threads that parse at once raise SystemError (python/cpython#106905).
 
     Raises:
-        SyntaxError: the source is not Python; so is one that holds a lone surrogate, or is nested too deeply to parse.
+        SyntaxError: the source is not Python, holds a lone surrogate, or is nested too deeply to parse.
     """
     with _ONE_AT_A_TIME:
         try:
@@ -34,7 +34,7 @@ def check_depth(tree: ast.AST, limit: int) -> None:
 
 
 def list_nodes(tree: ast.AST) -> list[ast.AST]:
-    """A node and all below it, as ``ast.walk`` yields them, in two thirds of the time."""
+    """A node and all nodes below it, in the order of ``ast.walk`` but in two thirds of the time."""
     nodes = [tree]
     for node in nodes:  # the list grows meanwhile
         nodes += _list_children(node)

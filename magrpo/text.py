@@ -1,7 +1,7 @@
-"""Lone surrogates: halves of characters that Python and JSON allow in a text, and UTF-8 does not.
+"""Lone surrogates: halves of characters that Python and JSON allow in a text, but UTF-8 does not.
 
-They are replaced where a text enters a run: from a file of data, a plug-in (:mod:`magrpo.checks`), a user or a service.
-Everything behind can write its texts as UTF-8.
+They are replaced where a text enters a run: from a data file, a plug-in (:mod:`magrpo.checks`), a user or a service.
+All other code can then write texts as UTF-8.
 """
 
 import re
@@ -13,7 +13,7 @@ ValueT = TypeVar("ValueT")
 
 
 def replace_surrogates(value: ValueT) -> ValueT:
-    """A text, or plain JSON of lists and dicts, with U+FFFD for every lone surrogate."""
+    """Replace every lone surrogate by U+FFFD, in a text or in plain JSON of lists and dicts."""
     found: Any = value
     if isinstance(value, str):
         found = _LONE_SURROGATE.sub(REPLACEMENT, value)

@@ -1,6 +1,7 @@
-"""Every value that flows between stages, on one page.
+"""Every value that passes between stages, on one page.
 
-Standard library only. :mod:`magrpo.run.store` writes these types to disk: names and order of fields are a file format.
+Standard library only. :mod:`magrpo.run.store` writes these types to disk, so the names and order of fields are a file
+format.
 
 Axes: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` tokens, ``V`` vocabulary, ``D`` model width.
 """
@@ -17,7 +18,7 @@ Normalize = Literal["none", "std"]
 LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
 _Unfinished = Literal["timeout", "crash", "memory", "output_limit", "protocol", "load_error", "not_run"]
 Unjudged = Literal["infra_error", "test_error"]
-"""Statuses that say nothing about the program: the sandbox failed, or the problem's own test cannot be run."""
+"""Statuses without a verdict on the program: the sandbox failed, or the problem's own test cannot be run."""
 CaseStatus = Literal["pass", "wrong", "exception", _Unfinished, Unjudged]
 UNJUDGED: frozenset[CaseStatus] = frozenset(get_args(Unjudged))
 
@@ -29,7 +30,7 @@ class Problem:
 
     ``prompt`` is the preamble, the signature and the docstring of ``entry_point``; ``test`` is source that defines
     ``check(candidate)``; ``canonical_solution`` continues ``prompt``. ``tags``: free labels (``level``, ``split``).
-    ``hidden_test``: further tests that only the reward sees; never shown to agents.
+    ``hidden_test``: further tests, which only the reward sees and agents are never shown.
     """
 
     task_id: str
@@ -70,7 +71,7 @@ class SamplingParams:
     top_k: int = 0
     max_new_tokens: int = 256
     keep_support: bool = False
-    """Record the tokens kept by top-k and top-p, and take log-probabilities over those."""
+    """Whether to record the tokens that top-k and top-p keep, and to take log-probabilities over them."""
 
     @property
     def truncates(self) -> bool:
@@ -79,7 +80,7 @@ class SamplingParams:
 
     @property
     def records_support(self) -> bool:
-        """Whether completions hold their support: it is requested, and is not the whole vocabulary."""
+        """Whether completions hold their support: it was requested and is not the whole vocabulary."""
         return self.keep_support and self.truncates
 
 
@@ -97,10 +98,11 @@ class Request:
 class Action:
     """One completion.
 
-    ``token_ids``: exactly the sampled tokens, with the end-of-sequence token if sampled; ``text``: decoded, without
-    special tokens. ``sampling_logps``: their natural log-probabilities at the sampling temperature, before top-p and
-    top-k, or over ``support`` if it was recorded. ``policy_version``: number of updates of the weights (0: untrained).
-    ``support``: the ids each token was sampled from, ascending; empty if nothing was recorded or cut off.
+    ``token_ids``: exactly the sampled tokens, with the end-of-sequence token if it was sampled. ``text``: the tokens
+    decoded, without special tokens. ``sampling_logps``: natural log-probabilities of the tokens at the sampling
+    temperature, before top-p and top-k, or over ``support`` if it was recorded. ``policy_version``: number of updates
+    of the weights (0: untrained). ``support``: the ids that each token was sampled from, ascending; empty if none were
+    recorded or the whole vocabulary was kept.
     """
 
     agent: str
@@ -117,8 +119,8 @@ class Action:
 class Execution:
     """One program to run against one test.
 
-    ``watch``: a function of it whose calls are counted (``aux``), or empty. ``variant_of``: the source of the program
-    that it is a variant of, or empty: a variant may share a process with others if that program may.
+    ``watch``: name of a function of the program whose calls are counted (``aux``), or empty. ``variant_of``: source of
+    the program that this one is a variant of, or empty. A variant may share a process with others if that program may.
     """
 
     source: str
@@ -138,7 +140,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class IsolationLevel:
-    """The strongest isolation level that works here. ``refused``: the stronger levels, each with the reason."""
+    """The strongest isolation level that works here. ``refused``: the reason against each stronger level."""
 
     level: str
     refused: dict[str, str]
@@ -148,10 +150,10 @@ class IsolationLevel:
 class ExecutionReport:
     """The result of an :class:`Execution`.
 
-    ``status``: ``pass`` if every case passed, else that of the first case that did not. ``level``: the isolation level.
-    ``watched_calls``: calls of ``Execution.watch`` that returned; ``watched_used``: whether a result of them was used;
-    both as claimed by the candidate. ``forgeable``: the test ran in the candidate's process. ``compiles``: the program
-    compiled within its limits, before any of it ran.
+    ``status``: ``pass`` if every case passed, else the status of the first case that did not. ``level``: the isolation
+    level. ``watched_calls``: number of calls of ``Execution.watch`` that returned; ``watched_used``: whether one of
+    their results was used. The candidate's process reports both, so it may lie. ``forgeable``: the test ran in the
+    candidate's process. ``compiles``: the program compiled within its limits, before any of it ran.
     """
 
     status: CaseStatus
@@ -167,7 +169,7 @@ class ExecutionReport:
 
     @property
     def statuses(self) -> frozenset[CaseStatus]:
-        """Its own status and those of its cases."""
+        """The status of the report and the statuses of its cases."""
         return frozenset({self.status, *(case.status for case in self.cases)})
 
     @property
@@ -190,7 +192,7 @@ class JointReward:
 
 
 PENDING = JointReward(0.0, {})
-"""The reward of a joint action that cannot be priced yet, because some role has not written anything."""
+"""The reward of a joint action that cannot be priced yet, because some role has not written."""
 
 
 # --------------------------------------------------------------------------------------------------------- rollouts
@@ -228,8 +230,8 @@ class RolloutGroup(Generic[T]):
     """One node of a problem's tree: one history, ``G`` completions per agent, and the joint actions made of them.
 
     Dicts are keyed by agent, in the order of the config, and hold the agents that act at this turn. ``path``: index of
-    the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0. ``history``: these turns; of a
-    retried trajectory only those of the latest try.
+    the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0. ``history``: the earlier turns,
+    or, in a trajectory that was retried, those of the latest try.
     """
 
     problem: Problem
@@ -248,14 +250,14 @@ class RolloutGroup(Generic[T]):
         return {agent: self.actions[agent][i].text for agent, i in turn.picks.items()}
 
     def latest(self, turn: Turn | ScoredTurn) -> dict[str, str]:
-        """The latest completion of every agent that has acted so far, ``turn`` included."""
+        """The latest completion of every agent that has acted up to and including ``turn``."""
         earlier = {agent: text for past in self.history for agent, text in past.texts.items()}
         return earlier | self.texts(turn)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeScores:
-    """The scored joint actions of one node; its place in the tree leads to the rest of the node in the rollout."""
+    """The scored joint actions of one node; ``task_id`` and ``path`` find the rest of the node in the rollout."""
 
     task_id: str
     path: tuple[int, ...]
@@ -295,7 +297,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class TurnTimes:
-    """Begin and end of the stages that made a turn, in seconds since 1970. A stage works on a batch of turns."""
+    """Begin and end of the stages that produced a turn, in seconds since 1970. A stage works on a batch of turns."""
 
     rollout: tuple[float, float]
     score: tuple[float, float]
@@ -306,9 +308,9 @@ class TurnTimes:
 class Sample:
     """One completion with its advantage, ready for the update.
 
-    ``returns``: mean return of the joint actions that hold the completion; ``advantage``: exactly 0 when all returns of
-    its group are equal; ``group`` numbers the groups of siblings of one batch from 0; ``weight`` in the loss: 1 in the
-    first turn, less where a tree holds more completions of a turn.
+    ``returns``: mean return of the joint actions that contain the completion. ``advantage``: exactly 0 if all returns
+    of its group are equal. ``group``: number, from 0, of its group of siblings in the batch. ``weight``: its weight in
+    the loss, 1 in the first turn and less where a tree holds more completions of a turn.
     """
 
     prompt_ids: tuple[int, ...]
@@ -333,10 +335,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStats:
-    """What can be said of one completion without its reward.
+    """Statistics of one completion that need no reward.
 
-    ``cut_off``: it ended at the limit of tokens. ``copied_frac``, ``repeated_frac``: the shares of its words that lie
-    in a run of its prompt's words, and in a run that it has already written (:mod:`magrpo.algo.repetition`).
+    ``cut_off``: whether it reached the limit of tokens. ``copied_frac``: share of its words that lie in a run of words
+    of its prompt. ``repeated_frac``: share that lie in a run it has already written (:mod:`magrpo.algo.repetition`).
     """
 
     tokens: int
@@ -347,9 +349,9 @@ class AnswerStats:
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units.
+    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry for each turn taken, in reward units.
 
-    ``texts`` and ``answers`` hold the latest completion of every agent, ``generated_tokens`` counts those of all turns.
+    ``texts`` and ``answers`` describe the latest completion of every agent; ``generated_tokens`` counts all turns.
     """
 
     task_id: str
@@ -365,7 +367,7 @@ class EvalRow:
 
 
 HEADLINE = "test/sampled"
-"""Key of the summary by which runs are compared: held-out problems, sampled."""
+"""Key of the summary that compares runs: held-out problems, sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +381,7 @@ class EvalReport:
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """The time for one problem answered alone: seconds of sampling in all turns, and the tokens sampled."""
+    """The time to answer one problem alone: seconds of sampling in all turns, and tokens sampled."""
 
     task_id: str
     seconds: float

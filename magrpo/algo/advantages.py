@@ -1,11 +1,11 @@
 """Advantage estimators: how much better a completion's return is than the returns of its siblings.
 
-An estimator is one function here and its row in :data:`ESTIMATORS`; configurations, their JSON schema and
+To add an estimator, write one function here and its row in :data:`ESTIMATORS`. Configurations, their JSON schema and
 ``magrpo config show`` take the names from that table.
 
-All sums run from left to right in float64. The fused loss adds in the same order when it forms the paper's advantage
-again (:class:`magrpo_kernels.Groups`), so both have the same bits. The built-in ``sum`` would not do: since Python 3.12
-it compensates for rounding.
+All sums run from left to right in float64. The fused loss forms the paper's advantage again, adding in the same order
+(:class:`magrpo_kernels.Groups`), so both have the same bits. The built-in ``sum`` would not do, because since Python
+3.12 it compensates for rounding.
 """
 
 import math
@@ -23,10 +23,10 @@ class Estimator:
     estimate: Callable[[Sequence[float]], list[float]]
     """The advantages of a group, given its returns; the group has at least one."""
     has_baseline: bool = True
-    """Whether returns are compared with a baseline. Equal returns then have advantage 0, so a group of one, which has
-    no siblings, never trains."""
+    """Whether returns are compared with a baseline. Equal returns then have advantage 0, so a group of one completion,
+    which has no siblings, never trains."""
     bias: str = ""
-    """Why the gradient is biased; empty if it is not, or only scaled. A run that chooses the estimator warns."""
+    """The reason why the gradient is biased; empty if it is unbiased up to scale. A run that chooses it warns."""
 
     def can_train(self, group_size: int, normalize: Normalize) -> bool:
         """Whether groups of this size can have advantages other than 0."""

@@ -1,7 +1,7 @@
-"""The policy-gradient loss: tensors in, (loss, metrics, log-probabilities) out.
+"""The policy-gradient loss: from tensors to the loss, sums for the metrics, and log-probabilities.
 
-``N`` counts the sampled tokens of a micro-batch, end-of-sequence tokens included; prompts and padding are not among
-them. Log-probabilities ``logps`` are natural, at the sampling temperature.
+``N`` counts the sampled tokens of a micro-batch, with end-of-sequence tokens but without prompts and padding.
+Log-probabilities ``logps`` are natural, at the sampling temperature.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,10 @@ LossOf = Callable[[TokenInputs, LossOptions], PolicyLoss]
 
 
 def loss_divisor(norm: LossNorm, num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
-    """The divisor of the sum of the token losses of one agent's whole batch.
+    """The divisor of the sum of token losses over the whole batch of one agent.
 
-    Sequences and their tokens count by the sequence's weight, 1 in runs of one turn. Samples without advantage and all
-    micro-batches are included, so neither skipping nor splitting changes the loss.
+    Sequences and tokens are counted by the weight of their sequence, which is 1 in runs of one turn. The counts include
+    samples without advantage and all micro-batches, so neither skipping nor splitting changes the loss.
     """
     match norm:
         case "sequence_sum":  # the mean over sequences of the sum over their tokens: arXiv 2508.04652
@@ -35,11 +35,11 @@ def loss_divisor(norm: LossNorm, num_sequences: float, num_tokens: float, max_ne
 
 
 def tabulate_returns(samples: Mapping[str, Sequence[Sample]], normalize: Normalize) -> Groups | None:
-    """The returns of all samples, group by group, with one sequence for each sample, agent after agent.
+    """Tabulate the returns of all samples group by group, agent after agent, for the loss to form the advantages.
 
-    Stored advantages win: if the paper's estimator does not reproduce all of them exactly in float32, the result is
-    None and the loss takes them as given. That is so with any other estimator, and where a group was also compared with
-    returns that have no sample here.
+    Returns None if the paper's estimator does not reproduce every stored advantage exactly in float32; the loss then
+    takes the stored advantages. That happens with any other estimator, and if a group was also compared with returns
+    that have no sample here.
     """
     in_order = [(agent, sample) for agent, agent_samples in samples.items() for sample in agent_samples]
     members: dict[tuple[str, int], list[int]] = {}
@@ -60,28 +60,30 @@ def tabulate_returns(samples: Mapping[str, Sequence[Sample]], normalize: Normali
 
 
 def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """``exp(d) - d - 1`` with ``d = ref_logp - logp``: the k3 estimate of KL(policy || reference), never negative;
-    J. Schulman, http://joschu.net/blog/kl-approx.html."""
+    """The k3 estimate of KL(policy || reference), never negative: ``exp(d) - d - 1`` with ``d = ref_logp - logp``.
+
+    J. Schulman, http://joschu.net/blog/kl-approx.html.
+    """
     difference = ref_logps - logps
     return (difference.expm1() - difference).clamp(min=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The sampled tokens of a micro-batch, with the inputs of the loss for each."""
+    """The sampled tokens of a micro-batch, with the inputs of the loss for each token."""
 
     token_ids: Int[Tensor, " N"]
     advantages: Float[Tensor, " N"]
-    """Of the token's completion; without a KL term a token with advantage 0 is skipped."""
+    """Advantage of the token's completion; without a KL term, a token with advantage 0 is skipped."""
     sampling_logps: Float[Tensor, " N"]
     groups: Groups | None = None
-    """The returns that the loss forms the paper's advantages from; None: it takes ``advantages`` as given."""
+    """The returns from which the loss forms the paper's advantages; None: it takes ``advantages`` as given."""
     sample_weights: Float[Tensor, " N"] | None = None
     """Weight of the token's completion; None: 1."""
     old_logps: Float[Tensor, " N"] | None = None
-    """Log-probabilities before the update, for the clipped ratio; None: strictly on-policy."""
+    """Log-probabilities before the update, for the clipped ratio; None: strictly on-policy, without a ratio."""
     ref_logps: Float[Tensor, " N"] | None = None
-    """Log-probabilities under the reference policy, for the KL term; None: no such term."""
+    """Log-probabilities under the reference policy, for the KL term; None: no KL term."""
     support: Support | None = None
     """The ids that truncated sampling drew the tokens from; None: the whole vocabulary."""
 
@@ -89,7 +91,7 @@ class SampledTokens:
 def policy_loss(
     loss_of: LossOf, tokens: SampledTokens, options: LossOptions, divisor: float, beta: float = 0.0
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]], Float[Tensor, " N"]]:
-    """The loss of one micro-batch, sums over its tokens for the metrics, and their log-probabilities, without gradient.
+    """The loss of one micro-batch, sums over tokens for the metrics, and log-probabilities without gradient.
 
     ``loss_of`` holds the tokens' logits.
 
@@ -99,8 +101,9 @@ def policy_loss(
     ``+ (beta/n) sum_i c_i k3_i``. ``n`` is ``divisor``, ``A_i`` the advantage, ``c_i`` the sample weight and ``w_i``
     the truncated importance weight of the token, 1 without ``options.importance_cap``.
 
-    The sums: ``tokens`` computed, ``sampling_gap`` of |logp - sampling_logp|, ``clipped`` tokens, ``kl``; of the
-    importance weights ``importance``, its square, and the number of ``importance_capped`` ones.
+    The sums: ``tokens`` and ``clipped`` count the computed and the clipped tokens; ``sampling_gap`` adds up
+    |logp - sampling_logp|, ``kl`` the k3 terms, ``importance`` and ``importance_squared`` the importance weights and
+    their squares; ``importance_capped`` counts the capped weights.
     """
     weights = torch.ones_like(tokens.advantages) if tokens.sample_weights is None else tokens.sample_weights
     kl_coefficients = None

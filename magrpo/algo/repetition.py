@@ -1,8 +1,8 @@
-"""How much of a text repeats its prompt, and how much repeats itself: measured in runs of words.
+"""The share of a text that copies its prompt, and the share that repeats the text itself, measured in runs of words.
 
-A word is a word, a mark of punctuation, or a character of a script without spaces. A run of :data:`RUN` words is long
-enough that texts about one subject share almost none by chance, and that a function's signature, which programs must
-repeat, is shorter.
+A word is a word, a punctuation mark, or a character of a script without spaces. A run of :data:`RUN` words is so long
+that texts about one subject share almost none by chance, and longer than a function's signature, which programs must
+repeat.
 """
 
 import re
@@ -10,16 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 RUN = 8
-"""Words of a run."""
+"""Number of words in a run."""
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
 Span = tuple[int, int]
 """Start and end of a part of a text, in characters."""
 
 
 def find_copied(text: str, prompt: str, written: Iterable[str] = ()) -> list[bool]:
-    """For each word of ``text``, whether it lies in a run that ``prompt`` holds.
+    """For each word of ``text``, whether it lies in a run of words that also occurs in ``prompt``.
 
-    ``written``: earlier texts of the agents. A prompt quotes them in later turns, and an answer may keep its own words.
+    Runs of ``written``, earlier texts of the agents, do not count: later prompts quote them, and an answer may keep
+    them.
     """
     runs = _collect_runs(prompt)
     for earlier in written:
@@ -33,7 +34,7 @@ def find_copied(text: str, prompt: str, written: Iterable[str] = ()) -> list[boo
 
 
 def find_repeated(text: str) -> list[bool]:
-    """For each word of ``text``, whether it lies in a run that has occurred in it before."""
+    """For each word of ``text``, whether it lies in a run of words that has occurred earlier in the text."""
     words = _read_words(text)
     seen: set[tuple[str, ...]] = set()
     marks = [False] * len(words)
@@ -45,7 +46,7 @@ def find_repeated(text: str) -> list[bool]:
 
 
 def marked_share(marks: Sequence[bool]) -> float:
-    """The share of words that are marked; 0 for a text without words."""
+    """The share of marked words; 0 for a text without words."""
     return sum(marks) / len(marks) if marks else 0.0
 
 

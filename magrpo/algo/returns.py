@@ -1,7 +1,7 @@
 """Returns over a problem's tree, and the credit of one completion.
 
-Means are taken with :func:`math.fsum`, which rounds once: equal rewards give equal returns whatever their order, so a
-group is degenerate exactly when its returns say so.
+Means use :func:`math.fsum`, which rounds once: equal rewards give equal returns in any order, so a group counts as
+degenerate exactly when its returns are equal.
 """
 
 import math
@@ -9,37 +9,38 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 JointIndex = tuple[int, int]
-"""A joint action: the number of its node, and its index there."""
+"""A joint action: the number of its node, and its index in the node."""
 
 
 class TreeNode(NamedTuple):
-    """What the returns of one node depend on; ``J`` counts its joint actions that are not masked."""
+    """The values that the returns of one node depend on; ``J`` counts its joint actions that are not masked."""
 
     rewards: Sequence[float]
-    """(J,) joint rewards."""
+    """Joint rewards (J,)."""
     absorbed: Sequence[float | None]
-    """(J,) the reward of every turn after one that ended the episode; None where the episode went on."""
+    """Reward (J,) of every later turn if the joint action ended the episode; None if the episode went on."""
     opened_by: JointIndex | None
     """The joint action that led here; None for a root."""
 
 
 Returns = list[list[float | None]]
-"""The return of every joint action, by node. None: its future was lost, and it counts for nothing."""
+"""The return of every joint action, by node; None if its future was lost, so that it is ignored."""
 
 
 def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Returns:
     """The return of every joint action, ``R_j = r_j + gamma f_j``: arXiv 2508.04652, section 3.
 
-    ``f_j`` is the mean return of the joint actions in the node that ``j`` opened, 0 at the last turn. Parents precede
-    their children. A node without joint actions (all were masked) is lost, with the joint action that opened it.
+    ``f_j`` is the mean return of the joint actions in the node that ``j`` opened, and 0 at the last turn. In ``nodes``,
+    parents come before their children. A node without joint actions (all were masked) is lost, and so is the joint
+    action that opened it.
 
     A joint action that ended its episode is absorbing: its reward is earned again at every turn that is left, so ending
-    early on a good reward is worth as much as staying there.
+    early with a good reward is worth as much as keeping it to the end.
 
-    If only ``b`` of the ``J`` joint actions that went on were continued, drawn at random, with mean ``m`` of their
-    futures ``c_j``, the continued ones take ``f_j = m + (J - 1)/(b - 1) (c_j - m)`` and the others ``m``: in
-    expectation over the draw, the difference of any two ``f_j`` is that of a tree in which all were continued. With
-    ``b = 1`` all take ``m``, and advantages ignore the future.
+    Perhaps only ``b`` of the ``J`` joint actions that went on were continued, drawn at random, with futures ``c_j`` of
+    mean ``m``. Those take ``f_j = m + (J - 1)/(b - 1) (c_j - m)``, and the others take ``m``: in expectation over the
+    draw, the difference of any two ``f_j`` is the same as in a tree in which all were continued. With ``b = 1`` all
+    take ``m``, and advantages ignore the future.
     """
     depths: list[int] = []
     for node in nodes:
@@ -65,6 +66,7 @@ def _node_returns(
         return list(node.rewards)
     turns_worth = discounted_turns(gamma, turns_left)
     futures = {j: reward * turns_worth for j, reward in enumerate(node.absorbed) if reward is not None}
+    # Joint actions that went on, without those whose future was lost.
     open_indices = [j for j, reward in enumerate(node.absorbed) if reward is None and continued.get(j, 0.0) is not None]
     sampled = {j: value for j, value in continued.items() if value is not None}
     if sampled:
@@ -73,16 +75,17 @@ def _node_returns(
         for j in open_indices:
             futures[j] = mean_future + scale * (sampled[j] - mean_future) if j in sampled else mean_future
         if len(sampled) == len(open_indices):
-            futures |= sampled
+            futures |= sampled  # all were continued: the formula above gives the same, up to rounding
     return [r + gamma * futures[j] if j in futures else None for j, r in enumerate(node.rewards)]
 
 
 def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> list[float]:
-    """How much each node counts in the gradient of ``E[sum_t gamma^t r_t]``, a root counting 1.
+    """The weight of each node in the gradient of ``E[sum_t gamma^t r_t]``; 1 for a root.
 
-    For every turn ``t`` the gradient holds ``gamma^t`` times the mean over the places reached at turn ``t``, one for
-    each joint action of the turn before. So a node has its parent's weight times ``gamma``, divided by the number of
-    the parent's joint actions; if only some that went on were continued, they stand for all.
+    For every turn ``t``, the gradient holds ``gamma^t`` times the mean over the places reached at turn ``t``, one for
+    each joint action of the turn before. So the weight of a node is the weight of its parent times ``gamma``, divided
+    by the number of the parent's joint actions. If only some of the joint actions that went on were continued, they
+    stand for all.
     """
     continued = [0] * len(nodes)
     for node, values in zip(nodes, returns, strict=True):
@@ -110,8 +113,9 @@ def discounted_turns(gamma: float, num_turns: int) -> float:
 def completion_returns(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[float | None]:
     """The return of each of an agent's ``G`` completions: the mean over the joint actions that contain it.
 
-    ``returns[j]`` and ``picks[j]``: the return of joint action ``j`` and the completion in it. None: no joint action
-    contains the completion. With crossed pairs the mean averages the partners' luck out, a counterfactual credit.
+    ``returns[j]`` and ``picks[j]`` are the return of joint action ``j`` and the completion in it. A completion that is
+    part of no joint action has the return None. With crossed pairs the mean averages out the partners' luck, which
+    makes it a counterfactual credit.
     """
     returns_by_completion: list[list[float]] = [[] for _ in range(group_size)]
     for value, pick in zip(returns, picks, strict=True):
@@ -120,7 +124,7 @@ def completion_returns(returns: Sequence[float], picks: Sequence[int], group_siz
 
 
 def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:
-    """Share of the variance of a node's returns that one agent's choice explains (eta squared); None: all are equal."""
+    """The share of a node's variance of returns that one agent's choice explains (eta squared); None: no variance."""
     overall = exact_mean(returns)
     total = math.fsum((value - overall) ** 2 for value in returns)
     if max(returns) == min(returns) or total == 0.0:

@@ -23,8 +23,8 @@ def bootstrap_interval(
 ) -> Interval:
     """The mean over problems of each problem's mean, with a percentile bootstrap interval, by default of 95 %.
 
-    ``tail``: percent of the resampled means beyond each end. Problems are resampled, not the values of a problem, since
-    new evaluations are of new problems. Each problem weighs the same, whatever its number of values.
+    ``tail``: percentage of resampled means beyond each end. Problems are resampled rather than the values of a problem,
+    since a new evaluation would use new problems. All problems weigh the same, whatever their number of values.
     """
     assert values_per_problem, "no problems"
     assert all(len(values) for values in values_per_problem), "a problem without values has no mean"
@@ -37,7 +37,7 @@ def bootstrap_interval(
 def crossed_interval(values: Sequence[Sequence[float]], seed: int) -> Interval:
     """The mean of one value for each seed and problem, ``(S, P)``, with a 95 % interval for new seeds on new problems.
 
-    Seeds and problems are random and crossed, since every seed met the same problems; luck that all seeds share on a
+    Seeds and problems are random and crossed, since every seed met the same problems; luck that all seeds share on one
     problem counts as the problem's. By the two-way analysis of variance without replication (Searle, Casella and
     McCulloch, Variance Components, 1992, chapter 4) the variance of the mean is ``(MS_seeds + max(MS_problems -
     MS_rest, 0)) / (S P)``, as in studies of several readers and cases (Hillis 2007, Statistics in Medicine 26). The
@@ -71,7 +71,8 @@ def crossed_interval(values: Sequence[Sequence[float]], seed: int) -> Interval:
 def bootstrap_difference(minuend: Sequence[float], subtrahend: Sequence[float], seed: int) -> Interval:
     """The difference of the means of two independent samples of problems, with a 95 % percentile bootstrap interval.
 
-    One value a problem. For values of the same problems :func:`bootstrap_interval` of their differences is tighter.
+    Each sample has one value for each problem. For values of the same problems, :func:`bootstrap_interval` of their
+    differences is tighter.
     """
     generator = np.random.default_rng(seed)
     samples = []
@@ -85,7 +86,8 @@ def bootstrap_difference(minuend: Sequence[float], subtrahend: Sequence[float], 
 def seed_interval(values: Sequence[float]) -> Interval:
     """The mean of one value for each seed, two at least, with a 95 % interval for new seeds on the same problems.
 
-    For quantities that have no value for each problem, such as the tokens of a run; else :func:`crossed_interval`.
+    Use it for quantities without a value for each problem, such as the tokens of a run, and else
+    :func:`crossed_interval`.
     """
     assert len(values) > 1, "one seed says nothing about others"
     mean = math.fsum(values) / len(values)

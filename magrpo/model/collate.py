@@ -1,8 +1,8 @@
 """Collating ragged samples into tensors: each row is one prompt followed by its completions.
 
-Siblings answer the same prompt, so a row holds the prompt once and its completions one after another; each completion
-attends to the prompt and itself (attention mask) and starts at the position after the prompt (position ids), as if it
-had a row of its own. The loss sees only the positions that predict a sampled token.
+Siblings answer the same prompt, so a row holds the prompt once and its completions one after another. Each completion
+attends to the prompt and to itself (attention mask) and starts at the position after the prompt (position ids), as if
+it had a row of its own. The loss sees only the positions that predict a sampled token.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Row = tuple[int, ...]
 """Indices of samples with the same prompt, packed behind it."""
 
 ROW_TOKENS = 4096
-"""A row of several completions is at most this long: attention costs the square of it."""
+"""Longest row of several completions, in tokens: the cost of attention grows with the square of the length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +29,21 @@ class Batch:
     """One micro-batch: ``R`` rows of ``L`` input tokens, and the ``N`` sampled tokens that they predict."""
 
     samples: tuple[int, ...]
-    """Indices of its samples, in the order of ``tokens``."""
+    """Indices of the samples, in the order of ``tokens``."""
     input_ids: Int[Tensor, "R L"]
     position_ids: Int[Tensor, "R L"] | None
-    """None: counted from the left end."""
+    """Position of each token; None: counted from the left end."""
     attention: Bool[Tensor, "R 1 L L"] | None
-    """Whether a query may attend to a key, [query, key]; None: to everything to its left."""
+    """Whether a query may attend to a key, [query, key]; None: every query attends to everything on its left."""
     predictors: Int[Tensor, " N"]
     """Flat index (row * L + column) of the position whose hidden state predicts the token."""
     tokens: SampledTokens
 
 
 def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_prompts: bool) -> list[list[Row]]:
-    """Split samples into micro-batches of rows of like length, at most ``micro_batch_tokens`` padded tokens each.
+    """Split samples into micro-batches of rows of similar length, at most ``micro_batch_tokens`` padded tokens each.
 
-    A longer row is a micro-batch of its own. The longest rows come first, so that running out of memory shows at once.
+    A longer row is a micro-batch of its own. The longest rows come first, so that memory runs out at once or never.
     """
     row_limit = min(ROW_TOKENS, micro_batch_tokens) if share_prompts else 0
     by_prompt: dict[tuple[int, ...], list[int]] = {}
@@ -51,7 +51,8 @@ def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_promp
         by_prompt.setdefault(sample.prompt_ids, []).append(index)
     rows: list[tuple[int, Row]] = []  # length and members
     for prompt_ids, members in by_prompt.items():
-        length, packed = len(prompt_ids), list[int]()
+        length = len(prompt_ids)
+        packed: list[int] = []
         for index in members:
             extra = len(samples[index].completion_ids) - 1
             if packed and length + extra > row_limit:
@@ -72,13 +73,13 @@ def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_promp
 
 
 def count_padded(samples: Sequence[Sample], rows: Sequence[Row]) -> int:
-    """Input tokens of a micro-batch, padding included."""
+    """The number of input tokens of a micro-batch, padding included."""
     lengths = (len(samples[row[0]].prompt_ids) + sum(len(samples[i].completion_ids) - 1 for i in row) for row in rows)
     return len(rows) * max(lengths)
 
 
 def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device | None = None) -> Batch:
-    """The tensors of one micro-batch. The last token of a completion predicts nothing and is no input."""
+    """Make the tensors of one micro-batch. The last token of a completion predicts nothing, so it is not an input."""
     inputs: list[list[int]] = []
     positions: list[list[int]] = []
     segments: list[list[int]] = []  # 0: prompt; 1, 2, ...: completions of the row
@@ -135,8 +136,9 @@ def _collate_support(samples: Sequence[Sample], device: torch.device | None) -> 
 
 
 def _attention_mask(segments: Int[Tensor, "R L"]) -> Bool[Tensor, "R 1 L L"]:
-    """Tokens attend to the prompt and their own completion, to their left. Padding attends to itself: no empty row."""
+    """Tokens attend to the prompt and to their own completion, on their left. Padding attends to padding."""
     length = segments.shape[1]
     left = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    # Padding has a segment of its own, so no row of the mask is empty, which would give NaN.
     query, key = segments[:, :, None], segments[:, None, :]  # (R, L, 1), (R, 1, L)
     return (left & ((key == 0) | (key == query)))[:, None]

@@ -1,4 +1,4 @@
-"""Forward passes of a policy's model over a batch: hidden states, the head's weights, logits; probes of the model."""
+"""Forward passes of a model over a batch: hidden states, head weights, logits; and tests of what a model allows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,10 +46,10 @@ def token_logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
-    """Let layers keep only their inputs for backward, which computes each layer again. May be called twice.
+    """Let layers keep only their inputs for the backward pass, which computes each layer again. May be called twice.
 
-    transformers' own switch works in training mode alone, in which dropout would be on. Raises ConfigError if the
-    model has no layers that can.
+    The switch of transformers is not used, because it works only in training mode, in which dropout would be on. Raises
+    ConfigError if the model has no layers that support checkpointing.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -73,18 +73,18 @@ class LogitMap(NamedTuple):
 
     scale: float = 1.0
     soft_cap: float | None = None
-    """None: ``scale * z``."""
+    """Bound of the logits before scaling; None: the logits are ``scale * z``."""
 
     def apply(self, products: Tensor) -> Tensor:
-        """The logits."""
+        """Map the head's products to logits."""
         capped = products if self.soft_cap is None else self.soft_cap * (products / self.soft_cap).tanh()
         return self.scale * capped
 
 
 def find_logit_map(model: PreTrainedModel) -> LogitMap | None:
-    """How logits follow from a linear layer of the last hidden states; None: in a way not known here.
+    """Find out how logits follow from a linear layer on the last hidden states; None if the way is unknown.
 
-    The configuration's words for it (Gemma's, Cohere's, Granite's) are believed if they give the model's own logits.
+    The settings of the configuration (those of Gemma, Cohere and Granite) are used if they give the model's own logits.
     """
     config = model.config.get_text_config().to_dict()
     scale = config.get("logit_scale") or 1 / (config.get("logits_scaling") or 1)
@@ -100,10 +100,11 @@ def find_logit_map(model: PreTrainedModel) -> LogitMap | None:
 
 
 def can_share_prompts(model: PreTrainedModel) -> bool:
-    """Whether completions of one prompt may share a row: the model honours the batch's mask and positions everywhere.
+    """Whether completions of one prompt may share a row: every layer of the model respects the mask and the positions.
 
-    In half precision a GPU's kernels for rows with and without a mask differ by some percent after many layers, so the
-    states of a shared row must be twice as near to those of single rows as states without mask or positions are.
+    In half precision, the kernels of a GPU for rows with and without a mask differ by some percent after many layers.
+    Instead of a fixed tolerance, the states of a shared row must be at least twice as near to those of single rows as
+    the states that are computed without the mask, or without the positions.
     """
     config = model.config.get_text_config().to_dict()
     layer_types = config.get("layer_types") or ()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineHost:
-    """What an engine is opened on."""
+    """Everything that an engine is opened with."""
 
     lineup: Lineup
     open_policy: Callable[[], Policy]
@@ -27,5 +27,5 @@ class EngineHost:
 
     @classmethod
     def of(cls, policy: Policy) -> EngineHost:
-        """This process, with a policy that is open."""
+        """The host in this process, with a policy that is already open."""
         return cls(policy.lineup, lambda: policy)

@@ -1,6 +1,6 @@
-"""The agents without their weights: tokenizers, prompts, stop tokens, context windows, and where matrix products run.
+"""The agents without their weights: tokenizers, prompts, stop tokens, context windows, device and dtype.
 
-Engines, rollout and servers need no more than this of the agents.
+Engines, rollouts and servers need nothing else of the agents.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ UNLOADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError),
     *(SafetensorError, StrictDataclassError, UnpicklingError),
 )
-"""What libraries raise about files of a model that are missing, damaged, or for another version."""
+"""Errors of libraries for files of a model that are missing, damaged, or written for another version."""
 _UNRENDERABLE = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""Errors of a chat template, which is code that came with a model."""
 
 
 @dataclass(frozen=True)
 class _Agent:
     config: AgentConfig
     holder: str
-    """The agent whose weights this one acts with: itself, unless they share an adapter."""
+    """The agent whose weights this one acts with: itself, unless several share an adapter."""
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
     max_length: int
@@ -53,13 +54,13 @@ class Lineup:
     """The agents of a run, without weights. Made by :meth:`open`."""
 
     device: torch.device
-    """Where the weights live, in whichever process."""
+    """The device of the weights, in whichever process they live."""
     dtype: torch.dtype
     """The dtype of frozen weights and of matrix products."""
     lora: LoraConfig
     chat_template: Literal["auto", "none"]
     float32_logits: bool = False
-    """Whether logits are float32 where matrix products are not."""
+    """Whether logits are float32 although matrix products are not."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
 
     @classmethod
@@ -91,7 +92,7 @@ class Lineup:
         return tuple(self._agents)
 
     def config(self, agent: str) -> AgentConfig:
-        """The agent's section of the configuration, ``model`` located."""
+        """The agent's section of the configuration, with ``model`` as a folder or hub id that libraries can load."""
         return self._agents[agent].config
 
     def base(self, agent: str) -> str:
@@ -99,7 +100,7 @@ class Lineup:
         return self._agents[agent].config.model
 
     def weights(self, agent: str) -> Literal["lora", "full"]:
-        """Whether an adapter or a full copy trains."""
+        """Whether the agent trains an adapter or a full copy."""
         return "full" if self._agents[agent].config.weights == "full" else "lora"
 
     def holder(self, agent: str) -> str:
@@ -110,11 +111,11 @@ class Lineup:
         return self._agents[agent].tokenizer
 
     def render(self, agent: str, observation: Observation) -> tuple[int, ...]:
-        """Token ids of an observation: through the chat template, or as plain text ended by a newline.
+        """Render an observation as token ids, by the chat template or as plain text with a newline after each message.
 
-        Messages quote what programs and other agents wrote: every agent's special tokens in them are replaced by a
-        replacement character. Raises ConfigError if the template fails, or the tokenizer writes tokens that the base
-        does not have.
+        Messages may quote programs and other agents, so the special tokens of all agents in them are replaced by a
+        replacement character. Raises ConfigError if the template fails, or if the tokenizer produces tokens that the
+        base does not have.
         """
         entry = self._agents[agent]
         token_ids = self._encode(entry, observation)
@@ -145,7 +146,7 @@ class Lineup:
         return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
 
     def _check_template(self, agent: str) -> None:
-        """Raise ConfigError if prompts do not depend on the message."""
+        """Raise ConfigError if the prompt does not depend on the message."""
         entry = self._agents[agent]
         one, other = (self._encode(entry, Observation((Message("user", text),))) for text in ("1", "two"))
         if one == other:
@@ -163,7 +164,7 @@ class Lineup:
         return re.compile("|".join(map(re.escape, longest_first)) or matches_nothing)
 
     def find_unused_templates(self) -> str:
-        """What to warn of if a base has a chat template and ``model.chat_template`` is "none"; empty otherwise."""
+        """A warning if a base has a chat template that ``model.chat_template = "none"`` ignores; empty otherwise."""
         bases = {entry.config.model for entry in self._agents.values() if entry.tokenizer.chat_template}
         if self.chat_template == "auto" or not bases:
             return ""
@@ -173,7 +174,7 @@ class Lineup:
         )
 
     def stop_token_ids(self, agent: str) -> tuple[int, ...]:
-        """Ids that end a completion: the tokenizer's and those of the model's generation config."""
+        """Token ids that end a completion, from the tokenizer and the generation config of the model."""
         return self._agents[agent].stop_token_ids
 
     def max_length(self, agent: str) -> int:
@@ -181,7 +182,7 @@ class Lineup:
         return self._agents[agent].max_length
 
     def release_cached_memory(self) -> None:
-        """Return torch's cached GPU memory of this process to the device, for others. No-op on CPU."""
+        """Return the GPU memory that torch has cached in this process, for other processes. Does nothing on a CPU."""
         if self.device.type == "cuda":
             gc.collect()  # free tensors in reference cycles first
             torch.cuda.empty_cache()
@@ -197,7 +198,7 @@ def open_prompt_tokenizer(agent: AgentConfig, chat_template: Literal["auto", "no
 
 
 def device_of(model: ModelConfig) -> torch.device:
-    """The device the policies will live on. Raises ConfigError if CUDA is asked for and there is none."""
+    """The device for the weights of policies. Raises ConfigError if the configuration needs CUDA and there is none."""
     uses_cuda = model.device != "cpu" and torch.cuda.is_available()
     if model.device == "cuda" and not uses_cuda:
         raise ConfigError('model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"')
@@ -211,9 +212,9 @@ def dtype_of(model: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -> Any:
-    """``auto.from_pretrained`` of the agent's base, ``config.model``; ConfigError, naming the agent, if it fails.
+    """Call ``auto.from_pretrained`` for the agent's base, ``config.model``. Raises ConfigError, naming the agent.
 
-    Code that a model brings along is never run.
+    Code that comes with a model is never run.
     """
     if looks_like_folder(config.model) and not Path(config.model).is_dir():
         raise ConfigError(f"agent {config.name!r}: model = {config.model!r}: no such folder")
@@ -226,7 +227,7 @@ def load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -
 
 
 def _hide_loading_bars() -> None:
-    """Let transformers load weights without a bar between the lines of a run; downloads keep theirs."""
+    """Hide the progress bars of loading weights, which would break up the lines of a run; downloads keep theirs."""
     shows_downloads = not are_progress_bars_disabled()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # turns off the bars of downloads, too
     if shows_downloads:
@@ -255,7 +256,7 @@ def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
 
 
 def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
-    """The context window and the number of tokens of a base model."""
+    """The context window and the size of the vocabulary of a base model, in tokens."""
     text = base.get_text_config()
     window, vocab_size = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))
     if not (isinstance(window, int) and isinstance(vocab_size, int) and min(window, vocab_size) > 0):
@@ -265,7 +266,7 @@ def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
 
 
 def _generation_stops(config: AgentConfig, base: Any) -> list[int]:
-    """The end-of-sequence tokens of the model's generation config; without one, of its configuration."""
+    """The end-of-sequence tokens of the model's generation config, or of its configuration if it has none."""
     if (Path(config.model) / GENERATION_CONFIG).exists():
         generation = load_pretrained(GenerationConfig, f"the {GENERATION_CONFIG} of", config)
     else:
@@ -274,7 +275,9 @@ def _generation_stops(config: AgentConfig, base: Any) -> list[int]:
         except OSError:
             generation = GenerationConfig.from_model_config(base)
     listed = generation.eos_token_id
-    stops = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    stops = listed if isinstance(listed, list) else [listed]
+    if listed is None:
+        stops = []
     if not all(isinstance(stop, int) for stop in stops):
         raise ConfigError(
             f"agent {config.name!r}: {config.model!r}: eos_token_id in {GENERATION_CONFIG} must be token ids, "

@@ -1,7 +1,7 @@
-"""LoRA adapters: their configuration and folders in peft's form, and adapted layers as one autograd function.
+"""LoRA adapters: their configuration and folders in the format of peft, and a memory-saving adapted layer.
 
-peft's layer has three products: the adapter's keep a copy of the input in float32, one for every layer that reads it.
-The function here keeps the input once, in its own dtype.
+The layer of peft computes three products, and those of the adapter keep a copy of the input in float32 for the backward
+pass, one for every layer that reads it. The autograd function here keeps the input once, in its own dtype.
 """
 
 import json
@@ -24,24 +24,24 @@ from magrpo.plugins import ConfigError, quote_error, quote_value
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SCALING = ("r", "lora_alpha", "use_rslora")
-"""Keys of peft that ``lora.rank`` and ``lora.alpha`` stand for."""
+"""Keys of peft that follow from ``lora.rank`` and ``lora.alpha``."""
 _HARMLESS = {
     # where the adapter comes from
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
-    # which layers have one: the names of the tensors say so, too
+    # which layers have one: the names of the tensors say the same
     *("exclude_modules", "layers_pattern", "target_modules"),
-    # used in training alone, or by an initialisation that ``init_lora_weights`` names
+    # used only in training, or by an initialisation that ``init_lora_weights`` names
     *("corda_config", "eva_config", "lora_dropout", "lora_ga_config", "loftq_config"),
-    # details of an option that is refused itself
+    # details of options that are refused themselves
     *("megatron_core", "qalora_group_size"),
 }
 """Keys of peft that do not change what an adapter's tensors compute."""
 _BASE_UNCHANGED = (True, False, "gaussian", "eva", "orthogonal")
-"""Values of ``init_lora_weights`` that leave the base as it is. Others, as PiSSA and OLoRA, subtract from it."""
+"""Values of ``init_lora_weights`` that leave the base unchanged. Others, such as PiSSA, subtract from it."""
 
 
 def make_peft_config(agent: AgentConfig, lora: LoraConfig) -> PeftLoraConfig:
-    """peft's configuration of the agent's adapter."""
+    """The peft configuration of the agent's adapter."""
     return PeftLoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
@@ -52,17 +52,18 @@ def make_peft_config(agent: AgentConfig, lora: LoraConfig) -> PeftLoraConfig:
 
 
 def check_adapter(folder: Path, agent: AgentConfig, lora: LoraConfig) -> None:
-    """Raise ConfigError if the agent would compute something else with the adapter in ``folder`` than it was made for.
+    """Raise ConfigError if the agent would compute something else with the adapter in ``folder`` than peft does.
 
-    Names and shapes of tensors do not show their scale, nor variants of LoRA: only peft's configuration beside them
-    does. A variant that peft and this project read alike is taken, as rank-stabilised scaling by an equal factor.
+    The names and shapes of tensors do not show their scale, nor a variant of LoRA; only the peft configuration beside
+    them does. A variant is accepted if it computes the same, such as rank-stabilised scaling by an equal factor.
     """
     file = folder / ADAPTER_CONFIG
     facts = PeftLoraConfig().to_dict() | _read_facts(folder, agent)  # type: ignore[no-untyped-call]
     ours = make_peft_config(agent, lora).to_dict()  # type: ignore[no-untyped-call]
     for key, value in facts.items():
         is_known = key in _HARMLESS or key in _SCALING or (key == "init_lora_weights" and value in _BASE_UNCHANGED)
-        if not is_known and (value or None) != (ours.get(key) or None):  # peft writes what is off as null, {} or false
+        # ``or None``: peft writes an option that is off as null, {} or false.
+        if not is_known and (value or None) != (ours.get(key) or None):
             raise ConfigError(
                 f"{file}: {key} = {quote_value(value)} changes what the adapter computes and is not supported here; "
                 f"merge the adapter into its base (peft's merge_and_unload), and set the model of agent {agent.name!r} "
@@ -72,8 +73,10 @@ def check_adapter(folder: Path, agent: AgentConfig, lora: LoraConfig) -> None:
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
         raise ConfigError(f"{file}: r and lora_alpha must be numbers, not {quote_value(rank)} and {quote_value(alpha)}")
     if facts["use_rslora"]:
-        alpha *= math.sqrt(rank)  # its scale is alpha / sqrt(rank), here it is alpha / rank
-    changes = [f"lora.rank = {rank} (now {lora.rank})"] if rank != lora.rank else []
+        alpha *= math.sqrt(rank)  # its scale is alpha / sqrt(rank); the scale here is alpha / rank
+    changes = []
+    if rank != lora.rank:
+        changes.append(f"lora.rank = {rank} (now {lora.rank})")
     if not math.isclose(alpha, lora.alpha, rel_tol=1e-6):
         changes.append(f"lora.alpha = {float(alpha)} (now {lora.alpha})")
     if changes:
@@ -84,7 +87,7 @@ def check_adapter(folder: Path, agent: AgentConfig, lora: LoraConfig) -> None:
 
 
 def _read_facts(folder: Path, agent: AgentConfig) -> dict[str, Any]:
-    """peft's configuration of the adapter in ``folder``. Raises ConfigError if there is none."""
+    """Read the peft configuration of the adapter in ``folder``. Raises ConfigError if there is none."""
     file = folder / ADAPTER_CONFIG
     if not file.is_file():
         remedy = f"start_from of agent {agent.name!r} must be a folder that contains an adapter"
@@ -105,12 +108,12 @@ def _read_facts(folder: Path, agent: AgentConfig) -> dict[str, Any]:
 
 
 def list_targets(names: Iterable[str]) -> list[str]:
-    """The layers that adapters with these names of tensors belong to, as ``lora.target_modules`` names them."""
+    """The adapted layers, as ``lora.target_modules`` names them, given the names of an adapter's tensors."""
     return sorted({name.split(".")[-3] for name in names if name.endswith(".lora_A.weight")})
 
 
 def fuse_adapters(model: PeftModel) -> None:
-    """Let the adapted linear layers of a model compute as :class:`FusedLoraLinear`; they stay layers of peft."""
+    """Let the adapted linear layers of a model compute as :class:`FusedLoraLinear`. They stay layers of peft."""
     # The class is changed in place because peft 0.21 has no stable way to choose it: ``_register_custom_module`` is
     # experimental, and its mapping would have to be repeated for every adapter that is loaded. It is safe as long as
     # the subclass adds no attributes.
@@ -120,7 +123,7 @@ def fuse_adapters(model: PeftModel) -> None:
 
 
 class FusedLoraLinear(LoraLinear):
-    """peft's layer. With one active adapter that is not merged, without dropout, it is ``x W^T + s (x A^T) B^T``."""
+    """The layer of peft, computed as ``x W^T + s (x A^T) B^T`` if a single adapter is active and not merged."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's output (..., out) for the input (..., in)."""
@@ -156,19 +159,20 @@ class _AdaptedProduct(torch.autograd.Function):
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor | None, None, None, Float[Tensor, "rank in"], Float[Tensor, "out rank"], None]:
         x, weight, down, up, reduced = ctx.saved_tensors
-        rows, slopes = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        rows = x.reshape(-1, x.shape[-1])
+        slopes = gradient.reshape(-1, gradient.shape[-1])
         scaled = slopes.to(up.dtype)
-        of_reduced = (scaled @ up).mul_(ctx.scaling)  # (N, rank)
-        of_up = (scaled.t() @ reduced).mul_(ctx.scaling)
-        of_down = of_reduced.t() @ rows.to(down.dtype)
-        of_x = None
+        grad_reduced = (scaled @ up).mul_(ctx.scaling)  # (N, rank)
+        grad_up = (scaled.t() @ reduced).mul_(ctx.scaling)
+        grad_down = grad_reduced.t() @ rows.to(down.dtype)
+        grad_x = None
         if ctx.needs_input_grad[0]:
-            of_x = _add_product(slopes @ weight, of_reduced, down, 1.0).view(x.shape)
-        return of_x, None, None, of_down, of_up, None
+            grad_x = _add_product(slopes @ weight, grad_reduced, down, 1.0).view(x.shape)
+        return grad_x, None, None, grad_down, grad_up, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, scaling: float) -> Tensor:
-    """``total + scaling * left @ right``, in the dtype of ``total``, which may be consumed."""
+    """``total + scaling * left @ right`` in the dtype of ``total``, which may be overwritten."""
     if total.dtype == left.dtype:
         return total.addmm_(left, right, alpha=scaling)
     return torch.addmm(total.to(left.dtype), left, right, alpha=scaling).to(total.dtype)

@@ -1,8 +1,8 @@
 """The policies of all agents: models and adapters in one process, and their checkpoints.
 
-Agents with the same base share its frozen tensors in memory: each has modules of its own over them, with one LoRA
-adapter; with ``weights = "shared"`` all of them have one adapter. An agent with ``weights = "full"`` owns a copy.
-Trained parameters are always float32: those of a full copy are masters, whose matrix products run in the configured
+Agents with the same base share its frozen tensors in memory. Each has modules of its own over them, with one LoRA
+adapter, or one adapter together with all other agents that have ``weights = "shared"``. An agent with ``weights =
+"full"`` owns a copy. Trained parameters are always float32; the matrix products of a full copy run in the configured
 dtype through autocast. Models stay in eval mode (no dropout), so that the trainer computes the log-probabilities of the
 distribution that the engine sampled from.
 """
@@ -42,11 +42,11 @@ from magrpo.seeds import derive_seed
 
 ResultT = TypeVar("ResultT")
 _MAX_LISTED = 8
-"""Number of weights that a message names."""
-# The errors below name what matters of its table of missing weights.
+"""Largest number of weights that a message names."""
+# Drop transformers' table of missing weights: the errors below name them.
 logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
 _UNUSED_SETTINGS = {"bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "pretraining_tp", "use_cache"}
-"""Settings of models that do not change what their weights compute. Nor do those of dropout, which is off."""
+"""Settings of models that do not change what their weights compute; nor do those of dropout, which is off."""
 
 
 @dataclass(frozen=True)
@@ -62,25 +62,25 @@ class Policy:
 
     lineup: Lineup
     version: int = 0
-    """Number of updates the current weights have seen (0: untrained)."""
+    """Number of updates of the current weights (0: untrained)."""
     sources: dict[str, Path] | None = None
-    """The folders that hold the current weights, of the agents whose weights were loaded; None: they have changed."""
+    """Folders that hold the current weights, by agent, if weights were loaded; None: the weights have changed since."""
     shards: Shards | None = None
-    """The ranks that its models are spread over; all of them call the same methods. None: they are whole, here."""
+    """The ranks that the models are spread over, which all call the same methods. None: the models are whole."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
     _frozen: dict[str, PreTrainedModel] = field(default_factory=dict)
 
     @classmethod
     def open(cls, agents: Sequence[AgentConfig], model: ModelConfig, lora: LoraConfig, seed: int) -> Policy:
-        """The policy of these agents: :meth:`of` on their lineup."""
+        """Open the policy of these agents: load their lineup, then :meth:`of`."""
         return cls.of(Lineup.open(agents, model, lora), seed)
 
     @classmethod
     def of(cls, lineup: Lineup, seed: int, shards: Shards | None = None) -> Policy:
-        """Load every base once; give each agent its seeded adapter (B = 0) or full copy, and load its ``start_from``.
+        """Load every base once, give each agent its seeded adapter (B = 0) or full copy, and load its ``start_from``.
 
-        With ``shards`` models are read into the memory of the processor and spread from there.
-        Raises ConfigError if a base, trained weights or a target module cannot be used.
+        With ``shards``, models are read into the memory of the CPU and spread from there. Raises ConfigError if a base,
+        trained weights or a target module cannot be used.
         """
         policy = cls(lineup, shards=shards)
         bases: dict[str, PreTrainedModel] = {}
@@ -98,7 +98,7 @@ class Policy:
                 if config.model not in bases:
                     bases[config.model] = policy._load_model(config, lineup.dtype)
                 base = bases[config.model]
-                if shards:  # modules can be spread once: they hold the adapters of all agents
+                if shards:  # modules can be spread only once, so they hold the adapters of all agents
                     peft = add_adapter(base, spread.get(config.model), config, lineup.lora, seed)
                     spread[config.model] = peft
                 else:
@@ -127,7 +127,7 @@ class Policy:
 
     @property
     def shares_no_modules(self) -> bool:
-        """Whether agents with weights of their own can be run at the same time, by several threads."""
+        """Whether threads can run agents with weights of their own at the same time."""
         return self.shards is None
 
     @contextmanager
@@ -135,7 +135,7 @@ class Policy:
         """The causal language model with this agent's weights active, ready for forward passes."""
         entry = self._agents[agent]
         adapter = _name_adapter(self.lineup.holder(agent))
-        if entry.peft is not None and entry.peft.active_adapter != adapter:  # of a model that is spread over ranks
+        if entry.peft is not None and entry.peft.active_adapter != adapter:  # only in models spread over ranks
             entry.peft.set_adapter(adapter)
         has_masters = entry.peft is None and self.dtype != torch.float32
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=has_masters):
@@ -157,11 +157,11 @@ class Policy:
         yield self._frozen[base]
 
     def run(self, model: PreTrainedModel, compute: Callable[[PreTrainedModel], ResultT]) -> ResultT:
-        """``compute(model)``, inside of :meth:`active` or :meth:`reference`: gathers the weights of a spread model."""
+        """Call ``compute(model)`` inside :meth:`active` or :meth:`reference`; gathers the weights of a spread model."""
         return self.shards.run(model, compute) if self.shards else compute(model)
 
     def is_spread(self, agent: str) -> bool:
-        """Whether the agent's trained parameters, and so their gradients and optimizer, are spread over ranks."""
+        """Whether the agent's trained parameters, and with them gradients and optimizer, are spread over ranks."""
         return self.shards is not None and self._agents[agent].peft is None
 
     def parameters(self, agent: str) -> dict[str, nn.Parameter]:
@@ -182,9 +182,9 @@ class Policy:
             parameter.grad = None
 
     def save(self, folder: Path) -> dict[str, Path]:
-        """Write each agent's weights into ``folder/<agent>``, in peft's or transformers' form; returns the folders.
+        """Write each agent's weights into ``folder/<agent>``, as peft or transformers would; returns the folders.
 
-        Of ranks that models are spread over, all gather weights and the first writes them.
+        If models are spread over ranks, all ranks gather the weights and the first writes them.
         """
         folders = {agent: folder / agent for agent in self._agents}
         for agent, target in folders.items():
@@ -211,7 +211,7 @@ class Policy:
         """Load, bit for bit, the weights that :meth:`save` wrote.
 
         Raises ConfigError if a folder is missing, was made for another function or model, or holds numbers that are not
-        finite, or if agents that share an adapter are given two.
+        finite, or if agents that share an adapter are given different ones.
         """
         self.sources = None
         loaded: dict[str, tuple[Path, dict[str, Tensor]]] = {}
@@ -233,7 +233,7 @@ class Policy:
         self.version, self.sources = version, dict(weights)
 
     def _read_weights(self, agent: str, folder: Path) -> dict[str, Tensor]:
-        """The tensors in ``folder``, all finite, of an adapter or model that computes what the agent's own does."""
+        """Read the tensors in ``folder``. Raises ConfigError if they are not finite or of another architecture."""
         config = self.lineup.config(agent)
         if self.lineup.weights(agent) == "lora":
             check_adapter(folder, config, self.lineup.lora)
@@ -265,7 +265,7 @@ class Policy:
         return stored
 
     def _check_names(self, agent: str, folder: Path, stored: Mapping[str, Tensor]) -> None:
-        """Raise ConfigError if the tensors in ``folder`` have other names or shapes than the agent's parameters."""
+        """Raise ConfigError if the tensors in ``folder`` and the agent's parameters differ in names or shapes."""
         here = {name: list(parameter.shape) for name, parameter in self.parameters(agent).items()}
         there = {name: list(tensor.shape) for name, tensor in stored.items()}
         differing = [name for name in here | there if here.get(name) != there.get(name)]
@@ -292,14 +292,14 @@ class Policy:
 
 
 def share_tensors(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules over the same parameters and buffers."""
+    """Copy the modules of a model, but not its parameters and buffers, which the copies share."""
     return deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
-    """The base of an agent, ``config.model``, in the memory of the processor.
+    """Load the base of an agent, ``config.model``, into the memory of the CPU.
 
-    Raises ConfigError if it cannot be loaded, or lacks weights: transformers would draw them at random, anew each time.
+    Raises ConfigError if it cannot be loaded or lacks weights, which transformers would draw at random each time.
     """
     model, found = load_pretrained(
         AutoModelForCausalLM,
@@ -326,9 +326,9 @@ def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -
 
 
 def _compare_settings(theirs: PreTrainedConfig, ours: PreTrainedConfig) -> str:
-    """The first setting of the architecture that differs, in words; an empty text if all are equal.
+    """Describe the first setting of the architecture that differs; empty if all are equal.
 
-    Tensors of the same shapes compute something else with other settings: the base of rotary embeddings, say.
+    Tensors of the same shapes compute something else with other settings, such as the base of rotary embeddings.
     """
     one, other = (config.get_text_config() for config in (theirs, ours))
     if one.model_type != other.model_type:
@@ -343,7 +343,7 @@ def _compare_settings(theirs: PreTrainedConfig, ours: PreTrainedConfig) -> str:
 
 
 def _widen_logits(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Let the head multiply factors in ``dtype`` without rounding the products to it."""
+    """Let the head round its factors to ``dtype``, but not the products."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
     def multiply(hidden: Tensor) -> Tensor:
@@ -357,9 +357,9 @@ def _widen_logits(model: PreTrainedModel, dtype: torch.dtype) -> None:
 def add_adapter(
     base: PreTrainedModel, adapters: PeftModel | None, config: AgentConfig, lora: LoraConfig, seed: int
 ) -> PeftModel:
-    """Put the agent's seeded adapter into ``base``, beside those that ``adapters`` has put there.
+    """Add the agent's seeded adapter to ``base``, beside those already in ``adapters``.
 
-    Raises ConfigError if a target module cannot take one.
+    Raises ConfigError if a target module cannot take an adapter.
     """
     _check_targets(base, config, lora)
     peft_config = make_peft_config(config, lora)
@@ -375,7 +375,7 @@ def add_adapter(
 
 
 def _name_adapter(agent: str) -> str:
-    """The name of an agent's adapter inside modules, which is none of their attributes: an agent may be called eval."""
+    """The name of an agent's adapter inside modules. The prefix keeps an agent called ``eval`` from hiding a method."""
     return f"agent-{agent}"
 
 

@@ -1,7 +1,7 @@
 """Models whose weights are spread over the ranks of an update, by FSDP2 (``torch.distributed.fsdp.fully_shard``).
 
-A rank holds a part of each layer and gathers one layer at a time, in forward and again in backward. All ranks must
-therefore run the same model equally often; what they run it on, and with which adapter, is theirs.
+A rank holds a part of each layer and gathers one layer at a time, in the forward and again in the backward pass. All
+ranks must therefore run the same model equally often, but each with its own inputs and adapter.
 """
 
 from collections.abc import Callable, Set
@@ -23,7 +23,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _Root(nn.Module):
-    """Lets FSDP gather a model's weights for a computation that also uses them outside of the model's own forward."""
+    """Lets FSDP gather a model's weights for a computation that uses them outside the model's own ``forward``."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -43,49 +43,51 @@ class Shards:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes what all ranks gather."""
+        """Whether this is the rank that writes the weights that all ranks gather."""
         return bool(self.mesh.get_rank() == 0)
 
     def spread_layers(self, model: PreTrainedModel, kept: Set[nn.Parameter] = frozenset()) -> None:
-        """Spread the layers of a frozen model; ``kept``, its embeddings, norm and head stay whole on each rank."""
+        """Spread the layers of a frozen model, except ``kept``; embeddings, norm and head stay whole on each rank."""
         layers = _find_layers(model)
         of_layers = {parameter for layer in layers for parameter in layer.parameters()}
         self._spread(model, layers, set(model.parameters()) - (of_layers - kept))
 
     def spread_model(self, model: PreTrainedModel) -> None:
-        """Spread all weights of a model that is trained; its gradients are sums over ranks, spread likewise."""
+        """Spread all weights of a model that is trained. Its gradients are sums over ranks, spread in the same way."""
         self._spread(model, _find_layers(model), set())
 
     def run(self, model: PreTrainedModel, compute: Callable[[PreTrainedModel], ResultT]) -> ResultT:
-        """``compute(model)``; all weights of a trained model are whole in it, and in ``backward`` of its tensors."""
+        """Call ``compute(model)``; the weights of a trained model are whole in it and in the backward pass."""
         result: ResultT = self._roots[model](compute)
         return result
 
     def _spread(self, model: PreTrainedModel, layers: list[nn.Module], whole: set[nn.Parameter]) -> None:
         root = self._roots[model] = _Root(model)
         for module in (*layers, root):
-            # The root, too, gives up its weights after forward: without backward they would be old after a step.
+            # The root, too, frees its weights after forward: if no backward follows, a step would make them stale.
             fully_shard(module, mesh=self.mesh, reshard_after_forward=True, ignored_params=whole)
             assert isinstance(module, FSDPModule)
             module.set_gradient_divide_factor(1.0)  # a sum over ranks, not their mean
-            module.set_force_sum_reduction_for_comms(True)  # without multiplication on the way, which gloo lacks
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale in a reduction
         nn.Module.to(root, self.device)
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be spread; all ranks call it."""
+    """Gather a tensor that may be spread; all ranks call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gather_weights(model: PreTrainedModel) -> dict[str, Any]:
-    """The whole weights of a spread model for ``save_pretrained``, on the first rank; all ranks call it."""
+    """Gather the weights of a spread model for ``save_pretrained`` on the first rank; all ranks call it."""
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    every, apart = (dict(model.named_parameters(remove_duplicate=apart)).keys() for apart in (False, True))
-    return {name: tensor for name, tensor in whole.items() if name not in every - apart}  # tied weights once
+    names = dict(model.named_parameters(remove_duplicate=False)).keys()
+    distinct = dict(model.named_parameters()).keys()
+    tied = names - distinct  # further names of a tensor, which is saved once
+    return {name: tensor for name, tensor in whole.items() if name not in tied}
 
 
 def spread_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor that every rank holds, on the device of ``parameter`` and spread as it is."""
+    """Move a whole tensor, which every rank holds, to the device of ``parameter``, and spread it in the same way."""
     tensor = tensor.to(parameter.device)
     if not isinstance(parameter, DTensor):
         return tensor
@@ -93,7 +95,7 @@ def spread_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _find_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers of a model. Raises ConfigError if there are none that transformers marks as layers."""
+    """The decoder layers of a model. Raises ConfigError if transformers marks none of its modules as layers."""
     if layers := [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
         return list[nn.Module](layers)
     kind = f"{type(model).__name__} of {model.name_or_path!r}"

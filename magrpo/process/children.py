@@ -1,4 +1,4 @@
-"""Finding processes, sending them signals and waiting for their end, while any of them may end by itself."""
+"""Finding processes, sending them signals and waiting for their end. Any of them may end by itself meanwhile."""
 
 import signal
 import time
@@ -11,14 +11,14 @@ _POLL_S = 0.05
 
 
 def list_family(pid: int) -> list[psutil.Process]:
-    """All that a process has started and that runs; nothing if it has ended."""
+    """The running descendants of a process; none if it has ended."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).children(recursive=True)
     return []
 
 
 def find_running(processes: Sequence[psutil.Process], module: str) -> list[psutil.Process]:
-    """Those that run ``python -m module``."""
+    """The processes that run ``python -m module``."""
     found = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # a zombie has no command, either
@@ -28,14 +28,14 @@ def find_running(processes: Sequence[psutil.Process], module: str) -> list[psuti
 
 
 def send_signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to those that still run: they may end with the first that gets it."""
+    """Send a signal to each process that still runs; the end of one may end the others."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def wait_for_end(processes: Collection[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """The processes that still run after ``timeout_s``; one that only waits for its parent's attention does not."""
+    """The processes that still run after ``timeout_s`` seconds; a zombie does not count as running."""
     end = time.monotonic() + timeout_s
     while (alive := [process for process in processes if _runs(process)]) and time.monotonic() < end:
         time.sleep(_POLL_S)

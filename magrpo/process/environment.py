@@ -1,6 +1,6 @@
-"""Environment variables that make libraries quiet, offline and patient, set before those are imported.
+"""Environment variables that make libraries quiet, offline and patient, set before the libraries are imported.
 
-Variables that are set already are kept. :mod:`magrpo.tracking` sets those of MLflow. Imports no prefect.
+Variables that are already set are kept. :mod:`magrpo.tracking` sets those of MLflow. Imports no Prefect.
 """
 
 import logging
@@ -14,39 +14,40 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Names of this machine, which proxies must not see."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 QUIET = {
     "DO_NOT_TRACK": "true",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Waiting threads sleep: beside other work, spinning threads made an iteration six times longer.
+    # Waiting threads sleep. If they spin while other programs run, an iteration takes six times as long.
     "OMP_WAIT_POLICY": "PASSIVE",
     # torch's profiler logs that it starts and stops.
     "KINETO_LOG_LEVEL": "6",
-    # It logs everything twice; an unreachable hub is reported as one error at the end.
+    # huggingface_hub logs everything twice; an unreachable hub is reported as one error at the end.
     "HF_HUB_VERBOSITY": "error",
     # Progress bars of libraries (downloads, ...) appear only if they take longer than this.
     "TQDM_DELAY": "3",
-    # Its first report on an empty database prints a traceback.
+    # The first analytics report on an empty database prints a traceback.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     # A fresh database takes 10-30 s; the default of 20 s fails on a busy machine.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-    # Retries for 8.5 minutes; the default of 5 gives up after one, too soon for a restart of the server.
+    # 8 retries take 8.5 minutes; the default of 5 gives up after one minute, too soon for a restart of the server.
     "PREFECT_CLIENT_MAX_RETRIES": "8",
-    # Prefect logs problems only, and to this machine only: the console shows progress.
+    # Prefect logs only problems, and only on this machine: the console shows progress.
     "PREFECT_LOGGING_LEVEL": "WARNING",
-    # The command reports the error that ends a run; these loggers would print its traceback up to twice before.
+    # The command reports the error that ends a run; these loggers would first print its traceback, up to twice.
     "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "CRITICAL",
-    # One warning for each event lost during an outage of the server is enough.
+    # While the server is down, each lost event already causes one warning; this logger would add another.
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
 }
 
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """How much runs of this process and its children print; ``verbose`` also shows messages of level INFO.
+    """Set how much the runs of this process and its children print; ``verbose`` also shows messages of level INFO.
 
     Without either flag the environment decides, by ``MAGRPO_VERBOSITY``: ``quiet``, ``normal`` or ``verbose``.
     """
@@ -58,7 +59,7 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
 
 
 def is_quiet() -> bool:
-    """Whether runs print nothing but their results, warnings and errors."""
+    """Whether runs print only results, warnings and errors."""
     return os.environ.get("MAGRPO_VERBOSITY") == "quiet"
 
 
@@ -68,7 +69,7 @@ def shorten_path(path: Path) -> str:
 
 
 def find_command(name: str) -> str:
-    """How to call a command of this Python environment from the working directory."""
+    """The words that call a command of this Python environment from the working directory."""
     beside = Path(sys.executable).parent / name
     return name if shutil.which(name) or not beside.exists() else shorten_path(beside)
 
@@ -81,14 +82,15 @@ def prepare_environment() -> None:
         Path.home()
     except RuntimeError:  # neither HOME nor a passwd entry: Prefect and MLflow could not be imported
         os.environ["HOME"] = "/"  # as container runtimes do
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that it cannot write to
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns about a home that it cannot write to
     reach_loopback_directly()
 
 
 def reach_loopback_directly() -> None:
     """Exempt ``LOOPBACK`` from the proxies of the environment, for this process and its children.
 
-    Variables that httpx cannot use are removed, with a warning: every client sets up all proxies when it is created.
+    Variables that httpx cannot use are removed with a warning, because every client sets up all proxies when it is
+    created.
     """
     proxies = {name: os.environ[name] for name in os.environ if name.lower() in _PROXIES and os.environ[name]}
     if not proxies:
@@ -114,7 +116,7 @@ def reach_loopback_directly() -> None:
 
 
 def prefect_target() -> str | None:
-    """URL of the API that the environment or the active profile chooses for Prefect; None if neither does."""
+    """The URL of the Prefect API that the environment or the active profile names; None if neither does."""
     if url := os.environ.get("PREFECT_API_URL"):
         return url
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()

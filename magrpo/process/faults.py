@@ -1,4 +1,4 @@
-"""Faults of the machine as one line with the path and a remedy: disks, permissions, processes, memory."""
+"""Describing faults of the machine (disks, permissions, processes, memory) in one line with a path and a remedy."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 _OTHER_DISK = "free some space, or choose another disk with root=FOLDER or --root"
 _OTHER_FOLDER = "choose a folder that you may write to, with root=FOLDER or --root"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Disk errors. An OSError from writing to an open file carries no file name; the caller adds it."""
+"""Error numbers of disks. An OSError from writing to an open file has no file name, so the caller adds it."""
 _SMALLER = (
     "magrpo train --dry-run shows what uses the memory; lower rollout.max_new_tokens "
     "or engine.max_batch, set optim.gradient_checkpointing = true, or end other processes on the GPU"
@@ -33,7 +33,7 @@ _REMEDIES = {
 
 
 def describe_fault(error: OSError | MemoryError | RuntimeError) -> str:
-    """A fault of the machine, or an error of this project, as one line; empty for any other RuntimeError."""
+    """Describe a fault of the machine, or an error of this project, in one line; empty for any other RuntimeError."""
     if isinstance(error, MemoryError):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
     if isinstance(error, RuntimeError):
@@ -46,11 +46,11 @@ def describe_fault(error: OSError | MemoryError | RuntimeError) -> str:
         return str(error)
     where = "" if error.filename is None else f"{error.filename}: "
     remedy = _REMEDIES.get(error.errno)
-    return f"{where}{error.strerror}{f'; {remedy}' if remedy else ''}"
+    return f"{where}{error.strerror}; {remedy}" if remedy else f"{where}{error.strerror}"
 
 
 def _describe_allocation(error: RuntimeError) -> str:
-    """What PyTorch raises where memory runs out, as one line; empty for any other error."""
+    """Describe an error of PyTorch about memory that ran out, in one line; empty for any other error."""
     if "DefaultCPUAllocator" in str(error):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
     said = str(error).partition("\n")[0].partition(". GPU")[0]
@@ -69,7 +69,8 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def name_full_disk(folder: Path) -> Iterator[None]:
     """Raise OSError if the block fails because nothing can be written to ``folder``.
 
-    PyTorch and safetensors raise errors of their own for it, PyTorch without the reason.
+    PyTorch and safetensors raise errors of their own for a full disk, PyTorch without the reason. A test file then
+    shows whether the disk was the reason.
     """
     try:
         yield

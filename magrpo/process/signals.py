@@ -1,6 +1,6 @@
-"""Signals that end a command, and output that outlives its reader.
+"""Signals that end a command, and output that survives the loss of its reader.
 
-SIGTERM and SIGHUP end a command as Ctrl-C does: an exception in the main thread, which closes whatever is open.
+SIGTERM and SIGHUP end a command as Ctrl-C does: by an exception in the main thread, so that whatever is open is closed.
 """
 
 import io
@@ -25,17 +25,17 @@ class EndedBySignal(KeyboardInterrupt):
 
 
 def describe_interrupt(error: KeyboardInterrupt) -> str:
-    """``interrupted`` for Ctrl-C, else ``ended by SIGTERM``."""
+    """``interrupted`` for Ctrl-C, or the signal by name: ``ended by SIGTERM``."""
     return f"ended by {error}" if isinstance(error, EndedBySignal) else "interrupted"
 
 
 def find_exit_code(error: KeyboardInterrupt) -> int:
-    """The exit code of a command that ``error`` ended, as shells count: 128 and the signal's number."""
+    """The exit code of a command that ``error`` ended, by the convention of shells: 128 plus the signal's number."""
     return 128 + error.number if isinstance(error, EndedBySignal) else _CTRL_C
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error is an interrupt, or arose while one was handled: a second signal disturbs what closes."""
+    """Whether an error is an interrupt, or was raised while one was handled, for example by a second signal."""
     while isinstance(error, Exception):
         error = error.__context__
     return error is not None
@@ -45,8 +45,8 @@ def is_interrupt(error: BaseException | None) -> bool:
 def raise_on_signals() -> Iterator[None]:
     """Raise EndedBySignal in the block on SIGTERM and SIGHUP, once; no-op outside the main thread.
 
-    A signal that is ignored stays so: ``nohup`` ignores SIGHUP. An interrupt that is lost because it was raised in a
-    callback of the garbage collector, which cannot raise, is sent again.
+    Signals that are ignored stay ignored, as SIGHUP under ``nohup``. An interrupt is sent again if it was lost, because
+    it was raised in a callback of the garbage collector, from which exceptions cannot propagate.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -55,7 +55,7 @@ def raise_on_signals() -> Iterator[None]:
 
     def end(number: int, _frame: FrameType | None) -> None:
         nonlocal ending
-        if not ending:  # a lost terminal sends SIGHUP twice: the second must not disturb what closes
+        if not ending:  # a lost terminal sends SIGHUP twice, and the second must not interrupt the clean-up
             ending = True
             raise EndedBySignal(number)
 
@@ -88,7 +88,7 @@ def raise_on_signals() -> Iterator[None]:
 
 
 class _SteadyFile(io.FileIO):
-    """Drops output that cannot be written: its reader or terminal is gone, or its disk full."""
+    """Drops output that cannot be written because its reader or terminal is gone, or its disk is full."""
 
     def write(self, data: object, /) -> int:
         size = memoryview(data).nbytes  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ class _SteadyFile(io.FileIO):
 
 @contextmanager
 def keep_printing() -> Iterator[None]:
-    """Let the block print to standard output and error, whatever becomes of them; no-op for replaced streams."""
+    """Let the block print even if standard output or error break meanwhile. Leaves replaced streams as they are."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (
         _make_steady(stream) if original is not None and stream is original else stream

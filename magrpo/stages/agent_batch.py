@@ -23,10 +23,10 @@ class AgentBatch:
     agent: str
     samples: Sequence[Sample]
     groups: Groups | None
-    """The samples' groups, with the returns of all siblings. None: the loss takes the stored advantages."""
+    """The groups of the samples, with the returns of all siblings. None: the loss takes the stored advantages."""
     micro_batches: Sequence[Sequence[Row]]
     divisor: float
-    """The loss is a sum over tokens divided by this number."""
+    """Divisor of the loss, which is a sum over tokens."""
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -34,14 +34,15 @@ class AgentBatch:
         return [len(sample.completion_ids) for sample in self.samples]
 
     def put_values(self, table: Tensor, completions: Sequence[int], values: Tensor) -> None:
-        """Write one value for each token of these completions into a table of the tokens of all completions."""
+        """Write ``values``, one for each token of the given completions, into the table of all completions' tokens."""
         slots = torch.split(table, self.lengths)
-        for i, own in zip(completions, torch.split(values, [self.lengths[i] for i in completions]), strict=True):
-            slots[i].copy_(own)
+        lengths = [self.lengths[i] for i in completions]
+        for i, completion_values in zip(completions, torch.split(values, lengths), strict=True):
+            slots[i].copy_(completion_values)
 
     @property
     def is_smallest(self) -> bool:
-        """Whether every micro-batch is one completion."""
+        """Whether every micro-batch holds a single completion, so that none can be split further."""
         return all(len(rows) == len(rows[0]) == 1 for rows in self.micro_batches)
 
 
@@ -50,41 +51,44 @@ class PartialSums:
     """This rank's share of the sums over one agent's micro-batches. Several threads may fill it."""
 
     sums: Tensor
-    """Loss and metric sums, [name, micro-batch], 0 where another rank computes them."""
+    """Loss and metric sums, [name, micro-batch]; 0 where another rank computes them."""
     logps: Tensor
-    """Log-probabilities of the agent's sampled tokens, 0 where another rank computes them."""
+    """Log-probabilities of the agent's sampled tokens; 0 where another rank computes them."""
     branch: Tensor | None = None
     """The gradient summed over this rank's lanes (:func:`~magrpo.stages.lanes.take_gradient`). None: the rank has no
-    lanes, or the gradient is in the parameters."""
+    lanes, or the gradient is already in the parameters."""
 
 
 @dataclass
 class OrderedGradient:
     """Sums the gradients of micro-batches that several threads compute.
 
-    Micro-batches are added in their order, whichever thread finishes first, so the sum has the bits of one thread.
+    Gradients are added in the order of the micro-batches, whichever thread finishes first, so the sum is bit for bit
+    that of a single thread.
     """
 
     parameters: Sequence[nn.Parameter]
     _waiting: dict[int, Sequence[Tensor | None]] = field(default_factory=dict)
+    """Gradients that are computed but not yet added, by the number of their micro-batch."""
     _num_added: int = 0
     _adding: Lock = field(default_factory=Lock)
 
     def add(self, number: int, loss: Tensor) -> None:
-        """Add the gradient of the loss of a micro-batch, by number from 0."""
+        """Compute the gradient of the loss of micro-batch ``number``, from 0, and add it when its turn comes."""
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         with self._adding:
             self._waiting[number] = gradients
             while self._num_added in self._waiting:
                 for parameter, gradient in zip(self.parameters, self._waiting.pop(self._num_added), strict=True):
-                    if gradient is not None:
-                        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+                    if gradient is None:
+                        continue
+                    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
                 self._num_added += 1
 
 
 @dataclass
 class CompletionCounter:
-    """Reports each completion once, even if the pass starts over. Several threads may count."""
+    """Reports each finished completion once, even if the pass starts over. Several threads may count."""
 
     progress: Progress | None
     num_done: int = 0

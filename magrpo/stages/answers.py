@@ -1,4 +1,4 @@
-"""What can be said of answers without a reward: length, whether they were cut, and how much they repeat."""
+"""Statistics of answers that need no reward: their length, whether they were cut off, and how much they repeat."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,11 +8,11 @@ from magrpo.algo.repetition import find_copied, find_repeated, marked_share
 from magrpo.types import Action, AnswerStats, Prompt, RolloutGroup, T
 
 ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated_frac")
-"""Names of the quantities that are measured of each agent's answers."""
+"""Names of the quantities measured for the answers of each agent."""
 
 
 def measure_answer(action: Action, prompt: Prompt, written: Iterable[str] = ()) -> AnswerStats:
-    """The statistics of one completion. ``written``: earlier texts of all agents, which its prompt may quote."""
+    """Measure one completion. ``written``: earlier texts of all agents, which its prompt may quote."""
     asked = "\n".join(message.content for message in prompt.observation.messages)
     return AnswerStats(
         tokens=len(action.token_ids),
@@ -23,13 +23,13 @@ def measure_answer(action: Action, prompt: Prompt, written: Iterable[str] = ()) 
 
 
 def list_quantities(stats: AnswerStats) -> dict[str, float]:
-    """The statistics of an answer by :data:`ANSWER_QUANTITIES`."""
+    """The statistics of an answer as numbers, keyed by :data:`ANSWER_QUANTITIES`."""
     values = (float(stats.tokens), float(stats.cut_off), stats.copied_frac, stats.repeated_frac)
     return dict(zip(ANSWER_QUANTITIES, values, strict=True))
 
 
 def answer_metrics(groups: Sequence[RolloutGroup[T]]) -> dict[str, float]:
-    """``rollout/<agent>/<quantity>``: means over the completions of the agents that acted."""
+    """The metrics ``rollout/<agent>/<quantity>``: means over the completions of each agent that acted."""
     measured: dict[str, list[float]] = defaultdict(list)
     for group in groups:
         written = [text for past in group.history for text in past.texts.values()]

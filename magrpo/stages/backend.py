@@ -13,7 +13,7 @@ from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split
 
 Splits = Mapping[Split, Sequence[Problem]]
 Cache = MutableMapping[Execution, ExecutionReport]
-"""Reports of the run so far: identical programs are executed once."""
+"""Execution reports of the run so far, so that identical programs are executed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Team:
 
     @classmethod
     def of(cls, config: RunConfig | BaselineRow) -> Team:
-        """The team of a run, or of a row of the table of baselines."""
+        """The team of a run, or that of one row of the table of baselines."""
         return cls(config.agents, config.env, config.reward)
 
     @property
@@ -37,7 +37,7 @@ class Team:
 
 @dataclass(slots=True)
 class ScoreStats:
-    """What scoring cost: executions requested, the programs run with their reports, seconds in the sandbox."""
+    """The cost of scoring: executions requested, programs run with their reports, and seconds in the sandbox."""
 
     wanted: int = 0
     seconds: float = 0.0
@@ -50,7 +50,7 @@ class ScoreStats:
         self.ran |= other.ran
 
     def metrics(self) -> dict[str, float]:
-        """Sandbox metrics of the stage. A program counts once for each status among its cases."""
+        """The metrics ``sandbox/`` of the stage. A program counts once for each status among its cases."""
         num_run = len(self.ran)
         statuses = [report.statuses for report in self.ran.values()]
         metrics = {
@@ -72,7 +72,7 @@ class ScoreStats:
 
 @dataclass(slots=True)
 class SamplingStats:
-    """What sampling cost: seconds in the engine, tokens sampled."""
+    """The cost of sampling: seconds in the engine and tokens sampled."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -80,9 +80,10 @@ class SamplingStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What stages run on. ``engine`` samples from one set of weights; ``stats`` and ``sampling`` accumulate costs."""
+    """The engine and the sandbox that stages run on, and their accumulated costs in ``stats`` and ``sampling``."""
 
     engine: Served
+    """Samples from one set of weights."""
     sandbox: Sandbox
     render: Callable[[str, Observation], tuple[int, ...]]
     """Turns the observation of a named agent into token ids."""

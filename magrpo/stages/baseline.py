@@ -1,8 +1,9 @@
 """Baseline: one row of the table of baselines, evaluated like the agents of a run, and timed.
 
-A row may draw several answers and keep one. ``majority`` runs them on the tests' inputs and keeps one of the largest
-set that behave alike (Wang et al. 2022, arXiv 2203.11171, with behaviour for the answer): it sees inputs, not expected
-outputs. ``best`` keeps the one with the largest reward: an oracle, as the reward comes from the tests.
+A row may draw several answers and keep one. ``majority`` runs them on the inputs of the tests and keeps an answer from
+the largest set that behaves alike (self-consistency, Wang et al. 2022, arXiv 2203.11171, with behaviour in place of the
+final answer). It sees the inputs, not the expected outputs. ``best`` keeps the answer with the largest reward; it is an
+oracle, because the reward comes from the tests.
 """
 
 from collections import Counter, defaultdict
@@ -29,7 +30,7 @@ from magrpo.stages.score import score_texts
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Mode, Problem, SamplingParams, Split, TimedAnswer
 
 Behaviour = Callable[[EvalRow], Hashable]
-"""A key of what a row's program did, equal for programs that behave alike; None if it never returned a value."""
+"""Maps a row to a key that is equal for programs that behave alike; None if the program never returned a value."""
 
 
 def baseline(
@@ -40,10 +41,10 @@ def baseline(
     rollout_config: RolloutConfig,
     num_votes: int,
 ) -> EvalReport:
-    """Evaluate the weights that the engine holds as ``row`` says.
+    """Evaluate the weights that the engine holds, in the way that ``row`` describes.
 
     Every trajectory takes all its turns, unless the row has an oracle that ends it (``stop_above``). A vote takes
-    ``num_votes`` answers. Rows that vote or try again have no greedy mode: all answers would be the same.
+    ``num_votes`` answers. Rows that vote or retry have no greedy mode, in which all answers would be the same.
     """
     num_answers = num_votes if row.votes != "none" else 1
     sampled = _sampling(row, rollout_config)
@@ -67,10 +68,10 @@ def time_answers(
     rollout_config: RolloutConfig,
     num_votes: int,
 ) -> list[TimedAnswer]:
-    """The time of one answer to each of the ``test`` problems, asked one at a time after an untimed warm-up."""
+    """Time one answer to each of the ``test`` problems, asked one at a time after an untimed warm-up."""
     num_answers = num_votes if row.votes != "none" else 1
     timed = []
-    for problem in [problems[0], *problems]:
+    for problem in [problems[0], *problems]:  # the first answer is the warm-up
         cost = SamplingStats()
         start = Start("test", "sampled", Node(problem, (), (), _sampling(row, rollout_config), num_answers))
         timed_backend = replace(backend, sampling=cost)
@@ -84,18 +85,20 @@ def _sampling(row: BaselineRow, rollout_config: RolloutConfig) -> SamplingParams
 
 
 def count_votes(reports: Mapping[str, EvalReport], voter: str) -> int:
-    """How many answers of ``voter`` cost as much as one of the costliest row, at least one; ``reports`` are by row.
+    """The number of answers of ``voter`` that cost as much as one answer of the costliest row, at least 1.
 
-    An answer costs the mean tokens generated in all turns on ``test``, sampled.
+    ``reports`` is keyed by row. The cost of an answer is the mean number of tokens generated in all turns on ``test``,
+    sampled.
     """
     cost = {name: report.summary[HEADLINE]["generated_tokens"].mean for name, report in reports.items()}
     return max(1, round(max(cost.values()) / cost[voter]))
 
 
 def elect_rows(rows: Sequence[EvalRow], num_votes: int, behaviour: Behaviour | None) -> list[EvalRow]:
-    """One row for every ``num_votes`` rows of a problem: by majority of ``behaviour``, or without it by return.
+    """Elect one of every ``num_votes`` rows of a problem: by the majority of ``behaviour``, or, without it, by return.
 
-    The first of equals wins. A program that never returned a value has no vote. Tokens are those of all answers.
+    Ties go to the first row. A program that never returned a value has no vote. The elected row counts the tokens of
+    all answers.
     """
     ballots: dict[tuple[Split, Mode, str, int], list[EvalRow]] = defaultdict(list)
     for row in rows:
@@ -114,7 +117,7 @@ def elect_rows(rows: Sequence[EvalRow], num_votes: int, behaviour: Behaviour | N
 
 
 def read_behaviour(rows: Sequence[EvalRow], row: BaselineRow, splits: Splits, backend: Backend) -> Behaviour:
-    """The behaviour of the programs of ``rows``: verdict and returned value on each test's input, from the reports."""
+    """Read the behaviour of each row's program from its report: verdict and returned value on each test's input."""
     roles = Team.of(row).roles
     problems = {problem.task_id: problem for members in splits.values() for problem in members}
     items = [(problems[one.task_id], {roles[agent]: text for agent, text in one.texts.items()}) for one in rows]
@@ -128,7 +131,7 @@ def read_behaviour(rows: Sequence[EvalRow], row: BaselineRow, splits: Splits, ba
 
 
 def write_row(context: StageContext) -> Metrics:
-    """Evaluate one row of the table of baselines. A row that votes spends the tokens of the costliest other row."""
+    """Evaluate one row of the table of baselines. A row that votes spends as many tokens as the costliest other row."""
     config = context.config
     problems, untrained, *earlier = context.inputs
     row = next(row for row in config.baselines.rows if row.name == context.step.part)

@@ -1,4 +1,4 @@
-"""The stages that write checkpoints: ``start`` the untrained weights, ``update`` those after an update.
+"""The stages that write checkpoints: ``start`` writes the untrained weights, ``update`` the weights after an update.
 
 The update itself is computed by :mod:`magrpo.stages.update`, in this process or on many ranks.
 """
@@ -7,7 +7,7 @@ from magrpo.stages.context import Metrics, StageContext
 
 
 def write_untrained(context: StageContext) -> Metrics:
-    """Write checkpoint 0: the untrained weights, or those the agents start from."""
+    """Write checkpoint 0: the untrained weights, or the weights that ``start_from`` names."""
     context.resources.updates.begin(context.folder)
     return {"start/gpus": float(context.resources.lineup.device.type == "cuda")}
 
@@ -17,5 +17,6 @@ def write_updated(context: StageContext) -> Metrics:
     samples, checkpoint = context.inputs
     context.console.expect_items(int(context.store.metrics(samples).get("credit/samples", 0)))
     context.resources.free_gpus()
-    of_samples, of_checkpoint = context.store.folder(samples), context.store.folder(checkpoint)
-    return context.resources.updates.update(of_samples, of_checkpoint, context.folder, context.advance)
+    samples_folder = context.store.folder(samples)
+    checkpoint_folder = context.store.folder(checkpoint)
+    return context.resources.updates.update(samples_folder, checkpoint_folder, context.folder, context.advance)

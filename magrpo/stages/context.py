@@ -1,7 +1,7 @@
-"""What a stage of a run is given: its step, the outputs that it takes, the folder to write into, and a backend.
+"""The context that a stage of a run is given: its step, its inputs, the folder to write into, and the resources.
 
-Each stage has a :data:`Writer` at the end of its module. It reads inputs, calls the stage's pure function, and writes
-the files of the step; :class:`magrpo.run.steps.StageSpec` names it.
+Each stage has a :data:`Writer` at the end of its module, which reads the inputs, calls the stage's pure function and
+writes the files of the step. :class:`magrpo.run.steps.StageSpec` names the writer.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Metrics = Mapping[str, float]
 
 
 class Resources(Protocol):
-    """The heavy parts of a run, opened when a stage first needs them; :mod:`magrpo.training.resources` has them."""
+    """The heavy parts of a run, opened when first needed; implemented in :mod:`magrpo.training.resources`."""
 
     @property
     def lineup(self) -> Lineup: ...
 
     @property
     def updates(self) -> Updates:
-        """Computes the updates of the run. Call :meth:`free_gpus` before."""
+        """Computes the updates of the run. Call :meth:`free_gpus` first."""
 
     @property
     def sandbox(self) -> Sandbox: ...
@@ -44,33 +44,33 @@ class Resources(Protocol):
         """Processes that call the reward of large batches."""
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
-        """The weights of ``checkpoint`` on the engine."""
+        """Serve the weights of ``checkpoint`` on the engine."""
 
     def serve_row(self, row: BaselineRow, untrained: Pointer) -> Served:
-        """The weights named by ``row``, which match no checkpoint, on the engine."""
+        """Serve the weights that ``row`` names, which belong to no checkpoint of the run, on the engine."""
 
     def free_gpus(self) -> None:
         """Let the engine release its GPU memory for an update."""
 
 
 class StageConsole(Protocol):
-    """What a stage shows people; :class:`magrpo.progress.console.RunConsole` shows it."""
+    """The console of a stage; implemented by :class:`magrpo.progress.console.RunConsole`."""
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays on the screen."""
 
     def expect_items(self, total: int) -> None:
-        """The step that the calling thread computes will finish ``total`` items."""
+        """Announce that the step of the calling thread will finish ``total`` items."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunMemory:
-    """What one process keeps between steps. All of it is in files, too."""
+    """Values that a process keeps between steps, so that it need not read them from files again."""
 
     reports: Cache = field(default_factory=dict)
     problems: dict[Split, list[Problem]] = field(default_factory=dict)
     nodes: dict[str, list[Any]] = field(default_factory=dict)
-    """The nodes that this process wrote, by the folder of their step. Nobody changes them."""
+    """The nodes that this process wrote, by the folder of their step; never modified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,16 @@ class StageContext:
         return self.memory.problems
 
     def keep_nodes(self, nodes: list[RolloutGroup[T]]) -> None:
-        """Keep the nodes that the step writes for :meth:`read_nodes`, which then need not read the file."""
+        """Keep the nodes that the step writes in memory, so that :meth:`read_nodes` need not read the file."""
         self.memory.nodes[self.step.folder] = nodes
 
     def read_nodes(
         self, pointer: Pointer, read: Callable[[Path], list[RolloutGroup[T]]], *, last: bool = False
     ) -> list[RolloutGroup[T]]:
-        """The nodes of a committed step: those kept in memory, or else those in the file. ``last``: keep them no more.
+        """The nodes of a committed step, from memory if they are there, else from its file.
 
-        Steps in several threads may call it: each operation on the dict is atomic.
+        ``last``: drop them from memory, because nobody reads them again. Safe to call from several threads, since each
+        operation on the dict is atomic.
         """
         step = pointer["dir"].removeprefix("stages/")
         kept = self.memory.nodes.pop(step, None) if last else self.memory.nodes.get(step)
@@ -125,7 +126,7 @@ class StageContext:
         return Team.of(self.config)
 
     def count_acting(self, turn: int) -> int:
-        """Number of agents that answer at ``turn``, from 0."""
+        """The number of agents that act at ``turn``, counted from 0."""
         acting = self.config.env.acting(turn)
         return sum(agent.role in acting for agent in self.config.agents)
 

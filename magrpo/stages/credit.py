@@ -29,9 +29,9 @@ class _Node:
     turns: list[ScoredTurn]
     returns: list[float]
     weight: float
-    """Weight of each completion in the gradient: 1 at a root."""
+    """Weight of each completion in the gradient; 1 at a root."""
     absorbed: list[float]
-    """Rewards of the joint actions that ended their episode here, for each turn after this one."""
+    """Rewards of the joint actions that ended their episode here; each is earned again at every later turn."""
 
 
 _Completion = tuple[_Node, Action, float]
@@ -44,13 +44,14 @@ class _Siblings:
 
     nodes: list[_Node]
     ended_returns: list[float]
-    """Returns of the problem's episodes that ended at an earlier turn, which have no completion in ``nodes``."""
+    """Returns of the problem's episodes that ended at an earlier turn and so have no completion in ``nodes``."""
 
     def list_completions(self, agent: str) -> list[_Completion]:
-        """The completions of ``agent``, without those that are in no valid joint action."""
+        """The completions of ``agent`` that are part of a valid joint action."""
         completions = []
         for node in self.nodes:
-            actions, picks = node.group.actions[agent], [turn.picks[agent] for turn in node.turns]
+            actions = node.group.actions[agent]
+            picks = [turn.picks[agent] for turn in node.turns]
             values = completion_returns(node.returns, picks, len(actions))
             completions += [(node, action, v) for action, v in zip(actions, values, strict=True) if v is not None]
         return completions
@@ -67,15 +68,15 @@ def credit(
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     """The samples of every agent and the metrics of ``reward/``, ``signal/`` and ``credit/``.
 
-    An agent has samples of the nodes at which it acts. ``estimators``: of the agents that have an estimator of their
-    own. If the reward has a local part, an agent's returns are those of the joint reward plus its local reward;
-    metrics are of the joint reward, except those of the agent's own samples.
+    An agent has samples from the nodes at which it acts. ``estimators`` holds the estimator of each agent that has one
+    of its own. If the reward has local parts, the return of an agent counts the joint reward plus the agent's local
+    reward; the metrics measure the joint reward, except for those computed from the agent's samples.
 
     ``groups`` are the nodes of one iteration, in any order, sampled with ``rollout`` in episodes of ``num_turns``
-    turns. Siblings are the completions of one node; with ``rollout.tree = "chains"``, where a later node holds a single
-    completion, they are those of one agent and turn of one problem, as AT-GRPO groups them (arXiv 2510.11062). A masked
-    joint action is ignored: it enters neither its siblings' baseline nor its parent's return, and a completion in no
-    other joint action is dropped.
+    turns. Siblings are the completions of one node. With ``rollout.tree = "chains"``, where a later node holds a single
+    completion, siblings are the completions of one agent at one turn of one problem, as in AT-GRPO (arXiv 2510.11062).
+    A masked joint action is ignored: it enters neither the baseline of its siblings nor the return of its parent, and a
+    completion that is part of no other joint action is dropped.
     """
     forest = _Forest(groups, algo, rollout, num_turns)
     nodes = forest.value_nodes("")
@@ -104,7 +105,7 @@ class _AgentCredit:
     agent: str
     samples: list[Sample]
     groups_equal: list[bool]
-    """For each group of siblings, whether all its returns are equal, so that nothing can be learnt from it."""
+    """For each group of siblings, whether all returns are equal, so that nothing can be learnt from it."""
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -123,19 +124,18 @@ def _credit_agent(
         completions = group.list_completions(agent)
         if not completions:
             continue
-        # Episodes that ended earlier are compared too. They come last, and have no completion here to train.
+        # Episodes that ended earlier enter the baseline too. They come last: zip drops their advantages below, because
+        # they have no completion here to train.
         returns = [*(value for _, _, value in completions), *group.ended_returns]
         advantages = group_advantages(returns, estimator, normalize)
-        samples += [
-            _build_sample(agent, completion, advantage, number)
-            for completion, advantage in zip(completions, advantages, strict=False)
-        ]
+        for completion, advantage in zip(completions, advantages, strict=False):
+            samples.append(_build_sample(agent, completion, advantage, number))
         groups_equal.append(max(returns) == min(returns))
     return _AgentCredit(agent, samples, groups_equal)
 
 
 class _Forest:
-    """The trees of all problems of an iteration, parents before children."""
+    """The trees of all problems of an iteration, with parents before their children."""
 
     def __init__(
         self, groups: Sequence[RolloutGroup[ScoredTurn]], algo: AlgoConfig, rollout: RolloutConfig, num_turns: int
@@ -147,13 +147,14 @@ class _Forest:
         assert len(self._index) == len(self._groups), "two nodes at one place of a tree"
 
     def value_nodes(self, agent: str) -> list[_Node]:
-        """Every node with its weight and the returns of ``agent``; "": of the joint reward alone."""
+        """Every node with its weight and the returns of ``agent``; with "" the returns of the joint reward alone."""
         tree = [self._tree_node(n, agent) for n in range(len(self._groups))]
         returns = tree_returns(tree, self._algo.gamma, self._num_turns)
         weights = tree_weights(tree, returns, self._algo.gamma)
         nodes = []
         for n, (group, values) in enumerate(zip(self._groups, returns, strict=True)):
             turns = [group.turns[j] for j, value in zip(self._unmasked[n], values, strict=True) if value is not None]
+            # A later node may hold fewer completions than a root: each then stands for several.
             size = max(map(len, group.actions.values()))
             weight = weights[n] * self._rollout.group_size / size if group.path else 1.0
             absorbed = [reward for reward in tree[n].absorbed if reward is not None]
@@ -161,7 +162,7 @@ class _Forest:
         return nodes
 
     def group_siblings(self, agent: str, nodes: Sequence[_Node]) -> list[_Siblings]:
-        """The groups that the advantages of ``agent`` are taken over."""
+        """The groups of siblings within which the advantages of ``agent`` are computed."""
         agent_nodes = [node for node in nodes if agent in node.group.actions]
         if self._rollout.tree != "chains":
             return [_Siblings([node], []) for node in agent_nodes]
@@ -177,7 +178,8 @@ class _Forest:
         return list(by_turn.values())
 
     def _tree_node(self, n: int, agent: str) -> TreeNode:
-        group, turns = self._groups[n], [self._groups[n].turns[j] for j in self._unmasked[n]]
+        group = self._groups[n]
+        turns = [group.turns[j] for j in self._unmasked[n]]
         opened_by = None
         if group.path:
             parent = self._index[group.problem.task_id, group.path[:-1]]
@@ -211,7 +213,7 @@ def _build_sample(agent: str, completion: _Completion, advantage: float, group: 
 
 
 def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, float]:
-    """Means over unmasked, priced joint actions: of all turns together and, if there are several, of each turn."""
+    """Means over unmasked, priced joint actions: over all turns and, if there are several, over each turn."""
     num_turns = sum(len(group.turns) for group in groups)
     unmasked = [(len(group.path), turn.reward) for group in groups for turn in group.turns if not turn.masked]
     priced = [(depth, reward) for depth, reward in unmasked if reward != PENDING]
@@ -230,7 +232,7 @@ def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, flo
 
 
 def _share_of_groups_with_signal(groups: Sequence[RolloutGroup[ScoredTurn]], part: str) -> float:
-    """The share of nodes whose joint actions differ in a part of the reward: only there can training change it."""
+    """The share of nodes whose joint actions differ in a part of the reward; only there can training change it."""
     differs = []
     for group in groups:
         rewards = [turn.reward for turn in group.turns if not turn.masked and turn.reward != PENDING]
@@ -241,7 +243,7 @@ def _share_of_groups_with_signal(groups: Sequence[RolloutGroup[ScoredTurn]], par
 
 
 def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]:
-    """The share of the joint return's variance that the agent's choice explains; defined for crossed pairs only."""
+    """The share of the variance of the joint return that the agent's choice explains; needs crossed pairs."""
     shares = []
     for node in nodes:
         if agent in node.group.actions:
@@ -257,7 +259,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def write_samples(context: StageContext) -> Metrics:
-    """Compute the return and the advantage of every completion of an iteration."""
+    """Compute the return and the advantage of every completion of an iteration, and write the samples."""
     config = context.config
     samples, metrics = credit(
         [group for pointer in context.inputs for group in context.read_nodes(pointer, read_scored, last=True)],

@@ -1,4 +1,4 @@
-"""Evaluate: the agents on held-out problems, in whole trajectories, sampled with a fixed seed and greedy.
+"""Evaluate: play the agents on held-out problems, in whole trajectories, both greedy and sampled with a fixed seed.
 
 A trajectory is judged by the joint action of its last turn. Quantities are fractions of their maximum, with bootstrap
 intervals over problems.
@@ -40,13 +40,14 @@ from magrpo.types import (
 )
 
 PASS_AT = (1, 3, 5, 10)
+"""The values of k for which pass@k is reported, as far as there are that many samples."""
 _ALIGNED = RolloutConfig(joint_mode="aligned")
 row_key = attrgetter("split", "mode", "task_id", "index")
-"""What tells the rows of an evaluation apart, and sorts them."""
+"""The key that identifies a row of an evaluation, and by which rows are sorted."""
 
 
 class Start(NamedTuple):
-    """A node where ``node.group_size`` trajectories begin, or go on after ``steps``, with their split and mode."""
+    """A node where ``node.group_size`` trajectories begin, or continue after ``steps``, with their split and mode."""
 
     split: Split
     mode: Mode
@@ -59,9 +60,9 @@ def evaluate(
 ) -> tuple[EvalReport, list[Trajectory]]:
     """Evaluate the weights that the engine holds on every split but ``train``.
 
-    The sampled mode draws ``config.num_samples`` trajectories a problem at the training temperature. They take all
-    turns unless ``config.stop_above``, an oracle, ends them earlier. Returns the report and, for each problem and
-    mode, the first trajectory, even if the sandbox failed on it.
+    The sampled mode draws ``config.num_samples`` trajectories for each problem at the training temperature. A
+    trajectory takes all turns unless ``config.stop_above``, an oracle, ends it earlier. Returns the report and the
+    first trajectory of each problem and mode, even if the sandbox failed on it.
     """
     sampled = replace(sampling_params(rollout_config), keep_support=False)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
@@ -75,7 +76,7 @@ def evaluate(
 def held_out_starts(
     splits: Splits, config: EvalConfig, modes: Mapping[Mode, tuple[SamplingParams, int]]
 ) -> list[Start]:
-    """A start for each mode and problem of every split but ``train``. ``modes``: how to sample, and how often."""
+    """A start for each mode and problem of every split but ``train``. ``modes``: sampling parameters and samples."""
     return [
         Start(split, mode, Node(problem, (), (), sampling, number))
         for split in sorted(splits)
@@ -86,10 +87,10 @@ def held_out_starts(
 
 
 def spread_problems(problems: Sequence[Problem], number: int | None) -> list[Problem]:
-    """``number`` of the problems, in their order; None, or a larger number: all of them.
+    """Choose ``number`` of the problems, in their order; all of them if ``number`` is None or larger.
 
-    They are evenly spaced in the order of the problems' tags, the middle ones of ``number`` equal shares: each level
-    or topic is represented in proportion to its size, however the split is ordered.
+    The problems are sorted by tags and divided into ``number`` equal shares, and the middle one of each share is taken.
+    Each level or topic is thus represented in proportion to its size, however the split is ordered.
     """
     if number is None or number >= len(problems):
         return list(problems)
@@ -101,12 +102,12 @@ def spread_problems(problems: Sequence[Problem], number: int | None) -> list[Pro
 def play_trajectories(
     starts: Sequence[Start], team: Team, backend: Backend, seed: int, stop_above: float | None, max_tries: int = 1
 ) -> list[Trajectory]:
-    """Every trajectory from ``starts`` to its end, all of them in one engine batch a turn.
+    """Play every trajectory from its start to its end, with one engine batch for each turn.
 
-    At each turn the acting agents answer once. A trajectory ends early where its reward exceeds ``stop_above``, in
-    reward units (None: never), or where the sandbox failed on it: then its last turn is masked. Of ``max_tries`` tries
-    each takes the turns of the environment, and starts at the problem again without history; the trajectory's steps are
-    the turns of all tries.
+    At each turn the acting agents answer once. A trajectory ends early if its reward exceeds ``stop_above``, in reward
+    units (None: never), or if the sandbox fails on it; its last turn is then masked. A trajectory has up to
+    ``max_tries`` tries. Each try takes all turns of the environment and begins at the problem again, without history;
+    the steps of the trajectory are the turns of all its tries.
     """
     num_turns = team.env.num_turns
     finished: list[Trajectory] = []
@@ -122,7 +123,7 @@ def play_trajectories(
                 if turn.masked or has_ended(turn, stop_above) or len(steps) == max_tries * num_turns:
                     finished.append(Trajectory(group.problem, start.split, start.mode, node.path, steps))
                     continue
-                if len(steps) % num_turns == 0:
+                if len(steps) % num_turns == 0:  # the next try begins
                     node = replace(node, history=())
                 unfinished.append(start._replace(node=node, steps=steps))
         starts = unfinished
@@ -130,7 +131,7 @@ def play_trajectories(
 
 
 def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRow]:
-    """The trajectories as rows, in a fixed order, without those on which the sandbox failed."""
+    """The trajectories as rows in a fixed order, leaving out those on which the sandbox failed."""
     rows = []
     for trajectory in trajectories:
         turns = [step.turn for step in trajectory.steps]
@@ -167,7 +168,7 @@ def _measure_answers(trajectory: Trajectory) -> dict[str, AnswerStats]:
 
 
 def summarise_rows(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, dict[str, Interval]]:
-    """The summary of rows: ``summary["test/sampled"]["return"]`` and so on, see :class:`magrpo.types.EvalReport`."""
+    """Summarise rows as ``summary["test/sampled"]["return"]`` and so on; see :class:`magrpo.types.EvalReport`."""
     return {
         name: {key: bootstrap_interval(list(values.values()), seed) for key, values in quantities.items()}
         for name, quantities in values_by_problem(rows, reward).items()
@@ -197,7 +198,8 @@ def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict
         fewest_rows = min(map(len, verdicts_of.values()))
         if any(None in passed for passed in verdicts_of.values()):
             continue  # the task has no notion of solved
-        for k in (k for k in PASS_AT if k <= fewest_rows):
+        ks = [k for k in PASS_AT if k <= fewest_rows]
+        for k in ks:
             values[name][f"pass_at_{k}"] = {
                 task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in verdicts_of.items()
             }
@@ -205,7 +207,7 @@ def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict
 
 
 def write_evaluation(context: StageContext) -> Metrics:
-    """Evaluate a checkpoint on problems never trained on."""
+    """Evaluate a checkpoint on the held-out problems."""
     config, folder = context.config, context.folder
     problems, checkpoint = context.inputs
     backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
@@ -220,7 +222,7 @@ def write_evaluation(context: StageContext) -> Metrics:
 
 
 def write_eval_report(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
-    """Write the report and the notable executions; returns the metrics that every evaluation has."""
+    """Write the report and the notable executions; return the metrics that every evaluation has."""
     write_notable_executions(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
     (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
     metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
@@ -228,10 +230,10 @@ def write_eval_report(folder: Path, report: EvalReport, backend: Backend) -> dic
 
 
 def _count_completions(context: StageContext, splits: Splits, config: EvalConfig) -> int:
-    """Number of completions of an evaluation; 0 if trajectories may end early."""
+    """The number of completions of an evaluation; 0, for unknown, if trajectories may end early."""
     if config.stop_above is not None:
         return 0
     held_out = (problems for split, problems in splits.items() if split != "train")
     num_problems = sum(len(spread_problems(problems, config.max_problems)) for problems in held_out)
-    each = sum(map(context.count_acting, range(context.config.env.num_turns)))
-    return num_problems * each * (config.num_samples + 1)  # and a greedy one
+    num_completions = sum(map(context.count_acting, range(context.config.env.num_turns)))  # of one trajectory
+    return num_problems * num_completions * (config.num_samples + 1)  # the sampled trajectories and a greedy one

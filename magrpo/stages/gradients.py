@@ -1,7 +1,7 @@
 """Gradients of the policy loss over one agent's micro-batches.
 
-On a CPU adapters are trained side by side: threads with a share of the cores each take the micro-batches of all agents.
-An update can be split over ranks: each computes a subset of the (agent, lane) pairs (:mod:`magrpo.stages.lanes`).
+On a CPU, adapters are trained side by side: threads, each with a share of the cores, take micro-batches of all agents.
+An update can be split over ranks, each of which computes some of the (agent, lane) pairs (:mod:`magrpo.stages.lanes`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from magrpo_kernels import LossOptions
 
 ResultT = TypeVar("ResultT")
 Constants = dict[str, Sequence[Tensor]]
-"""Tensors without gradient, by field of ``SampledTokens`` and completion, so that micro-batches may change."""
+"""Tensors without gradient, keyed by field of ``SampledTokens``, one for each completion: micro-batches may change."""
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class GradientComputer:
     lag: int
 
     def __post_init__(self) -> None:
-        # Samples without advantage are dropped before, and token ids are the policy's own: nothing is left to check.
+        # ``checked``: samples without advantage were dropped before, and the token ids are the policy's own.
         self._logps_options = LossOptions(self.rollout.temperature, checked=True, impl=self.algo.kernel)
         self._loss_options = replace(
             self._logps_options,
@@ -64,10 +64,10 @@ class GradientComputer:
         self._position = {agent: i for i, agent in enumerate(self.agents)}
         self._num_threads = torch.get_num_threads()
         self.at_once = self._count_agents_at_once()
-        """Number of agents that share the cores, each with one thread or more; ranks run theirs in turn."""
+        """Number of agents that share the cores at a time, each with one thread or more."""
 
     def _count_agents_at_once(self) -> int:
-        # Gradients of full copies that are computed at the same time would need as much memory as the copies.
+        # Full copies are excluded: computed at the same time, their gradients would need as much memory as the copies.
         adapters_only = all(self.policy.lineup.weights(agent) == "lora" for agent in self.agents)
         if self.policy.device.type == "cpu" and adapters_only and self.policy.shares_no_modules:
             return min(len(self.agents), self._num_threads)
@@ -83,9 +83,9 @@ class GradientComputer:
     def compute_gradients(
         self, constants: Mapping[str, Constants], counter: CompletionCounter, batches: Sequence[AgentBatch]
     ) -> list[PartialSums]:
-        """One forward and backward pass over all micro-batches of this rank; :meth:`add_ranks` completes gradients.
+        """Run one forward and backward pass over the micro-batches of this rank; :meth:`add_ranks` adds other ranks.
 
-        ``constants`` are the tensors of each agent that no pass changes, such as reference log-probabilities.
+        ``constants`` holds the tensors of each agent that no pass changes, such as reference log-probabilities.
         """
         counter.restart()
         parts = [
@@ -100,24 +100,23 @@ class GradientComputer:
             self.policy.clear_gradients(batch.agent)
             run = partial(self._run_micro_batches, constants[batch.agent], counter, batch, part)
             if self.at_once > 1 and self._plan.is_trivial:
-                numbers_of_batches = range(len(batch.micro_batches))
+                num_batches = len(batch.micro_batches)
                 add = OrderedGradient(list(self.policy.parameters(batch.agent).values())).add
-                # Threads take the numbers of micro-batches from one iterator.
-                num_threads = min(self.at_once, len(batch.micro_batches))
-                tasks += [partial(run, add, iter(numbers_of_batches))] * num_threads
+                # The list repeats one task, so that its threads take the numbers from the same iterator.
+                tasks += [partial(run, add, iter(range(num_batches)))] * min(self.at_once, num_batches)
             else:
                 tasks.append(partial(self._sum_lanes, run, batch, part))
         self._run_tasks(tasks)
         for idle in self._idle_micro_batches(batches):
             loss, _, _ = self.compute_loss(batches[0], idle, constants[batches[0].agent])
-            (loss * 0).backward()  # type: ignore[no-untyped-call]
+            (loss * 0).backward()  # type: ignore[no-untyped-call]  # other ranks wait for this backward pass, too
         for batch in batches:
             if not self._is_summed_in_place(batch.agent):
                 self.policy.clear_gradients(batch.agent)
         return parts
 
     def add_ranks(self, batch: AgentBatch, part: PartialSums) -> Tensor:
-        """Put the gradient of all lanes into the parameters; returns the sums of all micro-batches."""
+        """Put the gradient of all lanes into the parameters; return the sums of all micro-batches."""
         if not self._is_summed_in_place(batch.agent):
             parameters = list(self.policy.parameters(batch.agent).values())
             owners = self._plan.find_owners(self._position[batch.agent])
@@ -152,7 +151,7 @@ class GradientComputer:
         numbers: Iterator[int],
         stop: Stop,
     ) -> None:
-        """Compute micro-batches by number; ``add`` the gradient of each. Several threads may share ``numbers``."""
+        """Compute the micro-batches in ``numbers``, which threads may share, and ``add`` the gradient of each."""
         for number in takewhile(lambda _: not stop(), numbers):
             micro_batch = collate(batch.samples, batch.micro_batches[number], self.policy.device)
             loss, metrics, sampled = self.compute_loss(batch, micro_batch, constants)
@@ -185,7 +184,7 @@ class GradientComputer:
 
     # ------------------------------------------------------------------------------------------ log-probabilities
     def compute_reference(self, batches: Sequence[AgentBatch]) -> list[Tensor]:
-        """Log-probabilities of each agent's sampled tokens under its reference, 0 where another rank computes them."""
+        """Log-probabilities of each agent's sampled tokens under its reference; 0 where another rank computes them."""
         tables = self._run_tasks([partial(self._compute_reference_logps, batch) for batch in batches])
         for idle in self._idle_micro_batches(batches):
             agent = batches[0].agent
@@ -193,7 +192,7 @@ class GradientComputer:
         return tables
 
     def share_logps(self, batch: AgentBatch, table: Tensor) -> Sequence[Tensor]:
-        """The log-probabilities that all ranks have computed, by completion."""
+        """The log-probabilities that all ranks have computed, one tensor for each completion."""
         return torch.split(self.ranks.fill_in(table), batch.lengths)
 
     def _compute_reference_logps(self, batch: AgentBatch, stop: Stop) -> Tensor:
@@ -208,13 +207,13 @@ class GradientComputer:
 
     # -------------------------------------------------------------------------------------------------- lanes, threads
     def _lanes_of(self, batch: AgentBatch, rank: int) -> list[list[int]]:
-        """The numbers of the micro-batches in each of the agent's lanes that a rank computes."""
+        """The numbers of the micro-batches in each lane of the agent that ``rank`` computes."""
         sizes = [count_padded(batch.samples, rows) for rows in batch.micro_batches]
         lanes = deal_batches(sizes, self._plan.num_lanes)
         return [lanes[lane] for lane in self._plan.lanes_of(self._position[batch.agent], rank)]
 
     def _idle_micro_batches(self, batches: Sequence[AgentBatch]) -> Iterator[Batch]:
-        """Micro-batches of one sample that this rank runs for nothing, once it has no more of its own.
+        """Micro-batches of one sample that this rank computes without effect, once it has none of its own left.
 
         All ranks must run a spread model equally often: each forward pass waits for the others' weights.
         """
@@ -230,5 +229,5 @@ class GradientComputer:
             yield collate(samples, [(shortest,)], self.policy.device)
 
     def _run_tasks(self, tasks: Sequence[Callable[[Stop], ResultT]]) -> list[ResultT]:
-        """Run tasks on the threads of this process, several at a time."""
+        """Run tasks on the threads of this process, ``at_once`` at a time, or one by one if there are other ranks."""
         return run_side_by_side(tasks, self._num_threads, self.at_once, in_turn=self.ranks.count > 1)

@@ -1,9 +1,9 @@
-"""Lanes: partial sums of an agent's gradient, shared among ranks and added in an order that no number of ranks changes.
+"""Lanes: partial sums of an agent's gradient, shared among ranks and added in an order that the ranks do not change.
 
-An update deals the micro-batches of an agent to ``optim.lanes`` lanes and sums the gradient of each lane alone. Lanes
-are then added in pairs, these in pairs again, and so on. As their number is a power of two, the lanes of one rank are a
-whole branch of that tree, whatever the number of ranks: a rank hands on one partial sum of each agent, and the bits of
-the total depend on the number of lanes only.
+An update deals the micro-batches of an agent to ``optim.lanes`` lanes and sums the gradient of each lane by itself.
+Lanes are then added in pairs, the pairs in pairs again, and so on. As the number of lanes is a power of two, the lanes
+of one rank are a whole branch of that tree, whatever the number of ranks. A rank therefore passes on a single partial
+sum for each agent, and the bits of the total depend only on the number of lanes.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from torch import Tensor, nn
 
 
 class Ranks(Protocol):
-    """The processes that compute one update together; each calls the same methods in the same order."""
+    """The processes that compute one update together; all call the same methods in the same order."""
 
     @property
     def number(self) -> int:
-        """The number of this one, from 0."""
+        """The number of this rank, from 0."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def agree_on(self, fits: bool) -> bool:
-        """Whether ``fits`` is true on all of them."""
+        """Whether ``fits`` is true on all ranks."""
 
     def fill_in(self, table: Tensor) -> Tensor:
-        """The whole float32 table, of which each element is non-zero on one rank at most. May change ``table``."""
+        """The sum of the ranks' float32 tables, each element non-zero on one rank at most. May change ``table``."""
 
     def add_branches(self, branch: Tensor | None, owners: Sequence[int], size: int) -> Tensor:
-        """The sum over ``owners`` of their float32 vectors of ``size``, by :func:`add_in_pairs`, on every rank.
+        """The sum of the float32 vectors of the ranks ``owners``, by :func:`add_in_pairs`, on every rank.
 
-        ``branch`` is this rank's vector, None if it is no owner.
+        ``branch`` is the vector of this rank, of length ``size``; None if the rank is not an owner.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class OneRank:
-    """An update in one process, which does nothing when ranks exchange."""
+    """The only rank of an update in one process; there is nobody to exchange anything with."""
 
     number: int = 0
     count: int = 1
@@ -66,15 +66,16 @@ class LanePlan:
 
     num_lanes: int
     num_blocks: int
-    """Blocks of neighbouring lanes that an agent's lanes are split into, each on another rank."""
+    """Number of blocks of neighbouring lanes that the lanes of an agent are split into, each on another rank."""
     agents_at_once: int
     """Number of agents that are computed at the same time, on different ranks."""
 
     @classmethod
     def make(cls, num_lanes: int, num_agents: int, num_ranks: int) -> LanePlan:
-        """Split lanes first, agents only where there are fewer lanes than ranks: lanes are of like length.
+        """Split the lanes over the ranks, and the agents as well if there are fewer lanes than ranks.
 
-        ``num_ranks`` must divide ``num_lanes`` (a power of two) times ``num_agents``: see :mod:`magrpo.planning.fit`.
+        Lanes come first because they have nearly equal lengths, and agents may not. ``num_ranks`` must divide
+        ``num_lanes`` (a power of two) times ``num_agents``: see :mod:`magrpo.planning.fit`.
         """
         num_blocks = math.gcd(num_lanes, num_ranks)
         agents_at_once = num_ranks // num_blocks
@@ -87,20 +88,21 @@ class LanePlan:
         return self.num_lanes == self.num_blocks * self.agents_at_once == 1
 
     def find_owners(self, agent: int) -> list[int]:
-        """The ranks that compute the lanes of an agent, by its position, in the order of lanes."""
+        """The ranks that compute the lanes of the agent at position ``agent``, in the order of the lanes."""
         return [block * self.agents_at_once + agent % self.agents_at_once for block in range(self.num_blocks)]
 
     def lanes_of(self, agent: int, rank: int) -> range:
-        """The lanes of an agent, by its position, that a rank computes."""
+        """The lanes of the agent at position ``agent`` that ``rank`` computes."""
         owners = self.find_owners(agent)
         if rank not in owners:
             return range(0)
-        length, block = self.num_lanes // self.num_blocks, owners.index(rank)
+        length = self.num_lanes // self.num_blocks
+        block = owners.index(rank)
         return range(block * length, (block + 1) * length)
 
 
 def deal_batches(sizes: Sequence[int], num_lanes: int) -> list[list[int]]:
-    """The micro-batches of each lane, by number: in their order, each to the lane with the least work so far."""
+    """Deal micro-batches, in order, each to the lane with the least work so far; returns the numbers in each lane."""
     lanes: list[list[int]] = [[] for _ in range(num_lanes)]
     work = [0] * num_lanes
     for number, size in enumerate(sizes):
@@ -111,11 +113,12 @@ def deal_batches(sizes: Sequence[int], num_lanes: int) -> list[list[int]]:
 
 
 def add_in_pairs(vectors: Iterable[Tensor]) -> Tensor:
-    """Add neighbours, then neighbouring sums, and so on; their number is a power of two. May change the vectors.
+    """Add neighbouring vectors, then neighbouring sums, and so on. May change the vectors.
 
-    Holds one vector for each level of the tree if ``vectors`` is an iterator.
+    The number of vectors is a power of two. If ``vectors`` is an iterator, only one vector for each level of the tree
+    is in memory at a time.
     """
-    sums: list[tuple[int, Tensor]] = []  # each of a branch, and its level; levels descend
+    sums: list[tuple[int, Tensor]] = []  # level and sum of each finished branch; levels descend
     for vector in vectors:
         level = 0
         while sums and sums[-1][0] == level:
@@ -127,7 +130,7 @@ def add_in_pairs(vectors: Iterable[Tensor]) -> Tensor:
 
 
 def take_gradient(parameters: Sequence[nn.Parameter]) -> Float[Tensor, " n"]:
-    """The gradients as one vector, removed from the parameters; at its end a 1 for each parameter that has one."""
+    """Remove the gradients from the parameters and join them; the vector ends in a flag, 0 or 1, for each parameter."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     present = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
     for parameter in parameters:
@@ -136,7 +139,7 @@ def take_gradient(parameters: Sequence[nn.Parameter]) -> Float[Tensor, " n"]:
 
 
 def put_gradient(vector: Float[Tensor, " n"], parameters: Sequence[nn.Parameter]) -> None:
-    """Undo :func:`take_gradient`; parameters that had a gradient in no lane get none."""
+    """Undo :func:`take_gradient`. Summed flags count lanes: a parameter without gradient in any lane gets none."""
     sizes = [parameter.numel() for parameter in parameters]
     *gradients, present = torch.split(vector, [*sizes, len(sizes)])
     for parameter, gradient, count in zip(parameters, gradients, present.tolist(), strict=True):

@@ -22,7 +22,7 @@ ResultT = TypeVar("ResultT")
 
 
 class MicroBatchTooLarge(RuntimeError):
-    """A rank that shares models with others ran out of memory; the message is the number of tokens to try next."""
+    """A rank that shares models with others ran out of memory. The message is the number of tokens to try next."""
 
 
 class MemoryFitter:
@@ -30,24 +30,24 @@ class MemoryFitter:
 
     def __init__(self, policy: Policy, optim: OptimConfig, ranks: Ranks, shares_prompts: Mapping[str, bool]) -> None:
         self.micro_batch_tokens = optim.count_micro_batch_tokens(policy.device.type)
-        """The number of tokens of a micro-batch, with padding. Lowered when memory runs out."""
+        """Largest number of tokens in a micro-batch, padding included. Lowered when memory runs out."""
         self._policy, self._num_lanes, self._ranks = policy, optim.lanes, ranks
         self._shares_prompts = shares_prompts
 
     def plan_micro_batches(self, agent: str, samples: Sequence[Sample]) -> list[list[Row]]:
-        """Micro-batches of an agent's samples, at the present size."""
+        """Split the samples of an agent into micro-batches of at most ``micro_batch_tokens`` tokens."""
         return self._plan(agent, samples, self.micro_batch_tokens)
 
     def fit_memory(
         self, batches: Sequence[AgentBatch], compute: Callable[[Sequence[AgentBatch]], ResultT]
     ) -> tuple[Sequence[AgentBatch], ResultT]:
-        """The result of ``compute``, repeated with smaller micro-batches as long as a rank runs out of GPU memory.
+        """Call ``compute``, and repeat it with smaller micro-batches as long as a rank runs out of GPU memory.
 
-        Returns the batches of the successful attempt with its result. Gradients are the same up to rounding.
+        Returns the batches and the result of the successful attempt. Gradients are the same up to rounding.
 
         Raises:
-            MicroBatchTooLarge: models are spread over ranks, which cannot agree to repeat, because the other ranks wait
-                inside a forward pass; they must begin again.
+            MicroBatchTooLarge: models are spread over ranks, which must begin the update again: they cannot agree to
+                repeat a pass, because the other ranks wait inside it.
             torch.cuda.OutOfMemoryError: one completion does not fit.
         """
         while True:
@@ -59,7 +59,7 @@ class MemoryFitter:
                     raise
                 if self._policy.shards:
                     raise MicroBatchTooLarge(str(self._find_smaller(batches))) from error
-            # Outside the except block, where the exception would keep the tensors of its frames alive.
+            # Outside the except block, in which the exception would keep the tensors of its frames alive.
             if self._ranks.agree_on(bool(results)):
                 return batches, results[0]
             results.clear()
@@ -85,7 +85,7 @@ class MemoryFitter:
         return plan_batches(samples, tokens, self._shares_prompts[agent])
 
     def _find_smaller(self, batches: Sequence[AgentBatch]) -> int:
-        """The largest half, quarter, ... of the present size that changes some micro-batch."""
+        """Halve the present size until some micro-batch changes; returns that size in tokens."""
         tokens = self.micro_batch_tokens
         while True:
             tokens = max(tokens // 2, 1)

@@ -1,4 +1,4 @@
-"""Runs of agents' models on micro-batches, whose hidden states or logits a loss starts from."""
+"""Running the models of agents on micro-batches, to compute a loss from their hidden states or logits."""
 
 import logging
 from collections.abc import Callable
@@ -27,22 +27,22 @@ from magrpo.model.policy import Policy
 from magrpo_kernels import LossOptions, PolicyLoss, TokenInputs, group_policy_loss, policy_loss_from_logits
 
 ModelContext = AbstractContextManager[PreTrainedModel]
-"""A policy's ``active`` or ``reference`` of an agent."""
+"""The context manager ``Policy.active`` or ``Policy.reference`` for an agent."""
 ResultT = TypeVar("ResultT")
 log = logging.getLogger(__name__)
 
 
 class ModelRuns:
-    """Runs the models of a policy as they allow: from their hidden states, with completions that share a row."""
+    """Runs the models of a policy by the fastest way that each allows: from hidden states, with shared rows."""
 
     def __init__(self, policy: Policy, *, gradient_checkpointing: bool = False) -> None:
         self._policy, self._gradient_checkpointing = policy, gradient_checkpointing
         self._logit_maps: dict[str, LogitMap | None] = {}
         self.shares_prompts: dict[str, bool] = {}
-        """Whether completions of one prompt may share a row, by agent that :meth:`probe_model` was called for."""
+        """Whether completions of one prompt may share a row, for each agent that was probed."""
 
     def probe_model(self, agent: str) -> None:
-        """Find out what the model of an agent allows; before the first run."""
+        """Find out which of the ways the model of an agent allows. Call it before the first run."""
         with self._policy.active(agent) as model:
             if self._gradient_checkpointing:
                 checkpoint_layers(model)
@@ -54,10 +54,10 @@ class ModelRuns:
     def run_model(
         self, agent: str, context: ModelContext, batch: Batch, finish: Callable[[LossOf], ResultT]
     ) -> ResultT:
-        """Run a model, then ``finish``, which is given the loss as a function of the tokens' inputs.
+        """Run a model, then call ``finish`` with the loss as a function of the inputs of the tokens.
 
-        Where it is known how logits follow from hidden states (N, D), it starts from these, in the dtype of matrix
-        products.
+        The loss starts from the hidden states (N, D), in the dtype of matrix products, if it is known how logits follow
+        from them, else from the logits.
         """
 
         def compute(model: PreTrainedModel) -> ResultT:
@@ -79,7 +79,7 @@ class ModelRuns:
     def compute_logps(
         self, agent: str, context: ModelContext, batch: Batch, options: LossOptions
     ) -> Float[Tensor, " N"]:
-        """The log-probabilities of the sampled tokens."""
+        """The log-probabilities of the sampled tokens, without gradient."""
         tokens = batch.tokens
         inputs = TokenInputs(tokens.token_ids, torch.ones_like(tokens.sampling_logps), support=tokens.support)
         return self.run_model(agent, context, batch, lambda loss_of: loss_of(inputs, options).logps)
@@ -93,7 +93,7 @@ class ModelRuns:
         inputs: TokenInputs,
         options: LossOptions,
     ) -> PolicyLoss:
-        """The loss of a model with this map; a scale of logits is one over a scale of the temperature."""
+        """The loss of a model with this logit map. Scaling logits by a factor divides the temperature by it."""
         options = replace(
             options,
             temperature=options.temperature / logit_map.scale,

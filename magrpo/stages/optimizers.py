@@ -27,13 +27,15 @@ def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float
         return optim.lr
     length = max(num_iterations - optim.warmup_iterations, 1)
     progress = min((update - 1 - optim.warmup_iterations) / length, 1.0)
-    return optim.lr * (1 - progress if optim.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)
+    if optim.schedule == "linear":
+        return optim.lr * (1 - progress)
+    return optim.lr * ((1 + math.cos(math.pi * progress)) / 2)
 
 
 def write_optimizers(folder: Path, policy: Policy, optimizers: Mapping[str, AdamW]) -> None:
     """Write the policy's version and the states of all optimizers into a checkpoint.
 
-    Where models are spread over ranks all ranks call it: each writes its parts of the states that are spread.
+    If models are spread over ranks, all ranks call it, and each writes its parts of the states that are spread.
     """
     whole = {agent: optimizer.state_dict() for agent, optimizer in optimizers.items() if not policy.is_spread(agent)}
     for agent, optimizer in optimizers.items():
@@ -44,9 +46,9 @@ def write_optimizers(folder: Path, policy: Policy, optimizers: Mapping[str, Adam
 
 
 def read_optimizers(folder: Path, policy: Policy, optimizers: Mapping[str, AdamW]) -> int:
-    """Read what :func:`write_optimizers` wrote, on any number of ranks or none; returns the policy's version.
+    """Read the files of :func:`write_optimizers`, written by any number of ranks; returns the policy's version.
 
-    Raises ConfigError if the file holds anything else; code in it is not run.
+    Raises ConfigError if the file holds anything else. Code in the file is never run.
     """
     try:
         stored = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
@@ -76,7 +78,7 @@ def _read_shards(folder: Path, policy: Policy, agent: str, optimizer: AdamW) -> 
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as asked for
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # by no_dist, below
         load(_name_states(policy, agent, optimizer), checkpoint_id=folder, no_dist=not policy.is_spread(agent))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -25,31 +26,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _MAX_BYTES = 1000
-"""Bytes of a prompt for each token of a context window, above which it is too long without counting its tokens."""
+"""Bytes for each token of the context window above which a prompt is too long, without counting its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The context windows in which the first prompts of problems must leave room for completions."""
+    """The context windows in which the first prompts of a problem must leave room for completions."""
 
     lineup: Lineup
     teams: Sequence[tuple[Team, int]]
-    """Those who answer the problems, each with the length limit of its completions, in tokens."""
+    """The teams that answer the problems, each with the maximum length of its completions in tokens."""
 
     @classmethod
     def of(cls, config: RunConfig, lineup: Lineup) -> Room:
-        """The room of a run's team, or of the rows of its table of baselines."""
+        """The room for the team of a run, or for the rows of its table of baselines."""
         rows = [(Team.of(row), row.max_new_tokens) for row in config.baselines.rows]
         return cls(lineup, rows or [(Team.of(config), config.rollout.max_new_tokens)])
 
     def find_fault(self, problem: Problem) -> str:
-        """Why the problem's first prompts do not fit; empty if they do.
+        """The reason why the first prompts of a problem do not fit; empty if they do.
 
-        Tokens are counted only where the text has more than half as many bytes as there is room for tokens.
+        Tokens are counted only if the text has more than half as many bytes as there is room for tokens, because
+        counting is slow.
         """
         for team, max_new_tokens in self.teams:
             acting = team.env.acting(0)
-            for agent in (agent for agent in team.agents if agent.role in acting):
+            acting_agents = [agent for agent in team.agents if agent.role in acting]
+            for agent in acting_agents:
                 window = self.lineup.max_length(agent.name)
                 seen = observe_problem(team.env, problem, agent.role, (), agent.name)
                 room = window - max_new_tokens
@@ -70,13 +73,16 @@ class Room:
 def prepare(
     problems: Problems, problems_per_iteration: int, room: Room | None = None, leave_out_long: bool = False
 ) -> Splits:
-    """Load every split; with ``leave_out_long`` without the problems that do not fit in ``room``, of which it warns.
+    """Load every split; ``leave_out_long`` drops problems that do not fit in ``room``, with a warning.
 
     Raises ConfigError if a problem does not fit, a split is empty or too small, or a ``task_id`` is used twice.
     """
     splits = load_problems(problems)
     if room:
-        faults = {p.task_id: fault for members in splits.values() for p in members if (fault := room.find_fault(p))}
+        faults: dict[str, str] = {}
+        for problem in itertools.chain.from_iterable(splits.values()):
+            if fault := room.find_fault(problem):
+                faults[problem.task_id] = fault
         if faults:
             message = _describe_faults(faults)
             if not leave_out_long:
@@ -109,9 +115,9 @@ def _describe_faults(faults: Mapping[str, str]) -> str:
 
 
 def draw_problems(train: Sequence[Problem], iteration: int, count: int, seed: int) -> list[Problem]:
-    """The ``count`` distinct problems of an iteration (from 1): a pure function of its arguments.
+    """Draw the ``count`` distinct problems of ``iteration``, counted from 1; a pure function of its arguments.
 
-    The training set is walked in a fresh order every epoch; an epoch ends when fewer than ``count`` are left.
+    Every epoch goes through the training set in a fresh order, and ends when fewer than ``count`` problems are left.
     """
     per_epoch = len(train) // count
     epoch, position = divmod(iteration - 1, per_epoch)

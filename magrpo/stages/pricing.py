@@ -23,7 +23,7 @@ from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 Item = tuple[Problem, Mapping[str, str], Mapping[str, ExecutionReport]]
 """A joint action: its problem, the text of each role, and its reports so far."""
 MANY = 512
-"""Number of joint actions from which workers are worth their start."""
+"""Number of joint actions from which starting workers is worth while."""
 _BLOCK = 64
 """Number of consecutive joint actions in one message."""
 ResultT = TypeVar("ResultT")
@@ -36,7 +36,7 @@ def open_workers(count: int) -> ProcessPoolExecutor:
 
 
 class _Message(msgspec.Struct):
-    """A reward as pickle writes it, and what it is asked about."""
+    """A pickled reward, and the joint actions to call it for."""
 
     reward: bytes
     items: list[tuple[Problem, dict[str, str], dict[str, ExecutionReport]]]

@@ -1,8 +1,8 @@
-"""Joint rollout: at every node of one tree level the acting agents sample completions, in one engine batch.
+"""Joint rollout: at every node of one tree level, the acting agents sample completions in one engine batch.
 
 A node is one history shared by its group. Each acting agent samples ``G`` completions there, independently of the
 others (section 3 of arXiv 2508.04652). Joint actions pair the completions by index (``aligned``) or combine them
-(``crossed``). Each joint action that is continued opens a child node, for one further completion or a group of them.
+(``crossed``). Each joint action that is continued opens a child node, with one further completion or a group of them.
 """
 
 import itertools
@@ -62,7 +62,7 @@ def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]
 
 
 def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
-    """The next level: one node for each joint action, neither masked nor ended, that ``config.tree`` continues."""
+    """The next level: a node for each joint action that was neither masked nor ended and that ``config`` continues."""
     nodes = []
     for group in groups:
         continued = [
@@ -79,7 +79,7 @@ def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfi
 
 
 def has_ended(turn: ScoredTurn, threshold: float | None) -> bool:
-    """Whether the reward of a joint action exceeds ``threshold``. A pending reward never does."""
+    """Whether the reward of a joint action exceeds ``threshold`` (None: never). A pending reward does not."""
     return threshold is not None and turn.reward != PENDING and turn.reward.total > threshold
 
 
@@ -93,8 +93,9 @@ def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingPa
 def rollout(
     nodes: Sequence[Node], team: Team, backend: Backend, config: RolloutConfig, seed: int
 ) -> list[RolloutGroup[Turn]]:
-    """Sample one tree level as one batch. A completion's seed depends on ``seed`` and its own place only: its problem,
-    path, agent and index.
+    """Sample one tree level as one batch.
+
+    The seed of a completion depends only on ``seed`` and on its place: problem, path, agent and index.
 
     Raises PromptTooLong, naming the problem, if a prompt leaves no room for its completion.
     """
@@ -109,8 +110,10 @@ def rollout(
     try:
         sampled = generate_completions(backend.engine, requests, backend.progress)
     except PromptTooLong as error:
-        counts = (node.group_size * len(of_node) for node, of_node in zip(nodes, prompts, strict=True))
-        node = nodes[bisect_right(list(itertools.accumulate(counts)), requests.index(error.request))]
+        # Requests are in the order of nodes: find the node whose range of requests holds the failed one.
+        counts = (node.group_size * len(node_prompts) for node, node_prompts in zip(nodes, prompts, strict=True))
+        ends = list(itertools.accumulate(counts))
+        node = nodes[bisect_right(ends, requests.index(error.request))]
         where = f"problem {quote_value(node.problem.task_id)}, turn {len(node.path) + 1}"
         raise PromptTooLong(f"{where}: {error}", error.request) from None
     backend.sampling.seconds += perf_counter() - started
@@ -127,9 +130,9 @@ def rollout(
 
 
 def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None, seed: int) -> list[tuple[int, ...]]:
-    """The joint actions of a node, each a completion index per agent.
+    """The joint actions of a node, each with one completion index for each agent.
 
-    ``aligned`` gives ``G`` joint actions, ``crossed`` all ``G^A``. ``pairs`` limits crossed ones to a random subset in
+    ``aligned`` gives ``G`` joint actions, ``crossed`` all ``G^A``. ``pairs`` limits ``crossed`` to a random subset in
     which every completion appears equally often: the ``G^A`` combinations fall into ``G^(A-1)`` rounds of cyclic
     shifts, each of which uses every completion once, and ``pairs / G`` rounds are drawn.
     """
@@ -138,6 +141,7 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
     if pairs is None or pairs >= group_size**num_agents:
         return list(itertools.product(range(group_size), repeat=num_agents))
     rounds = random.Random(seed).sample(range(group_size ** (num_agents - 1)), pairs // group_size)
+    # The digits of a round's number in base G are the shifts of the agents after the first.
     shifts_by_round = [[drawn // group_size**agent % group_size for agent in range(num_agents - 1)] for drawn in rounds]
     return sorted(
         (index, *((index + shift) % group_size for shift in shifts))
@@ -147,10 +151,10 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
 
 
 def _build_prompts(nodes: Sequence[Node], team: Team, backend: Backend) -> list[dict[str, Prompt]]:
-    """The prompts of the acting agents, by node.
+    """The prompts of the acting agents, one dict for each node.
 
-    Observations run in threads, because an environment may ask a remote service, as the one with an expert does. For
-    the others that costs 15 microseconds a prompt, less than asking every environment whether it needs threads.
+    Environments are called in threads, because some ask a remote service, as ``expert_edits`` does. For the others that
+    costs 15 microseconds for each prompt, less than a way for every environment to declare whether it needs threads.
     """
     env = team.env
     acting = [[agent for agent in team.agents if agent.role in env.acting(len(node.history))] for node in nodes]
@@ -192,7 +196,7 @@ def write_groups(context: StageContext) -> Metrics:
 
 
 def _measure_groups(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:
-    actions = [action for group in groups for of_agent in group.actions.values() for action in of_agent]
+    actions = [action for group in groups for completions in group.actions.values() for action in completions]
     num_tokens = sum(len(action.token_ids) for action in actions)
     num_cut_off = sum(action.finish_reason == "length" for action in actions)
     return answer_metrics(groups) | {

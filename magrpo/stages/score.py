@@ -1,7 +1,7 @@
 """Score: run the programs that the reward requests in the sandbox, then price every joint action.
 
-Execution is data. A failure of the sandbox itself (``infra_error``), or of the problem's own test (``test_error``),
-masks a joint action; it is never a reward.
+The outcome of an execution is data, never an exception. A failure of the sandbox itself (``infra_error``) or of the
+problem's own test (``test_error``) masks the joint action instead of giving it a reward.
 """
 
 import logging
@@ -28,7 +28,7 @@ JointTexts = tuple[Problem, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The price of one joint action and the reports it is based on. ``masked``: one is unjudged."""
+    """The price of one joint action and the reports behind it. ``masked``: a report is unjudged."""
 
     reward: JointReward
     reports: dict[str, ExecutionReport]
@@ -46,7 +46,7 @@ def score(
     """Price every joint action of every group.
 
     The reward sees the latest text of every role, from this turn or an earlier one. Until every role has written, the
-    reward of a joint action is :data:`~magrpo.types.PENDING`. ``workers`` call the reward if it lets them.
+    reward of a joint action is :data:`~magrpo.types.PENDING`. ``workers`` call the reward if it allows that.
     """
     roles = team.roles
     items = [
@@ -77,11 +77,12 @@ def score_texts(
     progress: Progress | None = None,
     workers: Executor | None = None,
 ) -> tuple[list[Scored], ScoreStats]:
-    """Price joint actions, in order. Each round of executions that the reward requests is one sandbox batch.
+    """Price joint actions, in order. The sandbox runs each round of executions that the reward requests as one batch.
 
     Raises ConfigError, naming reward and problem, if the reward returns anything but a usable price.
     """
-    stats, pricing = ScoreStats(), Pricing.of(reward, workers, len(items))
+    stats = ScoreStats()
+    pricing = Pricing.of(reward, workers, len(items))
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
     open_items = list(range(len(items)))
     while open_items:
@@ -97,6 +98,7 @@ def score_texts(
         for i, executions in requested.items():
             stats.wanted += len(executions)
             reports[i] |= {name: cache[execution] for name, execution in executions.items()}
+        # The reward is asked again about items that had requests, until it requests nothing more.
         open_items = [i for i in open_items if requested[i] and not _is_unjudged(reports[i].values())]
     valid = {i: (*items[i], reports[i]) for i in range(len(items)) if not _is_unjudged(reports[i].values())}
     _warn_of_tests(items, reports)
@@ -106,14 +108,14 @@ def score_texts(
 
 
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:
-    """The joint action with its price, whose local rewards are keyed by agent instead of role."""
+    """The joint action with its price, in which local rewards are keyed by agent instead of role."""
     local_by_role = scored.reward.local
     local = {agent: local_by_role[role] for agent, role in roles.items() if role in local_by_role}
     return ScoredTurn(turn.picks, replace(scored.reward, local=local), scored.reports, scored.masked)
 
 
 def _should_retry(report: ExecutionReport) -> bool:
-    """Whether the sandbox failed; a test that cannot be run fails each time."""
+    """Whether another attempt may succeed: the sandbox failed. A test that cannot be run fails every time."""
     return "infra_error" in report.statuses
 
 
@@ -122,7 +124,7 @@ def _is_unjudged(reports: Iterable[ExecutionReport]) -> bool:
 
 
 def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Mapping[str, ExecutionReport]]) -> None:
-    """Name the first problem whose test cannot be run."""
+    """Warn of problems whose test cannot be run, naming the first."""
     faults = {
         problem.task_id: case.message
         for (problem, _), of_item in zip(items, reports, strict=True)

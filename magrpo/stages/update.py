@@ -1,9 +1,8 @@
 """Update: one AdamW step per agent and epoch, on the loss of one iteration's samples.
 
 Every trained agent has its own optimizer and its own batch; only the joint returns connect the agents. Samples without
-advantage (degenerate groups) are dropped before the forward pass unless a KL term needs them. Gradients are computed in
-:mod:`magrpo.stages.gradients`, in micro-batches that :mod:`magrpo.stages.memory_fitting` makes as small as GPU memory
-needs them.
+advantage (degenerate groups) are dropped before the forward pass unless a KL term needs them. Gradients are computed by
+:mod:`magrpo.stages.gradients`, in micro-batches that :mod:`magrpo.stages.memory_fitting` fits into GPU memory.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class NonFiniteLoss(RuntimeError):
 
 
 class SamplingGapTooLarge(RuntimeError):
-    """The samples were drawn from other weights than they claim, or in another precision; see the message."""
+    """The samples were drawn from other weights than they claim, or in another precision; the message has remedies."""
 
 
 @dataclass(eq=False)
 class Updater:
-    """The policies' optimizers: one for each trained agent; agents that share an adapter have one together."""
+    """The optimizers of the policies: one for each trained agent, or one for all agents that share an adapter."""
 
     policy: Policy
     algo: AlgoConfig
@@ -54,15 +53,15 @@ class Updater:
     rollout: RolloutConfig
     num_iterations: int
     dump: Path
-    """The folder for batches with a non-finite loss."""
+    """Folder to save batches with a non-finite loss in."""
     ranks: Ranks = field(default_factory=OneRank)
-    """The processes that compute updates together; each holds all weights and optimizers and takes the same steps."""
+    """The processes that compute an update together; each holds all weights and optimizers and takes the same steps."""
     lag: int = 0
-    """``train.lag``: above 0 the metrics include importance weights."""
+    """Value of ``train.lag``; above 0, the metrics include importance weights."""
 
     def __post_init__(self) -> None:
         self.optimizers: dict[str, torch.optim.AdamW] = {}
-        """The optimizer of each holder of trained weights, by its name."""
+        """The optimizer of each holder of trained weights, by the name of the holder."""
         self._optims: dict[str, OptimConfig] = {}
         for agent in self.policy.agents:
             config = self.policy.lineup.config(agent)
@@ -83,17 +82,18 @@ class Updater:
     @classmethod
     def of(cls, policy: Policy, config: RunConfig, dump: Path, ranks: Ranks | None = None) -> Updater:
         """The updater of a run. Raises ConfigError if the work cannot be shared evenly among ``ranks``."""
-        length, ranks = config.train.num_iterations, ranks or OneRank()
-        return cls(policy, config.algo, config.optim, config.rollout, length, dump, ranks, config.train.lag)
+        num_iterations, lag = config.train.num_iterations, config.train.lag
+        return cls(policy, config.algo, config.optim, config.rollout, num_iterations, dump, ranks or OneRank(), lag)
 
     def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
         """Take a step for every trained agent; returns the metrics of ``update/``.
 
         ``samples`` holds the samples of the trained agents only. Agents that share an adapter take one step on the
-        samples of all of them, whose metrics have the name of the first. ``progress`` counts completions; on several
-        ranks each counts its own.
+        samples of all of them, and the metrics of that step are named after the first. ``progress`` counts completions;
+        on several ranks, each rank counts its own.
 
-        Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if one completion does not fit: the step was not taken.
+        Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if one completion does not fit into memory; the step was
+        then not taken.
         """
         self.policy.sources = None  # the weights change below, so they no longer match any folder
         by_holder: dict[str, dict[str, Sequence[Sample]]] = defaultdict(dict)
@@ -114,7 +114,7 @@ class Updater:
         return metrics
 
     def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """The gradient of the loss by parameter, before clipping; changes nothing. Raises as :meth:`update` does."""
+        """The gradient of the loss by parameter, before clipping; takes no step. Raises as :meth:`update` does."""
         samples_by_agent = {agent: samples}
         agent = self.policy.lineup.holder(agent)
         batch = self._plan_batch(agent, samples_by_agent)
@@ -133,18 +133,18 @@ class Updater:
     def save(self, folder: Path) -> None:
         """Write weights and optimizer states, from which :meth:`load` resumes bit for bit.
 
-        The first rank calls it; where models are spread over ranks, all do, and each writes its part.
+        The first rank calls it; if models are spread over ranks, all ranks call it, and each writes its part.
         """
         self.policy.save(folder / WEIGHTS)
         write_optimizers(folder, self.policy, self.optimizers)
 
     def load(self, folder: Path) -> None:
-        """Load weights, optimizer states and the number of updates that :meth:`save` wrote."""
+        """Load the weights, optimizer states and number of updates that :meth:`save` wrote."""
         version = read_optimizers(folder, self.policy, self.optimizers)
         self.policy.load(version, locate_weights(folder, self.policy.agents))
 
     def _set_learning_rates(self, agents: Iterable[str]) -> dict[str, float]:
-        """Set the learning rate of this update for each agent; returns those that a user may want to see."""
+        """Set the learning rates of this update; returns the shared one, and those of agents with their own ``lr``."""
         update = self.policy.version + 1
         metrics = {"update/lr": learning_rate(self.optim, update, self.num_iterations)}
         for agent in agents:
@@ -159,7 +159,7 @@ class Updater:
     def _update_agents(
         self, samples_by_holder: Mapping[str, Mapping[str, Sequence[Sample]]], progress: Progress | None
     ) -> dict[str, dict[str, float]]:
-        """Take the steps of agents whose gradients are computed at the same time; returns the metrics of each."""
+        """Take the steps of agents whose gradients are computed at the same time; returns the metrics of each agent."""
         samples = {agent: list(chain.from_iterable(parts.values())) for agent, parts in samples_by_holder.items()}
         batches: Sequence[AgentBatch] = [self._plan_batch(agent, parts) for agent, parts in samples_by_holder.items()]
         if progress and self.ranks.number == 0:
@@ -181,9 +181,9 @@ class Updater:
         return {agent: summarize_agent(totals[agent], samples[agent]) for agent in samples}
 
     def _plan_batch(self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]]) -> AgentBatch:
-        """The samples that the loss depends on, in micro-batches; the divisor counts all samples, by their weights.
+        """Plan the micro-batches of the samples that the loss depends on.
 
-        The groups hold the returns of all samples, kept or not.
+        The divisor counts all samples by their weights, and the groups hold the returns of all samples, kept or not.
         """
         samples = list(chain.from_iterable(samples_by_agent.values()))
         groups = tabulate_returns(samples_by_agent, self.algo.normalize)
@@ -197,9 +197,9 @@ class Updater:
         return AgentBatch(agent, kept, groups, self.memory.plan_micro_batches(agent, kept), divisor)
 
     def _find_constants(self, batches: Sequence[AgentBatch]) -> tuple[Sequence[AgentBatch], dict[str, Constants]]:
-        """Per-agent tensors computed once before the first step: reference log-probabilities, if there is a KL term.
+        """Compute each agent's constant tensors before the first step: reference log-probabilities, for a KL term.
 
-        Old log-probabilities are not among them: the first pass over the samples computes those.
+        Old log-probabilities are not among them, because the first pass over the samples computes them.
         """
         if not self.algo.beta:
             return batches, {batch.agent: {} for batch in batches}
@@ -224,7 +224,7 @@ class Updater:
             )
 
     def _step(self, batch: AgentBatch, sums: Tensor) -> dict[str, float]:
-        """One optimizer step with the accumulated gradient; returns the total metric sums, loss and gradient norm."""
+        """Take one optimizer step with the accumulated gradient; returns metric sums, loss and gradient norm."""
         optimizer = self.optimizers[batch.agent]
         parameters = self.policy.parameters(batch.agent).values()
         norm = gather_tensor(torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm))
@@ -237,7 +237,7 @@ class Updater:
         return {**{name: float(values.sum()) for name, values in by_name.items()}, "grad_norm": float(norm)}
 
     def _non_finite(self, batch: AgentBatch, losses: Sequence[float], norm: float) -> NonFiniteLoss:
-        """Save the offending micro-batch (all of them, when only the gradient is not finite)."""
+        """Save the micro-batches with a non-finite loss, or all of them if only the gradient is not finite."""
         bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)]
         indices = chain.from_iterable(row for i in bad or range(len(losses)) for row in batch.micro_batches[i])
         update = self.policy.version + 1
@@ -245,7 +245,9 @@ class Updater:
         if self.ranks.number == 0:
             self.dump.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"".join(msgspec.json.encode(batch.samples[i]) + b"\n" for i in indices))
-        self.ranks.agree_on(True)  # the first rank to say so ends the others, so that one would not have written yet
+        self.ranks.agree_on(
+            True
+        )  # a barrier: the first rank to raise ends the others, maybe before the file is written
         cause = f"the loss is {losses[bad[0]]}" if bad else f"the gradient norm is {norm}"
         return NonFiniteLoss(
             f"update {update}, agent {batch.agent!r}: {cause}; the step was not taken. The samples are in {path}. "

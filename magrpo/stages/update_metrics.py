@@ -1,4 +1,4 @@
-"""Metrics of an update: the sums over tokens that micro-batches add to, and an agent's means of them."""
+"""Metrics of an update: the sums over tokens that micro-batches add up, and the means of an agent."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,21 @@ _IMPORTANCE_SUMS = {
     "importance_capped": "importance_capped_frac",
     "importance_squared": "importance_square",
 }
-"""Sums over tokens of the loss, and the names of their means."""
+"""Sums over tokens that the loss returns, with the names of their means."""
 MEANS_OF_AGENTS = {"sampling_gap", "importance_mean", "importance_capped_frac", "importance_ess_frac"}
 """Per-agent metrics that are also logged as a mean over agents."""
 
 
 def list_sums(algo: AlgoConfig, lag: int) -> list[str]:
-    """Names of the sums that a micro-batch contributes to."""
-    clipped, kl = ["clipped"] * (algo.update_epochs > 1), ["kl"] * (algo.beta > 0)
-    return ["loss", "tokens", "sampling_gap", *clipped, *kl, *(_IMPORTANCE_SUMS if lag else ())]
+    """The names of the sums that a micro-batch contributes to."""
+    names = ["loss", "tokens", "sampling_gap"]
+    if algo.update_epochs > 1:
+        names.append("clipped")
+    if algo.beta > 0:
+        names.append("kl")
+    if lag:
+        names += _IMPORTANCE_SUMS
+    return names
 
 
 def summarize_agent(totals: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, float]:
