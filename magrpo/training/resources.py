@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 _MAX_WORKERS = 16
 _ALLOCATIONS = 50_000
-"""Objects between two collections of garbage in a process that asks servers.
+"""Net allocations after which a process that asks servers collects garbage.
 
-Requests in flight survive many of those after Python's 700, which take a third of the process's time.
+At Python's default of 700, objects of requests in flight survive many collections, which take a third of the time.
 """
 
 
@@ -48,7 +48,7 @@ PartT = TypeVar("PartT", bound=_Closable)
 
 
 class _Part(Generic[PartT]):
-    """A part of a run that the first thread that needs it opens, and the others find open."""
+    """A part of a run, opened by the first thread that needs it and shared with the others."""
 
     def __init__(self, open_part: Callable[[], PartT], lock: RLock) -> None:
         self._open_part, self._lock = open_part, lock
@@ -60,7 +60,7 @@ class _Part(Generic[PartT]):
         return bool(self._opened)
 
     def get(self) -> PartT:
-        """The part; if it was closed for good, a closed one."""
+        """Return the part, opening it if need be; a part that was closed for good is returned closed."""
         with self._lock:
             if not self._opened:
                 self._opened.append(self._open_part())
@@ -69,13 +69,13 @@ class _Part(Generic[PartT]):
             return self._opened[0]
 
     def discard(self) -> None:
-        """Close it; the next use opens another one."""
+        """Close the part; the next use opens a new one."""
         with self._lock:
             while self._opened:
                 self._opened.pop().close()
 
     def close(self) -> None:
-        """Close it for good. Waits for no other thread: one that is at work with it fails."""
+        """Close the part for good, without waiting for other threads: one that is using it fails."""
         self._closed = True
         for part in self._opened:
             part.close()
@@ -107,8 +107,8 @@ class Resources:
         self._updates = _Part(self._open_updates, self._opening)
         self._engine = _Part(self._open_engine, self._serving)
         self._served: dict[str, tuple[int, Served]] = {}
-        """What the engine holds, and its version, by name."""
-        self._rows: dict[str, int] = {}  # rows of baselines by name, numbered
+        """Version of each set of weights that the engine holds, by name."""
+        self._rows: dict[str, int] = {}  # number of each row of baselines, by name
 
     @property
     def lineup(self) -> Lineup:
@@ -117,7 +117,7 @@ class Resources:
 
     @property
     def updates(self) -> Updates:
-        """Computes the updates of the run. Call :meth:`free_gpus` before."""
+        """Return the part that computes updates. Call :meth:`free_gpus` before."""
         if self._lag and not self._engine.is_open:
             # Its policy must not be loaded while an update computes: loading sets torch's defaults.
             self._engine.get()
@@ -129,7 +129,7 @@ class Resources:
 
     @property
     def workers(self) -> Workers:
-        """Processes that call the reward of large batches; they start when they are first needed."""
+        """Return processes that compute the reward of large batches; they start when first needed."""
         return self._workers.get()
 
     @cached_property
@@ -220,12 +220,12 @@ class Resources:
         return torch.device("cuda") if is_elsewhere and self._config.model.device == "cuda" else None
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
-        """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
+        """Load the weights of ``checkpoint`` into the engine and wake it. May be called from several threads."""
         weights = locate_weights(self._store.folder(checkpoint), _names_of(self._config.agents))
         return self._serve(checkpoint["sha"], checkpoint_iteration(checkpoint), weights)
 
     def serve_row(self, row: BaselineRow, untrained: Pointer) -> Served:
-        """The weights named by ``row``, which match no checkpoint, on the engine."""
+        """Load the weights named by ``row``, which match no checkpoint, into the engine."""
         weights = locate_weights(self._store.folder(untrained), _names_of(row.agents)) | start_weights(row.agents)
         version = self._rows.setdefault(row.name, len(self._rows) + 1)
         return self._serve(f"row {row.name}", version, weights)
@@ -236,9 +236,9 @@ class Resources:
             self._engine.get().sleep()
 
     def discard_dead(self, error: EngineError | SandboxDied, discarded_before: Counter[str]) -> None:
-        """Close the engine or the sandbox, whose death ``error`` reports; the next use opens another one.
+        """Close the engine or the sandbox, whose death ``error`` reports; the next use opens a new one.
 
-        No-op if another thread did so since :attr:`num_discarded` was ``discarded_before``.
+        No-op if another thread has done so since :attr:`num_discarded` was ``discarded_before``.
         """
         is_engine = isinstance(error, EngineError)
         name, lock = ("engine", self._serving) if is_engine else ("sandbox", self._opening)
@@ -254,14 +254,14 @@ class Resources:
 
     def close(self) -> None:
         """Close everything. Steps in progress in other threads fail."""
-        # The fleet is closed last: it ends the processes of the others.
+        # The fleet goes last, because it ends the processes that the other parts use.
         parts: Sequence[_Part[Any]] = (self._fleet, self._workers, self._sandbox, self._updates, self._engine)
         with ExitStack() as stack:
             for part in parts:
                 stack.callback(part.close)
 
     def _serve(self, name: str, version: int, weights: Mapping[str, Path]) -> Served:
-        """The weights called ``name``, which replace the oldest version if there are too many."""
+        """Load the weights called ``name``, which replace the oldest version if the engine holds too many."""
         with self._serving:
             if self._served:
                 self._engine.get().wake()
