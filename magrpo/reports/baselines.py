@@ -242,7 +242,7 @@ class BaselineTable:
             yield ReportTable("Left out", ("row", "why"), list(self.config.baselines.left_out.items()), text=True)
 
     def summary_table(self) -> ReportTable:
-        """Held-out problems, sampled: return, pass@1 and cost of each row, and differences to the reference."""
+        """Tabulate return, pass@1 and cost on held-out problems, sampled, and differences to the reference."""
         returns = ["return", *self._common]
         solved = ["pass_at_1"] if any("pass_at_1" in result.means[HEADLINE] for result in self.rows) else []
         lines = []

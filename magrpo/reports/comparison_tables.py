@@ -192,7 +192,7 @@ def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, i
 
 
 def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
-    """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
+    """Yield differences under ``title`` at the end of training, results at equal tokens, cost of a bar, and budgets."""
     yield from difference_tables(title, last_evaluations(settings))
     if len(settings) > 1:
         yield from equal_tokens_tables(settings)

@@ -68,7 +68,7 @@ def format_gain(points: float) -> str:
 
 
 def choose_best_answers(run: EvaluatedRun) -> list[Exhibit]:
-    """The sampled answers to held-out problems with the highest return, one a problem, and of equals the most copied.
+    """Choose the sampled held-out answers with the highest return, one a problem; of equals, the most copied.
 
     An exploited reward shows here first: its best answers are no good.
     """

@@ -118,10 +118,10 @@ def list_advice(findings: Iterable[Finding], verdict_advice: str) -> list[str]:
 def answer_rows(
     metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
 ) -> list[tuple[str, Sequence[str], str]]:
-    """Rows of a table about each agent's answers and updates: a title, a cell for each agent, and related settings.
+    """Yield rows of a table about each agent's answers and updates: title, a cell for each agent, related settings.
 
-    Answers are those of the first and of the last evaluation, entropy and gradient norm those of the first and of the
-    last iteration: ``41.0 -> 43.9``.
+    Cells compare the first with the last evaluation for answers, and the first with the last iteration for entropy and
+    gradient norm: ``41.0 -> 43.9``.
     """
     names = [agent.name for agent in config.agents]
     rows: list[tuple[str, Sequence[str], str]] = []

@@ -47,7 +47,7 @@ def read_flat_config(folder: Path) -> dict[str, str]:
 
 
 def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
-    """``key = value (default ...)`` for each value that is not its default or has none; ``prefix`` starts the keys."""
+    """Yield ``key = value (default ...)`` for values that are not the default or have none; keys get ``prefix``."""
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{prefix}{name}"
         if isinstance(value, BaseModel):
