@@ -277,7 +277,7 @@ class Server:
             wire.send_message(self.channel, [index, *reply])
 
     def answer_verb(self, verb: str, *rest: Any) -> list[Any]:
-        """``[status, value, changes, calls of the watched function]``."""
+        """Carry out a request: ``[status, value, changes, calls of the watched function]``."""
         if verb == "load":
             self.program = CandidateProgram(*rest)
             wire.send_message(self.channel, COMPILED)

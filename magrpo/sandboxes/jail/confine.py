@@ -89,7 +89,9 @@ def landlock_version() -> int:
 
 def create_ruleset(paths: list[str]) -> int:
     """Create a Landlock rule set that allows reading the files and folders ``paths``; return its descriptor.
-Missing paths are ignored.
+
+    Missing paths are ignored.
+
     Raises:
         OSError: the kernel has no Landlock.
     """

@@ -153,7 +153,7 @@ class Proxy(Callee):
         return self.past_cpu_s + self.process.read_times()[0], max(self.past_memory, self.process.read_peak_memory())
 
     def pass_on_process(self, may_share: bool) -> CandidateProcess:
-        """Return the process for the next program: this one if they ``may_share`` it and it is unchanged, or another."""
+        """Return the next program's process: this one if they ``may_share`` it and it is unchanged, else another."""
         if self.spare:
             return self.spare
         if may_share and self.failure is None:

@@ -112,7 +112,7 @@ class Recorder:
             self.add_case("pass", "")
 
     def pass_on(self) -> None:
-        """Called when a handler of all exceptions begins; raises again an error that no test expects, such as a hang."""
+        """Called when a handler of all exceptions begins; reraises what no test expects, such as a hang."""
         error = sys.exc_info()[1]
         if isinstance(error, (CandidateFailure, Abort, OutOfTime, SystemExit)):
             raise error
@@ -140,7 +140,7 @@ class Recorder:
             self.add_case("not_run" if i else status, message)
 
     def settle(self, mark: int, number: int, hides: bool) -> None:
-        """Called when a handler ends. Skipped asserts of its ``try`` failed if it ``hides`` the error or itself fails."""
+        """Called when a handler ends. Asserts its ``try`` skipped failed if it ``hides`` the error or fails itself."""
         cases, error = self.cases[mark:], sys.exc_info()[1]
         assert error
         if hides:

@@ -226,7 +226,7 @@ def fill_holes() -> list[bytes]:
 
 
 def main() -> None:
-    """Run the zygote. ``argv[1]``: configuration as JSON; standard input: control socket; standard output: /dev/null."""
+    """Run the zygote. ``argv[1]``: configuration (JSON); standard input: control socket; standard output: /dev/null."""
     config = json.loads(sys.argv[1])
     control = socket.socket(fileno=os.dup(0))
     os.dup2(1, 0)
