@@ -52,7 +52,7 @@ class LocalEngine:
     policy: Policy
     max_batch: int
     num_threads: int = field(default_factory=_count_threads)
-    """The threads that torch computes with; agents that are decoded side by side share them."""
+    """Number of threads that torch computes with; agents decoded side by side share them."""
     lock: Lock = field(default_factory=Lock)
     """Held while the policy's weights are used."""
 
@@ -71,7 +71,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class LocalWeights:
-    """A :class:`magrpo.interfaces.Served`: loads its weights when it generates, unless the policy holds them."""
+    """A :class:`magrpo.interfaces.Served` that loads its weights when it generates, unless the policy holds them."""
 
     _engine: LocalEngine
     _version: int
@@ -84,7 +84,7 @@ class LocalWeights:
 
     @contextmanager
     def _hold_weights(self) -> Iterator[Policy]:
-        """The policy with these weights, for this thread only."""
+        """Give this thread alone the policy with these weights."""
         from magrpo.fleets.side_by_side import hold_cores  # defers torch
 
         policy = self._engine.policy
@@ -101,7 +101,7 @@ class LocalWeights:
         )
         from magrpo.fleets.side_by_side import Stop, run_side_by_side  # defers torch
 
-        # Siblings together, prompts of similar length together.
+        # Keep siblings together, and prompts of similar length.
         by_prompt = sorted(enumerate(requests), key=lambda entry: (len(entry[1].prompt_ids), entry[1].prompt_ids))
         agents = list(dict.fromkeys(request.agent for request in requests))
         counting = Lock()
