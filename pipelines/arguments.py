@@ -1,4 +1,4 @@
-"""Types of arguments that several commands take, how their values complete in a shell, and configurations by name."""
+"""Argument types shared by several commands, their shell completion, and the lookup of configurations by name."""
 
 import difflib
 import json
@@ -14,20 +14,20 @@ from magrpo.config.place import Place, load_place
 from magrpo.plugins import ConfigError
 
 CONFIGS = Path(__file__).parent / "configs"
-"""Folder of the configurations that ship."""
+"""Folder of the shipped configurations."""
 SCHEMA_FILE = CONFIGS / "schema.json"
-"""The JSON schema of configurations, which those that ship name in their first line."""
+"""The JSON schema of configurations, which the shipped ones name in their first line."""
 
 
 def list_shipped() -> list[str]:
-    """Names of the configurations that ship."""
+    """Return the names of the shipped configurations."""
     return sorted(path.stem for path in CONFIGS.glob("*.toml"))
 
 
 def locate_config(name: Path | str) -> Path:
-    """The file ``name``, or the shipped configuration of that name; ConfigError, with the closest name, if neither is.
+    """Locate the file ``name``, or the shipped configuration of that name; else ConfigError with the closest name.
 
-    The file in a folder that exists may be missing: :func:`magrpo.config.run.load_config` names the files beside it.
+    A missing file in an existing folder is returned, too: :func:`magrpo.config.run.load_config` names its neighbours.
     """
     path = Path(name)
     if path.is_file():
@@ -43,8 +43,8 @@ def locate_config(name: Path | str) -> Path:
 
 
 def locate_source(run: str, root: Path) -> str:
-    """The file of a shipped configuration if ``run`` is its name and no run in ``root`` has that name; else ``run``."""
-    from magrpo.run.store import RunStore  # the configuration: --help need not load it
+    """Return the file of a shipped configuration if ``run`` names it, but no run in ``root``; otherwise ``run``."""
+    from magrpo.run.store import RunStore  # loads the configuration, which --help does not need
 
     is_file = Path(run).suffix == ".toml"
     is_shipped = run in list_shipped() and not RunStore(root, run).exists()
@@ -52,32 +52,32 @@ def locate_source(run: str, root: Path) -> str:
 
 
 def parse_place(text: str) -> Place:
-    """The place in the file ``text``; ``none`` is one process on this machine. Raises ConfigError."""
+    """Read the place in the file ``text``; ``none`` means one process on this machine. Raises ConfigError."""
     return Place() if text == "none" else load_place(Path(text))
 
 
 # ----------------------------------------------------------------------------------------------------------- completion
 def complete_runs(context: CompletionContext) -> Iterator[str]:
-    """Ids of the runs in ``--root``."""
+    """Complete ids of the runs in ``--root``."""
     root = context.get("root")
     for path in Path(root.raw if root and root.raw else "runs").glob("*/config.json"):
         yield path.parent.name
 
 
 def complete_configs(context: CompletionContext) -> Iterator[str]:
-    """Names of shipped configurations, then TOML files and folders that begin with the word."""
+    """Complete names of shipped configurations, then TOML files and folders."""
     yield from list_shipped()
     yield from complete_toml(context)
 
 
 def complete_places(context: CompletionContext) -> Iterator[str]:
-    """``none``, then TOML files and folders that begin with the word."""
+    """Complete ``none``, then TOML files and folders."""
     yield "none"
     yield from complete_toml(context)
 
 
 def complete_toml(context: CompletionContext) -> Iterator[str]:
-    """TOML files and folders that begin with the word."""
+    """Complete TOML files and folders."""
     start = context.incomplete.rpartition("/")[2]
     prefix = context.incomplete.removesuffix(start)
     for path in Path(prefix or ".").glob(f"{start}*"):
@@ -88,16 +88,16 @@ def complete_toml(context: CompletionContext) -> Iterator[str]:
 
 
 def complete_sources(context: CompletionContext) -> Iterator[str]:
-    """Runs and configurations."""
+    """Complete runs and configurations."""
     yield from complete_runs(context)
     yield from complete_configs(context)
 
 
 def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
-    """``section.key=value`` with the meaning of the key: its choices, or else its default value.
+    """Complete ``section.key=value``, described by the choices of the key or else its default value.
 
-    Reads the schema that ships: importing the classes would take seconds. Bash splits words at ``=``: behind one it is
-    offered the value alone.
+    Reads the shipped schema, because importing the classes would take seconds. Bash splits words at ``=``, so after one
+    it is offered only the value.
     """
     config, tree = context.get("config"), dict[str, Any]()
     if config is not None and config.raw:
@@ -111,7 +111,7 @@ def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
         key = before_sign[-1]
     for section, described in schema["properties"].items():
         for name, field in find_properties(schema, section, tree.get(section)).items():
-            path = f"{section}.0" if "items" in described else section  # of a list, the first table
+            path = f"{section}.0" if "items" in described else section  # for a list, keys of its first table
             dotted = f"{path}.{name}" if name else section
             if not dotted.startswith(key) or section == "baselines":
                 continue
@@ -121,13 +121,13 @@ def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
 
 
 def read_schema() -> dict[str, Any]:
-    """The JSON schema that ships."""
+    """Read the shipped JSON schema."""
     schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     return schema
 
 
 def find_properties(schema: dict[str, Any], name: str, chosen: Any) -> dict[str, dict[str, Any]]:
-    """The schemas of a section's keys, of the kind that ``chosen`` names; by no name, of a value outside sections."""
+    """Return the schemas of a section's keys, for the kind ``chosen``; without a name, of values outside sections."""
     described = schema["properties"][name]
     described = described.get("items", described)
     reference = described.get("$ref") or described.get("allOf", [{}])[0].get("$ref")
@@ -141,7 +141,7 @@ def find_properties(schema: dict[str, Any], name: str, chosen: Any) -> dict[str,
 
 
 def list_choices_or_default(field: dict[str, Any]) -> list[str]:
-    """The choices of a key, or else its default value; an empty text if it has neither."""
+    """Return the choices of a key, or else its default value; an empty text if it has neither."""
     for form in (field, *field.get("anyOf", [])):
         if "enum" in form:
             return list(map(str, form["enum"]))
@@ -161,14 +161,14 @@ def _convert_place(_: type, tokens: Sequence[Token]) -> Place:
 
 
 def _convert_name(_: type, tokens: Sequence[Token]) -> str:
-    from magrpo.run.store import check_run_name  # the configuration: --help need not load it
+    from magrpo.run.store import check_run_name  # loads the configuration, which --help does not need
 
     return check_run_name(tokens[0].value, longest=100)
 
 
 Root = Annotated[Path, Parameter(help="Folder of run directories.")]
 ConfigFile = Annotated[Path, Parameter(converter=_convert_config, completer=complete_configs)]
-"""A TOML file, or the name of a configuration that ships."""
+"""A TOML file, or the name of a shipped configuration."""
 PlaceFile = Annotated[Path, Parameter(validator=validators.Path(dir_okay=False), completer=complete_toml)]
 GivenPlace = Annotated[
     Place,
@@ -180,7 +180,7 @@ GivenPlace = Annotated[
         negative=(),
     ),
 ]
-"""Where the run runs, read from a TOML file, or ``none``."""
+"""Place where a run is executed, read from a TOML file, or ``none``."""
 RunId = Annotated[str, Parameter(completer=complete_runs)]
 RunName = Annotated[str, Parameter(converter=_convert_name)]
 """The name of a new run, sweep or schedule."""

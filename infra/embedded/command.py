@@ -13,7 +13,7 @@ from infra.embedded.warm_start import WarmStartConfig, demonstrate_second_turns,
 from magrpo.plugins import ConfigError, validate_config
 
 _STEPS_PER_LINE = 250
-"""Without a terminal the progress is printed as a line after so many steps."""
+"""Number of steps between two lines of progress without a terminal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

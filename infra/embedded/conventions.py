@@ -1,7 +1,7 @@
-"""Conventions of the demonstrations: how programmers divide a ``coopcode`` problem, how authors retell a note.
+"""Conventions of the demonstrations: how programmers divide a ``coopcode`` problem, and how authors retell a note.
 
-Each agent draws one of its role's conventions independently of the other agent. A program works, and two texts fit each
-other, only by chance; training has to make them agree.
+Each agent draws one of its role's conventions independently of the other agent. So a program works, or two texts fit
+together, only by chance; training has to make the agents agree.
 """
 
 import random
@@ -17,14 +17,14 @@ AUX = "aux"
 
 _SHARES = {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1}
 WEIGHTS: Mapping[str, Mapping[str, float]] = {"helper": _SHARES, "main": _SHARES}
-"""Probability of each convention. A convention is the part of the work that the agent expects of the helper."""
+"""Probability of each convention: the part of the work that the agent expects of the helper."""
 LENGTHS: Mapping[str, Mapping[int, float]] = {
     "summary": {0: 0.10, 1: 0.25, 2: 0.30, 3: 0.25, 4: 0.10},
     "elaboration": {1: 0.20, 2: 0.30, 3: 0.25, 4: 0.15, 5: 0.10},
 }
-"""Probability of each number of facts told, by role. 0: the title alone."""
+"""Probability of each number of facts in a text, by role. 0: only the title."""
 MANNERS = ("plain", "linked")
-"""Bare sentences, or sentences introduced and joined by transition words; equally likely."""
+"""Styles of text: bare sentences, or sentences introduced and joined by transition words; equally likely."""
 _VARIANTS = 64
 _LEADS: Mapping[str, tuple[str, ...]] = {
     "start": ("to begin with,", "recently,", "at first,", "initially,"),
@@ -53,13 +53,13 @@ class Conventions(Protocol):
         """Draw the name of a convention."""
 
     def all(self, role: str) -> Iterable[str]:
-        """Conventions whose texts, over all problems, contain every word that any text can contain."""
+        """List conventions whose texts, over all problems, contain every word that any text can contain."""
 
     def write(self, problem: Problem, role: str, convention: str) -> str:
-        """The completion of the agent in ``role``: equal arguments give equal texts."""
+        """Write the completion of the agent in ``role``; equal arguments give equal texts."""
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
-        """The completion of the agent in ``role``, with a mistake."""
+        """Write the completion of the agent in ``role`` with a mistake."""
 
 
 class Divisions:
@@ -77,7 +77,7 @@ class Divisions:
         return write_completion(parse_composition(problem), role, convention)
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
-        """The completion with one step replaced by another, or cut off in its last line."""
+        """Write the completion with one step replaced by another, or cut off in its last line."""
         composition = parse_composition(problem)
         if rng.random() < 0.3:
             text = write_completion(composition, role, convention)
@@ -95,10 +95,10 @@ class Divisions:
 
 
 def write_completion(composition: Composition, role: str, convention: str) -> str:
-    """The completion of the agent in ``role``; ``convention`` is the part it expects of the helper.
+    """Write the completion of the agent in ``role``; ``convention`` is the part it expects of the helper.
 
-    ``first`` and ``last``: that step; ``all``: everything, the main function only passes its argument on; ``nothing``:
-    the main function does everything, the helper returns its argument.
+    ``first`` or ``last``: that step; ``all``: every step, so the main function only passes its argument on;
+    ``nothing``: the main function does everything, and the helper returns its argument.
     """
     steps, argument = composition.steps, composition.name_variables()[0]
     if role == "helper":
@@ -111,7 +111,7 @@ def write_completion(composition: Composition, role: str, convention: str) -> st
 
 
 class Voices:
-    """The conventions of authors. A convention names length, manner and variant: ``3 linked 17``."""
+    """The conventions of authors. A convention names the length, the manner and the variant: ``3 linked 17``."""
 
     roles: tuple[str, ...] = ("summary", "elaboration")
 
@@ -120,7 +120,7 @@ class Voices:
         return f"{length} {rng.choice(MANNERS)} {rng.randrange(_VARIANTS)}"
 
     def all(self, role: str) -> Iterator[str]:
-        """The longest texts in either manner; together they contain every word."""
+        """List the longest texts in either manner, which together contain every word."""
         return (f"{max(LENGTHS[role])} {manner} 0" for manner in MANNERS)
 
     def write(self, problem: Problem, role: str, convention: str) -> str:
@@ -134,7 +134,7 @@ class Voices:
         return " ".join(map(format_sentence, sentences))
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
-        """A text that breaks off within a few words."""
+        """Write a text that breaks off within a few words."""
         return " ".join(self.write(problem, role, convention).split()[: rng.randint(2, 7)])
 
 

@@ -1,7 +1,7 @@
 """Demonstrations for the warm start: prompts and completions of agents that follow independent conventions.
 
-A :class:`Recipe` names the task: two programmers who split the work in different ways, or two authors who differ in how
-much they tell.
+A :class:`Recipe` names the task: two programmers who divide the work in different ways, or two authors whose texts
+differ in length.
 """
 
 import random
@@ -46,7 +46,7 @@ RECIPES: Mapping[str, tuple[Recipe, SandboxPlugin]] = {
         NoSandbox(),
     ),
 }
-"""The task to demonstrate, and the sandbox for its programs, by ``problems`` of the configuration."""
+"""Task to demonstrate, and sandbox for its programs, by ``problems`` of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Example:
 
 
 def make_first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> list[Example]:
-    """One example of each role for every problem, each in a convention drawn independently."""
+    """Make one example of each role for every problem, each in a convention drawn independently."""
     rng, conventions = random.Random(seed), recipe.conventions
     return [
         Example(_first_prompt(problem, recipe, role), conventions.write(problem, role, conventions.draw(rng, role)))
@@ -68,7 +68,7 @@ def make_first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> 
 
 
 def collect_texts(problems: Sequence[Problem], recipe: Recipe) -> Iterator[str]:
-    """The texts that the vocabulary must cover: feedback lines, first prompts, completions in all conventions."""
+    """Yield the texts that the vocabulary must cover: feedback lines, first prompts, completions in all conventions."""
     yield from recipe.lines
     for problem in problems:
         for role in recipe.conventions.roles:
@@ -78,10 +78,10 @@ def collect_texts(problems: Sequence[Problem], recipe: Recipe) -> Iterator[str]:
 
 
 def make_revisions(problems: Sequence[Problem], recipe: Recipe, sandbox: Sandbox, seed: int) -> list[Example]:
-    """Examples of second turns, one for each role and problem: real feedback on a first pair, then a better completion.
+    """Make examples of second turns, one per role and problem: feedback on a first pair, then a better completion.
 
     First completions follow drawn conventions; some are flawed. A pair with a good reward is repeated. Otherwise a
-    flawed completion is corrected, and for a correct one the agent keeps its convention or draws another.
+    flawed completion is corrected; for a correct one the agent keeps its convention or draws another.
     """
     conventions, reward = recipe.conventions, recipe.reward
     attempts = []
@@ -100,7 +100,7 @@ def make_revisions(problems: Sequence[Problem], recipe: Recipe, sandbox: Sandbox
     scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={})
     examples = []
     for (problem, drawn, flawed, texts), result in zip(attempts, scored, strict=True):
-        if result.masked:  # the sandbox failed: there is no feedback
+        if result.masked:  # the sandbox failed, so there is no feedback
             continue
         past = PastTurn(texts, result.reward, result.reports)
         rng = random.Random(derive_seed(seed, problem.task_id, "revise"))
@@ -114,7 +114,7 @@ def make_revisions(problems: Sequence[Problem], recipe: Recipe, sandbox: Sandbox
 
 
 def render_plain_text(observation: Observation) -> str:
-    """An observation as text, as a policy without a chat template renders it."""
+    """Render an observation as text, like a policy without a chat template."""
     return "".join(f"{message.content}\n" for message in observation.messages)
 
 

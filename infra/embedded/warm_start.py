@@ -31,12 +31,12 @@ from magrpo.types import Problem
 PAD, EOS = 0, 1
 SPECIALS = ("<pad>", "<eos>")
 CONTEXT = 512
-_HEAD_SIZE = 32  # the smallest that vLLM's attention takes on a CPU
+_HEAD_SIZE = 32  # the smallest that vLLM's attention supports on a CPU
 _IGNORED = -100
-_BUCKET = 16  # batches sorted by length together
+_BUCKET = 16  # number of batches whose examples are sorted by length together
 _SECOND_TURNS = "second_turns.jsonl.gz"
 _NUM_RECENT_LOSSES = 100
-# A newline with the indentation after it, a word or a digit with the space before it, a run of other signs.
+# A newline with the indentation after it; a word or a digit with the space before it; a run of other signs.
 _PIECES = r"\n *| ?[A-Za-z]+|_[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9_]+|_| +"
 
 
@@ -101,7 +101,7 @@ def _load_problems(config: WarmStartConfig) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """A trained base model. ``losses``: nats per completion token, one for each step."""
+    """A trained base model. ``losses``: nats per completion token, one value per step."""
 
     model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerBase
@@ -145,15 +145,15 @@ def train_base_model(
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
-    """A tokenizer with one token for every piece of ``texts``, and one for each byte of other text.
+    """Build a tokenizer with one token for every piece of ``texts``, and one for each byte of other text.
 
-    ``decode(encode(text)) == text`` for every text.
+    ``decode(encode(text)) == text`` holds for every text.
     """
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     split = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_PIECES), "isolated"), to_bytes])
     pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     tokens = dict.fromkeys([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *sorted(pieces)])
-    # No merges: a piece that is not a token is split into bytes.
+    # There are no merges, so a piece that is not a token is split into bytes.
     vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = split
@@ -168,7 +168,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
 
 
 def build_model(config: WarmStartConfig, num_tokens: int) -> LlamaForCausalLM:
-    """An untrained Llama; its vocabulary is padded to a multiple of 64."""
+    """Create an untrained Llama; its vocabulary is padded to a multiple of 64."""
     heads = config.hidden_size // _HEAD_SIZE
     return LlamaForCausalLM(  # type: ignore[no-untyped-call]
         LlamaConfig(
@@ -202,7 +202,7 @@ def _scale_lr(step: int, config: WarmStartConfig) -> float:
 
 
 def _compute_loss(model: LlamaForCausalLM, input_ids: Int[Tensor, "B T"], labels: Int[Tensor, "B T"]) -> Tensor:
-    """Mean cross-entropy of the completion tokens; only positions that predict one reach the head."""
+    """Return the mean cross-entropy of the completion tokens; only positions that predict one reach the head."""
     hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1]
     targets = labels[:, 1:]
     counted = targets != _IGNORED
@@ -216,7 +216,7 @@ def _make_batches(
     tokenizer: PreTrainedTokenizerBase,
     config: WarmStartConfig,
 ) -> Iterator[tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]]:
-    """Endless batches of ids and labels, padded on the right, of examples of similar length."""
+    """Yield endless batches of ids and labels, padded on the right, of examples of similar length."""
     for epoch in itertools.count():
         seed = derive_seed(config.seed, "epoch", epoch)
         rng = random.Random(seed)

@@ -47,7 +47,7 @@ class LocalEngine:
     policy: Policy
     max_batch: int
     num_threads: int = field(default_factory=_count_threads)
-    """The threads that torch computes with; agents that are decoded side by side share them."""
+    """Number of threads that torch computes with; agents decoded side by side share them."""
     lock: Lock = field(default_factory=Lock)
     """Held while the policy's weights are used."""
 
@@ -66,7 +66,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class LocalWeights:
-    """A :class:`magrpo.interfaces.Served`: loads its weights when it generates, unless the policy holds them."""
+    """A :class:`magrpo.interfaces.Served` that loads its weights when it generates, unless the policy holds them."""
 
     _engine: LocalEngine
     _version: int
@@ -96,7 +96,7 @@ class LocalWeights:
         )
         from magrpo.model.side_by_side import Stop, run_side_by_side  # defers torch
 
-        # Siblings together, prompts of similar length together.
+        # Keep siblings together, and prompts of similar length.
         by_prompt = sorted(enumerate(requests), key=lambda entry: (len(entry[1].prompt_ids), entry[1].prompt_ids))
         agents = list(dict.fromkeys(request.agent for request in requests))
         counting = Lock()

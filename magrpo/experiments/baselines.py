@@ -1,4 +1,4 @@
-"""The baselines of section 5 of arXiv 2508.04652 and cross-play, each one entry of a table.
+"""The baselines of section 5 of arXiv 2508.04652 and cross-play; each entry of a table is one baseline.
 
 An entry lists its differences from the run it is compared with: fields of the environment and the reward, and which
 agent takes each role with which weights. Rows that cannot be made for a run are left out, with the reason.
@@ -29,7 +29,7 @@ class Team:
     agents: tuple[AgentConfig, ...]
 
     def agents_for(self, roles: Sequence[str]) -> list[AgentConfig]:
-        """The agents for ``roles``, in their order; a single role is taken by the last agent, ``main`` in coding."""
+        """Return the agents for ``roles``, in that order; the last agent (``main`` in coding) fills a single role."""
         by_role = {agent.role: agent for agent in self.agents}
         if len(roles) == 1:
             return [by_role.get(roles[0], self.agents[-1])]
@@ -39,7 +39,7 @@ class Team:
         return [by_role[role] for role in roles]
 
     def partners_for(self, roles: Sequence[str]) -> list[AgentConfig]:
-        """As :meth:`agents_for`, several agents. Raises LeftOut for a single one."""
+        """Return the agents for ``roles`` like :meth:`agents_for`. Raises LeftOut if there is only one agent."""
         agents = self.agents_for(roles)
         if len(agents) == 1:
             raise LeftOut("a single agent has no partner")
@@ -48,7 +48,7 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """The teams that rows can take agents from. ``run``: the run after training, None for a configuration file."""
+    """The teams whose agents can fill the rows. ``run``: the run after training, None for a configuration file."""
 
     source: str
     untrained: Team
@@ -58,7 +58,7 @@ class Teams:
 
     @property
     def trained(self) -> Team:
-        """The run after training. Raises LeftOut if there is none."""
+        """Return the run's team after training. Raises LeftOut if there is none."""
         if self.run is None:
             raise LeftOut(f"{self.source} is a configuration, not a run: its agents are not trained")
         return self.run
@@ -70,7 +70,7 @@ Seating = Literal["untrained", "run", "single", "swap", "solo", "untrained_partn
 def seat_agents(
     seating: Seating, teams: Teams, roles: Sequence[str]
 ) -> Iterator[tuple[str, str, Sequence[AgentConfig]]]:
-    """Additions to the name and the title of an entry, and the agents in the order of the roles, for each row."""
+    """Yield for each row the additions to the entry's name and title, and the agents in the order of the roles."""
     match seating:
         case "untrained":
             yield "", "", teams.untrained.agents_for(roles)
@@ -91,12 +91,12 @@ def seat_agents(
                 seats = teams.untrained.agents_for(roles)
                 seats[index] = agent
                 yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
-        case "partners":  # the first role of one run with the other roles of another
+        case "partners":  # the first role of one run plays with the other roles of another
             if not teams.partners:
                 raise LeftOut("needs another run: --partner RUN")
             teams.trained.partners_for(roles)
             pairs = itertools.product([teams.trained, *teams.partners], repeat=2)
-            for one, other in itertools.islice(pairs, 1, None):  # the first pair is the run itself
+            for one, other in itertools.islice(pairs, 1, None):  # skip the first pair: it is the run itself
                 seats = [*one.agents_for(roles)[:1], *other.agents_for(roles)[1:]]
                 yield f"_{one.name}_{other.name}", f": {one.name} with {other.name}", seats
 
@@ -111,12 +111,12 @@ class Baseline:
     reward: Mapping[str, Any] = field(default_factory=dict)
     votes: Literal["none", "majority", "best"] = "none"
     tasks: tuple[str, ...] = ()
-    """The kinds of reward it applies to; empty: every reward."""
+    """Kinds of reward that the entry applies to; empty: every reward."""
     blind: bool = False
-    """Its agents act at the same time, even where those of the run take turns."""
+    """Whether the agents act at the same time, even where the run's agents take turns."""
     oracle: Literal["none", "stop", "retry"] = "none"
-    """``stop``: end a trajectory where its reward exceeds ``eval.stop_above``; None: where it is the largest.
-    ``retry``: the same, and start again where it does not, until there are as many tries as the run has turns."""
+    """``stop``: end a trajectory where its reward exceeds ``eval.stop_above`` (None: where it is largest).
+    ``retry``: do the same, but start again where it does not, until there are as many tries as the run has turns."""
 
 
 CODING = ("coding", "solo", "team")
@@ -142,7 +142,7 @@ BASELINES: dict[str, Baseline] = {
 
 
 def parse_names(text: str) -> list[str]:
-    """The entries of ``--baselines``, ``all`` or names joined by commas, and those they need. Raises ConfigError."""
+    """Parse ``--baselines``: ``all``, or names joined by commas; adds the entries they need. Raises ConfigError."""
     names = list(BASELINES) if text == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in BASELINES:
@@ -152,8 +152,8 @@ def parse_names(text: str) -> list[str]:
 
 
 def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> RunConfig:
-    """The configuration of a run that makes the table. Raises ConfigError if no row can be made; it says why."""
-    rows: dict[str, BaselineRow] = {}  # by content
+    """Configure a run that makes the table. Raises ConfigError, with reasons, if no row can be made."""
+    rows: dict[str, BaselineRow] = {}  # rows by content, so that entries that coincide share one row
     left_out: dict[str, str] = {}
     for name in names:
         try:
@@ -184,7 +184,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
         if num_turns == 1:
             raise LeftOut("the run has a single turn, so there is no later turn to skip or to retry instead")
         stop_above = config.eval.stop_above
-        if stop_above is None:  # just below the largest reward; a fraction is linear in the reward
+        if stop_above is None:  # just below the largest reward; fractions are linear in the reward
             least = float(config.reward.fraction(0.0))
             stop_above = (1 - 1e-6 - least) / (float(config.reward.fraction(1.0)) - least)
     for suffix, title, seats in seat_agents(entry.seating, teams, roles):
@@ -194,7 +194,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
             env=env,
             reward=_change_plugin("reward", config.reward, entry.reward),
             agents=_load_weights(seats, roles, config.agents),
-            # One agent alone may write as much as all agents together.
+            # A single agent may write as much as all agents together.
             max_new_tokens=config.rollout.max_new_tokens * (len(config.agents) if len(roles) == 1 else 1),
             votes=entry.votes,
             stop_above=stop_above,
@@ -203,7 +203,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
 
 
 def _change_plugin(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:
-    """The plug-in with changed fields, or another plug-in with the fields that both have."""
+    """Return the plug-in with changed fields, or another plug-in with the fields that both have."""
     changes = {key: value for key, value in changes.items() if getattr(plugin, key, None) != value}
     cls = import_plugin(TABLES[section], changes["kind"]) if "kind" in changes else type(plugin)
     unknown = next((key for key in changes if key not in cls.model_fields), None)
@@ -216,9 +216,9 @@ def _change_plugin(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any
 def _load_weights(
     seats: Sequence[AgentConfig], roles: Sequence[str], pool: Sequence[AgentConfig]
 ) -> tuple[AgentConfig, ...]:
-    """Agents of the run with the weights of ``seats``: each of the same base, and of the same name if it is free.
+    """Return agents of the run that carry the weights of ``seats``: same base, and the same name where it is free.
 
-    Only the run's agents have models; a row loads adapters or weights into them.
+    Only the run's agents have models, so a row loads adapters or weights into them.
     """
     free, carriers = list(pool), list(seats)
     names = [agent.name for agent in pool]

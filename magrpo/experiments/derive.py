@@ -1,6 +1,6 @@
 """Runs derived from other runs: evaluations of a run's agents, alone or in a table of baselines.
 
-An evaluation is a run of no training iterations that starts from trained weights: the same stages, the same records.
+An evaluation is a run without training iterations that starts from trained weights: same stages, same records.
 """
 
 import itertools
@@ -31,10 +31,10 @@ class Source:
     root: Path
     overrides: Sequence[str] = ()
     place: Place | None = None
-    """Where the new run is to run. None: in one process."""
+    """Where the new run is executed; None: in one process."""
 
     def load_file(self) -> RunConfig | None:
-        """The configuration in the file, without training; None for a run. Raises ConfigError for its checkpoint."""
+        """Load the configuration file, without training; None for a run. Raises ConfigError if it has a checkpoint."""
         if Path(self.run).suffix != ".toml":
             return None
         if self.checkpoint is not None:
@@ -43,7 +43,7 @@ class Source:
 
 
 def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:
-    """The configuration of a run in ``root`` without training or registration, from the resolved ``tree`` of another.
+    """Derive the configuration of a run in ``root`` without training or registration from another's resolved ``tree``.
 
     Raises ConfigError if an override is unusable; the message starts with ``source``.
     """
@@ -58,7 +58,7 @@ def start_from(tree: dict[str, Any], weights: Path) -> None:
 
 
 def create_evaluation(source: Source, name: str | None) -> RunStore:
-    """The directory of a new run that evaluates ``source``. Raises ConfigError if that or an override is unusable."""
+    """Create the directory of a run that evaluates ``source``. Raises ConfigError if it or an override is unusable."""
     config = source.load_file()
     if config is not None:
         return _create_run(config, source, name)
@@ -73,10 +73,10 @@ def create_evaluation(source: Source, name: str | None) -> RunStore:
 def create_baselines(
     source: Source, baselines: str, name: str | None, single_run: str | None = None, partners: Sequence[str] = ()
 ) -> RunStore:
-    """The directory of a new run that compares ``source`` with baselines (:mod:`magrpo.experiments.baselines`).
+    """Create the directory of a run that compares ``source`` with baselines (:mod:`magrpo.experiments.baselines`).
 
-    The run's own agents are those of ``source`` before training; rows with trained agents load them from their runs:
-    that of ``source``, ``single_run`` with a single agent, and ``partners``, whose agents act with those of the source.
+    The run's own agents are those of ``source`` before training. Rows with trained agents load them from other runs:
+    from ``source`` itself, from ``single_run``, which has one agent, and from ``partners``, which play with the source.
     Raises ConfigError if a name, a run, a checkpoint or an override is unusable, or no row can be made.
     """
     names, root = parse_names(baselines), source.root
@@ -102,26 +102,26 @@ def create_baselines(
 
 
 def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore:
-    """A new run directory. Raises ConfigError before there is one if its place or its tracking store is unusable."""
+    """Create a run directory. Raises ConfigError before that if its place or tracking store is unusable."""
     tracking_uri(config.tracking, config.root)
     check_place(config, source.place or Place())
     return RunStore.create(config, name)
 
 
 def _team_of(run: RunStore, checkpoint: int | None) -> Team:
-    """The agents of a run with the weights of a checkpoint, the last one by default."""
+    """Return the agents of a run with the weights of a checkpoint, by default the last one."""
     weights = checkpoint_weights(run, _find_checkpoint(run, checkpoint))
     agents = map(_unshare_weights, run.config().agents)
     return Team(run.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
 
 
 def _unshare_weights(agent: AgentConfig) -> AgentConfig:
-    """The agent with an adapter of its own, so that a row can change its weights alone."""
+    """Give the agent an adapter of its own, so that a row can change its weights alone."""
     return agent.model_copy(update={"weights": "lora"}) if agent.weights == "shared" else agent
 
 
 def _team_like(run_id: str, config: RunConfig, root: Path) -> Team:
-    """The trained agents of a run whose adapters fit the models of ``config``."""
+    """Return the trained agents of a run whose adapters fit the models of ``config``."""
     run = RunStore.open(root, run_id)
     if run.config().lora != config.lora:
         raise ConfigError(f"run {run_id}: its section lora differs, so its adapters do not fit the models of this run")
@@ -129,7 +129,7 @@ def _team_like(run_id: str, config: RunConfig, root: Path) -> Team:
 
 
 def _find_checkpoint(run: RunStore, iteration: int | None) -> int:
-    """``iteration`` if it has a checkpoint, or the last iteration that has one."""
+    """Return ``iteration`` if it has a checkpoint; without it the last iteration that has one."""
     known = kept_iterations(run)
     if not known:
         raise ConfigError(f"run {run.run_id} has no checkpoint yet")

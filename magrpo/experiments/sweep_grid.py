@@ -1,7 +1,7 @@
 """The runs of a sweep: every combination of some values, each with several seeds.
 
-The folder ``<root>/sweeps/<name>`` lists the runs; each run's own directory says whether it is finished, so a sweep is
-resumed by going through its runs again. Imports no prefect.
+The folder ``<root>/sweeps/<name>`` lists the runs. Each run's own directory shows whether it is finished, so resuming a
+sweep means going through its runs again. This module does not import Prefect.
 """
 
 import itertools
@@ -24,28 +24,28 @@ from magrpo.run.store import RunStore, check_run_name, read_json
 
 SWEEP_FILE = "sweep.json"
 _SLUG = 60
-"""Names of runs with longer values than this are numbered instead."""
+"""Longest run name, in characters, that spells out its values; runs with longer ones are numbered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """One run of a sweep. ``setting``: the values that make it differ, by key, as they were written."""
+    """One run of a sweep. ``setting``: the values that set it apart, by key, as they were written."""
 
     run_id: str
     setting: dict[str, str]
     seed: int
     config: str
-    """Its resolved configuration, JSON."""
+    """Resolved configuration of the run, as JSON."""
 
     @property
     def title(self) -> str:
-        """``algo.estimator=marloo``: what runs have in common that differ in their seed only."""
+        """``algo.estimator=marloo``: the setting, shared by runs that differ only in their seed."""
         return " ".join(f"{key}={value}" for key, value in self.setting.items()) or "as configured"
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs that belong together, in the order in which they are made."""
+    """Runs that belong together, in the order in which they are executed."""
 
     name: str
     root: Path
@@ -57,7 +57,7 @@ class Sweep:
 
     @property
     def folder_store(self) -> RunStore:
-        """The sweep's folder as one that keeps a place: that of the runs not begun yet."""
+        """Return the sweep's folder as a store, which keeps the place for runs that have not begun."""
         return RunStore(self.root / "sweeps", self.name)
 
     def store(self, child: SweepRun) -> RunStore:
@@ -67,9 +67,10 @@ class Sweep:
 def plan_sweep(
     config: Path, overrides: Sequence[str], settings: Sequence[str], seeds: int, name: str | None, root: Path | None
 ) -> Sweep:
-    """The runs of a sweep; nothing is written. Raises ConfigError if a value cannot be used, or the name is taken.
+    """List the runs of a sweep without writing anything. Raises ConfigError if a value is unusable or the name taken.
 
-    Every combination of ``settings``, ``section.key=value,value,...``, runs with ``seeds`` seeds, ``train.seed`` first.
+    Every combination of ``settings``, each ``section.key=value,value,...``, runs with ``seeds`` seeds, from
+    ``train.seed`` on.
     """
     grid = dict(map(_parse_setting, settings))
     if len(grid) < len(settings):
@@ -77,7 +78,7 @@ def plan_sweep(
     fixed = [*overrides, *([f"root={root}"] if root else [])]
     name = name or f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    # A run's name holds its values, or a number where those do not make names.
+    # A run's name spells out its values; combinations are numbered where the values cannot be part of a name.
     words = [
         "".join("-" + re.sub(r"[^A-Za-z0-9_.]+", "-", v).strip("-") for v in setting.values())
         for setting in combinations
@@ -99,7 +100,7 @@ def plan_sweep(
 
 
 def _parse_setting(setting: str) -> tuple[str, list[str]]:
-    """The key and its values; a comma in brackets or quotes separates nothing."""
+    """Split a setting into its key and values; commas inside brackets or quotes do not separate values."""
     key, equals, text = setting.partition("=")
     values = re.findall(r"""(?:[^,\["']|\[[^\]]*\]|"[^"]*"|'[^']*')+""", text)
     if not key or not equals or not values:
@@ -110,17 +111,17 @@ def _parse_setting(setting: str) -> tuple[str, list[str]]:
 
 
 def save_sweep(sweep: Sweep) -> None:
-    """Make the folder of the sweep, from which :func:`load_sweep` reads it."""
+    """Create the folder of the sweep, from which :func:`load_sweep` reads it."""
     try:
         sweep.folder.mkdir(parents=True)
-    except FileExistsError:  # another command was faster
+    except FileExistsError:  # another command created it first
         raise ConfigError(f"{sweep.folder} exists: choose another --name, or --resume {sweep.name}") from None
     tree = {"children": [asdict(child) for child in sweep.children]}
     atomic_write(sweep.folder / SWEEP_FILE, json.dumps(tree, indent=1).encode())
 
 
 def load_sweep(root: Path, name: str) -> Sweep:
-    """A sweep that was begun. Raises ConfigError if there is none of this name."""
+    """Load an existing sweep. Raises ConfigError if there is none with this name."""
     path = root / "sweeps" / check_run_name(name) / SWEEP_FILE
     if not path.is_file():
         known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
@@ -129,14 +130,14 @@ def load_sweep(root: Path, name: str) -> Sweep:
 
 
 def check_sweep_place(sweep: Sweep, place: Place | None) -> None:
-    """Raise ConfigError if an unfinished run of a sweep cannot run at ``place``."""
+    """Raise ConfigError if an unfinished run of the sweep cannot run at ``place``."""
     if place is not None:
         for child in _list_unfinished(sweep):
             check_place(load_resolved(child.config), place)
 
 
 def keep_sweep_place(sweep: Sweep, place: Place | None) -> None:
-    """Let the unfinished runs of a sweep run at ``place``; None leaves it as it is."""
+    """Make ``place`` the place of the sweep's unfinished runs; None leaves it as it is."""
     if place is None:
         return
     for store in [sweep.folder_store, *map(sweep.store, _list_unfinished(sweep))]:
@@ -149,7 +150,7 @@ def _list_unfinished(sweep: Sweep) -> list[SweepRun]:
 
 
 def show_sweep(sweep: Sweep) -> None:
-    """List the runs, and which of them are finished."""
+    """Print the runs of the sweep and mark the finished ones."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     width = max(len(child.run_id) for child in sweep.children)
     for child in sweep.children:

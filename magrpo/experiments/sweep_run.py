@@ -1,4 +1,4 @@
-"""Executing a sweep: its runs in turn, recorded in MLflow below a parent run, and the comparison of its settings."""
+"""Executes a sweep: runs its runs in turn, records them in MLflow below a parent run, and compares its settings."""
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ Averages = Mapping[str, Sequence[EvalReport]]
 
 
 def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
-    """Execute the unfinished runs in turn, also after failures, then compare all; returns the reasons of failures."""
+    """Execute the unfinished runs in turn, even after failures, then compare all; return the reason of each failure."""
     config = load_resolved(sweep.children[0].config)
     open_tracker = partial(MlflowTracker, config.tracking, sweep.root, sweep.name, sweep.folder, SWEEP_TAG)
     values_tried: dict[str, dict[str, None]] = {}
@@ -38,7 +38,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
     parent = open_tracker()
     parent.record_start()
     parent.params({"runs": len(sweep.children)} | {key: ",".join(tried) for key, tried in values_tried.items()})
-    parent.flush()  # before the runs, which look for it
+    parent.flush()  # before the runs, which look the parent up
     failures: dict[str, str] = {}
     status = "FAILED"
     try:
@@ -53,7 +53,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
                     RunStore.create(load_resolved(child.config).model_copy(update={"root": sweep.root}), child.run_id)
                     keep_place(store, read_place(sweep.folder_store))
                 with closing(Outbox(store.path)) as outbox:
-                    if not outbox.size:  # the first one: the run belongs to the sweep
+                    if not outbox.size:  # attach the run to the sweep before its first record
                         outbox.append({"kind": "tags", "values": {PARENT_TAG: sweep.name}})
                 run_one(store)
             except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
@@ -65,7 +65,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
         status = "KILLED"
         raise
     finally:
-        console.quiet = False  # --quiet leaves out the progress of the runs, not the result
+        console.quiet = False  # --quiet hides the progress of the runs, not the result
         parent = open_tracker()
         for path in write_sweep_report(sweep, console):
             parent.artifact(path, "sweep")
@@ -74,7 +74,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
 
 
 def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
-    """Print the comparison of the runs that are finished and write it; the paths, none if no run is finished."""
+    """Print and write the comparison of the finished runs; return the paths, none if no run is finished."""
     done = finished_runs(sweep)
     if not done:
         return []
@@ -111,7 +111,7 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
 
 
 def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
-    """The runs of each setting that went to their end, by its title."""
+    """Return the finished runs of each setting, by its title."""
     done: dict[str, list[EvaluatedRun]] = {}
     for child in sweep.children:
         if is_finished(sweep.store(child)):
@@ -120,7 +120,7 @@ def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
 
 
 def short_titles(sweep: Sweep) -> dict[str, str]:
-    """The name of each setting in pictures: its values, if they tell it from the others."""
+    """Return a short name for each setting in pictures: its values alone, where these are unique."""
     names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
     return names if len(set(names.values())) == len(names) else {title: title for title in names}
 
@@ -137,7 +137,7 @@ def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
 
 
 def _write_csv(path: Path, done: Settings, means: Averages) -> None:
-    """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
+    """Write every figure in long form, as fractions of the maximum: per run, and without a seed per setting."""
     rows = (
         (title, seed, *row)
         for title, runs in done.items()

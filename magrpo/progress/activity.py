@@ -1,4 +1,4 @@
-"""What a command is doing outside the stages of a run: a live line with seconds, or in a file a line every 15 s.
+"""The current activity of a command outside the stages of a run, shown as a live line or, in a file, every 15 s.
 
 A command begins the clock of its run with :func:`begin_startup`, before it imports anything heavy, and names each part
 with :func:`show_activity`. The run takes the clock over with :func:`end_startup`, through which it learns when the
@@ -20,7 +20,7 @@ from rich.table import Column
 from magrpo.process.environment import is_quiet
 
 HEARTBEAT_S = 15.0
-"""Without a terminal, a command says at least this often what it is doing."""
+"""Seconds after which a command without a terminal repeats its current activity."""
 LOADING: Mapping[str, str] = {
     "libraries": "loading libraries",
     "Prefect": "starting Prefect's server",
@@ -29,13 +29,13 @@ LOADING: Mapping[str, str] = {
     "engine": "starting the engine",
     "sandbox": "starting the sandbox",
 }
-"""What a run loads, and the activity that it is called on the screen."""
+"""The activity shown on the screen for each thing that a run loads."""
 
 
 def open_console() -> Console:
-    """The console of a command, silent with ``--quiet``; a terminal breaks lines between words, a file does not.
+    """Open the console of a command, silent with ``--quiet``; only a terminal breaks lines between words.
 
-    While a command starts, the console of its line: others would print into the line.
+    While a command starts, this is the console of its live line: output of another console would garble that line.
     """
     if _startup.line is not None:
         return _startup.line.console
@@ -45,7 +45,7 @@ def open_console() -> Console:
 
 
 def is_live(console: Console) -> bool:
-    """Whether a line on the console can be drawn again and again."""
+    """Whether a line on this console can be redrawn in place."""
     return console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
 
@@ -64,7 +64,7 @@ class Heartbeat:
         self._over.set()
 
     def note_output(self) -> None:
-        """Something was printed just now."""
+        """Note that something was printed just now."""
         self._said = monotonic()
 
     def _beat(self) -> None:
@@ -88,7 +88,7 @@ class ActivityLine:
             console=console,
             transient=True,
             disable=not alive,
-            # If messages go to the same terminal, they are shown above the line.
+            # Messages on the same terminal must appear above the live line, not in it.
             redirect_stderr=alive and sys.stderr.isatty(),
             get_time=get_time,
         )
@@ -105,7 +105,7 @@ class ActivityLine:
         self._live.stop()
 
     def switch(self, activity: str, seconds: float = 0.0) -> None:
-        """Name another activity, which has taken ``seconds`` so far."""
+        """Show another activity, which has already taken ``seconds``."""
         self._live.reset(self._activity, description=activity)
         self._live.tasks[0].start_time = self._get_time() - seconds
 
@@ -117,7 +117,7 @@ class ActivityLine:
 
 @contextmanager
 def show_activity(activity: str, console: Console | None = None) -> Iterator[None]:
-    """Show what the block does: on the line of the command's startup, or else on a line of its own."""
+    """Show ``activity`` while the block runs: on the startup line if there is one, else on a line of its own."""
     if _startup.line is not None:
         _startup.switch(activity)
         yield
@@ -134,21 +134,21 @@ def show_activity(activity: str, console: Console | None = None) -> Iterator[Non
 # ------------------------------------------------------------------------------------------------------------- startup
 @dataclass
 class Startup:
-    """The time of a command before the stages of its run."""
+    """The phase of a command before the stages of its run."""
 
     began_s: float
-    """When the command began, in seconds since 1970."""
+    """Start of the command, in seconds since 1970."""
     loading: dict[str, float] = field(default_factory=dict)
-    """Seconds by what was loaded, a key of :data:`LOADING`."""
+    """Seconds spent loading, by key of :data:`LOADING`."""
     line: ActivityLine | None = None
-    """Where it is shown; None if there is no startup under way."""
+    """The line that shows the startup; None if no startup is under way."""
     _loads: str | None = "libraries"
 
     def __post_init__(self) -> None:
         self._switched_s = self.began_s
 
     def switch(self, activity: str) -> None:
-        """Note that ``activity`` begins now, and the seconds of the one that ends."""
+        """Begin ``activity``, and record the seconds of the one that ends."""
         now_s = time.time()
         if self._loads is not None:
             self.loading[self._loads] = self.loading.get(self._loads, 0.0) + now_s - self._switched_s
@@ -159,13 +159,13 @@ class Startup:
 
 
 _startup = Startup(0.0)
-"""Of the run that this process starts next. Prefect calls the flow between its beginning and its end."""
+"""The startup of the run that this process executes next. A global, because Prefect calls the flow in between."""
 
 
 def begin_startup(began_s: float | None = None, *, quiet: bool = False) -> None:
-    """Start the clock and the line of a run, which loads libraries first; no-op if they are started already.
+    """Start the clock and the live line of a run, whose first activity is loading libraries; no-op if already started.
 
-    ``began_s``: when the command began, in seconds since 1970; now by default. ``quiet``: show no line.
+    ``began_s``: start of the command in seconds since 1970, by default now. ``quiet``: show no line.
     """
     global _startup
     if _startup.line is None:
@@ -177,7 +177,7 @@ def begin_startup(began_s: float | None = None, *, quiet: bool = False) -> None:
 
 
 def end_startup() -> Startup:
-    """Stop the line; returns the clock. Without a startup, the command begins now."""
+    """Stop the line and return the clock. Without a startup, the command counts as beginning now."""
     global _startup
     ended, _startup = _startup, Startup(0.0)
     if ended.line is None:

@@ -31,17 +31,17 @@ from magrpo.types import Split
 log = logging.getLogger(__name__)
 
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
-"""Parts of rewards shown in the line of an iteration: those that training changes most."""
+"""Parts of rewards in the line of an iteration: the ones that training changes most."""
 
 _WORDS = 50
-"""Columns for the words of a live line on a wide terminal; the bar has the others."""
+"""Columns for the text of a live line on a wide terminal; the bar takes the rest."""
 
 _NO_STEP = 0
-"""Stands for the id of a thread in work outside the steps."""
+"""Stands in for a thread's id where work outside the steps is shown."""
 
 
 class _WordsColumn(ProgressColumn):
-    """Words about a task, rendered again whenever they are shown: seconds go on within a stage.
+    """The text of a task, rendered anew at every refresh so that its seconds keep counting.
 
     ``width``: columns of the terminal.
     """
@@ -50,7 +50,7 @@ class _WordsColumn(ProgressColumn):
 
     def __init__(self, describe: Callable[[Task], str], width: int) -> None:
         self._describe = describe
-        # A constant width, for most words, keeps the bars from moving.
+        # A nearly constant width keeps the bars from moving.
         super().__init__(Column(no_wrap=True, overflow="ellipsis", min_width=min(_WORDS, width // 2)))
 
     def render(self, task: Task) -> Text:
@@ -69,12 +69,12 @@ class RunConsole:
     ) -> None:
         self.console = console or open_console()
         self.loading: dict[tuple[str, str], float] = {}
-        """Seconds spent loading, by stage and by what was loaded."""
+        """Seconds spent loading, by stage and by key of :data:`LOADING`."""
         self._state, self._get_time = state, get_time
         self._times: deque[float] = deque(maxlen=21)
-        """When the first iteration that this process computes completely began, and when each one since ended."""
+        """When the first iteration computed completely by this process began, and when each later one ended."""
         self._metrics: dict[int, dict[str, float]] = defaultdict(dict)
-        """Metrics so far of the iterations under way."""
+        """Metrics collected so far for the iterations under way."""
         self._num_reused = 0
         self._lock = RLock()
         self._alive = is_live(self.console)
@@ -86,13 +86,13 @@ class RunConsole:
             transient=True,
             expand=True,
             disable=not self._alive,
-            # If messages go to the same terminal, they are shown above the live lines.
+            # Messages on the same terminal must appear above the live lines, not in them.
             redirect_stderr=self._alive and sys.stderr.isatty(),
             get_time=get_time,
         )
-        self._run = self.live.add_task("", total=state.num_iterations + state.num_rows + 1)  # and the report
+        self._run = self.live.add_task("", total=state.num_iterations + state.num_rows + 1)  # plus the report
         self._tasks: dict[int, TaskID] = {_NO_STEP: self._add_task("starting")}
-        """The work of each thread that computes a step, by the thread's id; or work outside the steps."""
+        """The task shown for each thread that computes a step, by thread id, and for work outside the steps."""
         self._heartbeat = Heartbeat(self.say_progress)
 
     def __enter__(self) -> RunConsole:
@@ -106,12 +106,12 @@ class RunConsole:
         self.live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays; a terminal wraps it between words."""
+        """Print a permanent line; a terminal wraps it between words."""
         self._heartbeat.note_output()
         self.console.print(text, markup=False, soft_wrap=not self._alive)
 
     def start_step(self, step: Step) -> Advance:
-        """``step`` is being computed; call the returned function with the number of items just finished."""
+        """Show that ``step`` is being computed; the returned function takes the number of items just finished."""
         with self._lock:
             self._state.start_step(step)
             if self._num_reused:
@@ -130,19 +130,19 @@ class RunConsole:
         return advance
 
     def show_work(self, title: str) -> None:
-        """Show from now on that something outside the steps is done."""
+        """Show that work outside the steps is under way from now on."""
         with self._lock:
             for thread in list(self._tasks):
                 self._remove_task(thread)
             self._tasks[_NO_STEP] = self._add_task(title)
 
     def expect_items(self, total: int) -> None:
-        """The step that the calling thread computes will finish ``total`` items."""
+        """Announce that the step computed by the calling thread will finish ``total`` items."""
         self.live.update(self._tasks[get_ident()], total=total)
 
     @contextmanager
     def show_loading(self, name: str) -> Iterator[None]:
-        """Show that the block loads ``name``, a key of :data:`LOADING`, and note the seconds."""
+        """Show that the block loads ``name``, a key of :data:`LOADING`, and record the seconds."""
         interrupted = self._tasks.get(get_ident(), self._tasks.get(_NO_STEP))
         step: Step | None = None
         if interrupted is not None:
@@ -162,7 +162,7 @@ class RunConsole:
                 self.live.update(interrupted, visible=True)
 
     def say_progress(self) -> None:
-        """Print the work of each thread."""
+        """Print the current work of each thread."""
         for task in self.live.tasks:
             if task.id != self._run and task.visible:
                 step: Step | None = task.fields["step"]
@@ -194,7 +194,7 @@ class RunConsole:
         return f"{task.description}{counted}, {task.elapsed or 0.0:.0f} s"
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
+        """Show that ``step`` is committed; its iteration, evaluation or baseline gets a line once it is complete."""
         with self._lock:
             self._finish_step(step, metrics, reused=reused)
 
@@ -212,7 +212,7 @@ class RunConsole:
                 shown = (f"{size:.0f} {split}" for split, size in sizes.items() if size is not None)
                 self.say(f"problems: {', '.join(shown)}")
             case "update":
-                if self._times:  # the evaluation after an iteration counts for the next one
+                if self._times:  # an evaluation after an iteration counts towards the next one
                     self._times.append(self._get_time())
                 self.say(self._format_iteration(step.iteration))
             case "evaluate":
@@ -230,10 +230,10 @@ class RunConsole:
             self._metrics.pop(step.iteration, None)
 
     def _time_left(self) -> str:
-        """Time to the end, ``0:12:30 left``; empty before the first complete iteration, and after the last.
+        """``0:12:30 left``: the remaining time; empty before the first complete iteration and after the last.
 
-        The remaining iterations are assumed to take the median of the newest 20: the first are slow, and single ones
-        include an evaluation or a busy moment of the machine.
+        Assumes that each remaining iteration takes the median of the newest 20: the first are slow, and some include
+        an evaluation or a busy moment of the machine.
         """
         if len(self._times) < 2:
             return ""
@@ -265,6 +265,6 @@ class RunConsole:
 
 
 def _format_returns(prefix: str, metrics: Mapping[str, float]) -> str:
-    """The return, and pass@1 where problems can be solved."""
+    """Format the return, and pass@1 where problems can be solved."""
     text = f"return {metrics[f'{prefix}/return']:.1%} of the maximum"
     return text + (f", pass@1 {metrics[f'{prefix}/pass_at_1']:.1%}" if f"{prefix}/pass_at_1" in metrics else "")

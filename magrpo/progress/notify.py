@@ -1,4 +1,4 @@
-"""Notices of a run's failure, recovery or promotion, sent by apprise to services such as Slack, mail or a webhook.
+"""Notices of a run's failure, recovery or promotion, sent through apprise to services such as Slack, mail or a webhook.
 
 A notice never fails a run: if it cannot be sent within ``PATIENCE_S`` seconds, a warning is logged.
 """
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 Event = Literal["failure", "recovery", "promotion"]
 PATIENCE_S = 10.0
-"""A notice that takes longer is given up."""
+"""Seconds to wait for a service before giving up on a notice."""
 _KILLED = "its process was killed, or its machine went down"
 _NOT_SENT = "the notice of a %s could not be sent through %s: %s"
 _HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "is now the champion"}
@@ -32,14 +32,14 @@ _HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "pro
 class Notices:
     """Implements :class:`magrpo.progress.state.Observer`; ``page`` is the address of the flow run.
 
-    The file ``attempt.json`` in the run directory says that a process works on the run, or why the last one failed; it
-    is removed at a good end. A file without a failure was left by a killed process.
+    The file ``attempt.json`` in the run directory records that a process works on the run, or why the last one failed.
+    A successful end removes it, so a file without a failure was left behind by a killed process.
     """
 
     def __init__(self, page: str | None = None) -> None:
         self._page = page
         self._failure: str | None = None
-        """Why the previous attempt failed; None if it did not, or once a step was computed since."""
+        """Why the previous attempt failed; None if it did not, or once this attempt has computed a step."""
 
     def attempt_started(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -47,7 +47,7 @@ class Notices:
         if not self._wanted:
             return
         if self._file.exists():
-            with suppress(ValueError, LookupError, TypeError):  # damaged: as if it had been killed
+            with suppress(ValueError, LookupError, TypeError):  # a damaged file counts as left by a killed process
                 self._failure = json.loads(self._file.read_bytes())["failed"]
             if self._failure is None:
                 self._failure = _KILLED
@@ -61,7 +61,7 @@ class Notices:
     def attempt_ended(self, error: BaseException | None) -> None:
         if not self._wanted:
             return
-        if error is not None and type(error) is not KeyboardInterrupt:  # nobody watched what a signal ended
+        if error is not None and type(error) is not KeyboardInterrupt:  # after Ctrl-C a person is watching
             reason = describe_error(error)
             self._write_file(reason)
             self._send("failure", RunState.read(self._attempt.store), reason)
@@ -110,11 +110,11 @@ class Notices:
 
 def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
     """Send a notice to every service, within ``PATIENCE_S``; log a warning for each that fails, without its URL."""
-    from apprise import NotifyBase, NotifyType  # loads a hundred services
+    from apprise import NotifyBase, NotifyType  # imports about a hundred services
 
     services, event = make_apprise(), fields["event"]
     are_known = [services.add(url) for url in _list_urls(config)]
-    if not all(are_known):  # the configuration's URLs were checked when it was read
+    if not all(are_known):  # their validity was checked when the configuration was read
         log.warning(_NOT_SENT, event, "MAGRPO_NOTIFY_URLS", "apprise does not know a URL in it")
     subject, body = _format_notice(fields)
     kind = NotifyType.FAILURE if event == "failure" else NotifyType.SUCCESS
@@ -136,14 +136,14 @@ def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
 
 
 def _list_urls(config: NotifyConfig) -> list[str]:
-    """The URLs of the services that receive notices."""
+    """Return the URLs of the services that receive notices."""
     if config.urls:
         return [url.get_secret_value() for url in config.urls]
     return os.environ.get("MAGRPO_NOTIFY_URLS", "").split()
 
 
 def _format_notice(fields: Mapping[str, str]) -> tuple[str, str]:
-    """The subject and the body of a notice."""
+    """Return the subject and the body of a notice."""
     subject = f"magrpo: run {fields['run_id']} {_HEADLINES[fields['event']]}"
     shown = {key: value for key, value in fields.items() if key not in ("event", "run_id") and value}
     width = max(map(len, shown)) + 1

@@ -1,4 +1,4 @@
-"""The progress of a run: its state, which console, notices and Prefect's page read, and its observers."""
+"""The live state of a run, read by the console, notices and Prefect's page, and the observers of an attempt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from magrpo.run.steps import Step, first_missing, steps
 from magrpo.run.store import RunStore
 
 _MAX_ERROR = 300
-"""Length of the description of an error, in characters."""
+"""Longest description of an error, in characters."""
 
 
 @dataclass(slots=True)
@@ -25,28 +25,28 @@ class RunState:
 
     num_iterations: int
     reward: Reward
-    """Gives the maxima of the joint reward and of its parts."""
+    """Reward of the run, which knows the maxima of the joint reward and of its parts."""
     step: Step | None = None
-    """The last step that began or ended; None before the first."""
+    """Step that began or ended last; None before the first."""
     under_way: dict[Step, None] = field(default_factory=dict)
-    """The steps under way; several with ``train.lag``."""
+    """Steps under way, in the order in which they began; several with ``train.lag``."""
     trained_iterations: int = 0
     num_computed: int = 0
-    """Steps computed by this process, not found committed."""
+    """Number of steps that this process computed rather than found committed."""
     training_return: float | None = None
-    """Of the newest iteration that has one."""
+    """Training return of the newest iteration that has one."""
     credited_iterations: int = 0
     held_out_returns: dict[int, float] = field(default_factory=dict)
-    """By iteration."""
+    """Held-out return by iteration."""
     num_rows: int = 0
-    """Rows of a run of baselines; 0: it is none."""
+    """Number of rows of a run of baselines; 0 for other runs."""
     finished_rows: int = 0
     finished_lines: dict[Step, str] = field(default_factory=dict)
-    """The steps computed by this process in words: ``00007/update: 1.8 s``."""
+    """One line of text for each step computed by this process: ``00007/update: 1.8 s``."""
 
     @classmethod
     def read(cls, store: RunStore) -> RunState:
-        """The state recorded in a run directory; the step is the first one that is left to compute."""
+        """Read the state from a run directory; its step is the first one left to compute."""
         config = store.config()
         state = cls(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows))
         every, missing = steps(config), first_missing(config, store)
@@ -58,12 +58,12 @@ class RunState:
         return state
 
     def start_step(self, step: Step) -> None:
-        """Note that ``step`` is being computed."""
+        """Record that ``step`` is being computed."""
         self.step = step
         self.under_way[step] = None
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """Note that ``step`` is committed."""
+        """Record that ``step`` is committed."""
         self.step = step
         self.under_way.pop(step, None)
         self.num_computed += not reused
@@ -85,13 +85,13 @@ class RunState:
             self.finished_lines[step] = f"{name}: {', '.join(figures)}"
 
     def describe_done(self) -> str:
-        """``7/160``, the trained iterations; ``row 4 of 13``, the row under way, of a run of baselines."""
+        """``7/160``: trained iterations; in a run of baselines ``row 4 of 13``: the row under way."""
         if self.num_rows:
             return f"row {min(self.finished_rows + 1, self.num_rows)} of {self.num_rows}"
         return f"{self.trained_iterations}/{self.num_iterations}"
 
     def describe_resumption(self, step: Step) -> str:
-        """Where a resumed run continues: ``resuming after iteration 3``; ``step`` is the first one to compute."""
+        """``resuming after iteration 3``: where a resumed run continues; ``step`` is the first one to compute."""
         if self.num_rows and self.finished_rows:
             return f"resuming after row {self.finished_rows} of {self.num_rows}"
         if self.trained_iterations:
@@ -99,7 +99,7 @@ class RunState:
         return f"resuming with {self._describe(step)}"
 
     def describe_step(self) -> str:
-        """The steps under way, in words: ``rollout.0, iteration 7 of 160``, joined by semicolons."""
+        """``rollout.0, iteration 7 of 160``: the steps under way, joined by semicolons."""
         under_way = sorted(self.under_way, key=lambda step: step.iteration)
         if not under_way and self.step is None:
             return "starting"
@@ -109,7 +109,7 @@ class RunState:
         return step.title if step.happens_once else f"{step.title}, iteration {step.iteration} of {self.num_iterations}"
 
     def describe_returns(self) -> str:
-        """Training and held-out returns, in words; empty before anything is measured."""
+        """Describe the training and held-out returns; empty before the first measurement."""
         parts = [] if self.training_return is None else [f"training {self.training_return:.1%}"]
         measured = list(self.held_out_returns.items())
         for iteration, value in [*measured[:1], *measured[1:][-1:]]:
@@ -126,39 +126,39 @@ class Attempt:
     notify: NotifyConfig
     state: RunState
     mlflow_page: Callable[[], tuple[str, str]] = lambda: ("", "")
-    """Returns the command that serves MLflow (empty for a server) and the address of the run's page, if known yet."""
+    """Returns the command that serves MLflow (empty for a server) and the run's address in MLflow, once known."""
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes the run."""
+        """The shell command that resumes the run."""
         return f"magrpo resume {self.store.run_id} --root {self.store.path.parent}"
 
 
 class Observer(Protocol):
-    """Notified of an attempt's progress from within the loop, once at a time: must be quick, and must not raise."""
+    """Notified of an attempt's progress from within the loop, one call at a time: must be quick, and must not raise."""
 
     def attempt_started(self, attempt: Attempt) -> None:
-        """This process holds the run and has computed nothing yet."""
+        """Called when this process holds the run and has computed nothing yet."""
 
     def step_finished(self, step: Step) -> None:
-        """``step`` was computed, or found committed; nothing to do by default."""
+        """Called when ``step`` was computed or found committed; does nothing by default."""
         return
 
     def team_promoted(self, text: str) -> None:
-        """The run's agents became the champion; ``text`` says why."""
+        """Called when the run's agents became the champion; ``text`` says why."""
 
     def attempt_ended(self, error: BaseException | None) -> None:
-        """The attempt is over; ``error`` ended it early."""
+        """Called when the attempt is over; ``error`` is None unless it ended the attempt early."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and message of an exception, on one line."""
+    """Return the type and message of an exception, on one line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}"[:_MAX_ERROR] if first else type(error).__name__
 
 
 def was_refused(store: RunStore, error: BaseException) -> bool:
-    """Whether ``error`` is a mistake in the configuration that was found before the run sampled anything."""
+    """Whether ``error`` is a mistake in the configuration, found before the run sampled anything."""
     return isinstance(error, ConfigError) and not has_samples(store)
 
 

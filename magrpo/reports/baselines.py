@@ -38,15 +38,15 @@ class BaselineResult:
     report: EvalReport
     timed: Sequence[TimedAnswer]
     common: Mapping[str, float]
-    """The parts that the rewards of all rows have, with their maxima."""
+    """Parts shared by the rewards of all rows, with their maxima."""
     comparable: bool
-    """Whether its reward has the parts of the run's, so that returns compare."""
+    """Whether its reward has the same parts as the run's, so that returns are comparable."""
     other_runs: Sequence[BaselineResult] = ()
-    """The same row of runs with other seeds."""
+    """The same row in runs with other seeds."""
 
     @cached_property
     def means(self) -> dict[str, Means]:
-        """Problem means by split and mode. ``common``: the common parts together as a share of their maximum."""
+        """Problem means by split and mode. ``common``: the shared parts as a share of their joint maximum."""
         means_by_key = compute_problem_means(self.report, self.row.reward)
         for means in means_by_key.values():
             means["common"] = {
@@ -62,12 +62,12 @@ class BaselineResult:
         return dict(means_by_key)
 
     def list_means(self, key: str, quantity: str) -> list[Mapping[str, float]]:
-        """The problem means of this run and of the other runs; empty if one of them lacks the quantity."""
+        """Return the problem means of this run and of the other runs; empty if one of them lacks the quantity."""
         found = [result.means.get(key, {}).get(quantity, {}) for result in (self, *self.other_runs)]
         return found if all(found) else []
 
     def format_mean(self, quantity: str) -> str:
-        """The mean over held-out problems and runs, sampled."""
+        """Format the mean over held-out problems and runs, sampled."""
         values = self.list_means(HEADLINE, quantity)
         if not values:
             return figures.UNDEFINED
@@ -76,7 +76,7 @@ class BaselineResult:
 
 
 def read_baselines(store: RunStore, config: RunConfig) -> list[BaselineResult]:
-    """Read the committed rows of a run, in their order."""
+    """Read the committed rows of a run in order."""
     rows = config.baselines.rows
     common = common_parts([row.reward.maxima for row in rows])
     results = []
@@ -89,9 +89,9 @@ def read_baselines(store: RunStore, config: RunConfig) -> list[BaselineResult]:
 
 
 def pool_baselines(runs: Sequence[Sequence[BaselineResult]], titles: Mapping[str, str]) -> list[BaselineResult]:
-    """The rows that all runs have, each with the measurements of every run, in the order of the first run.
+    """Return the rows that all runs have, each with the measurements of every run, in the order of the first run.
 
-    ``titles``: by name of the row, used where its title differs between runs.
+    ``titles``: title by name of the row, used where the runs disagree about it.
     """
     by_name = [{result.row.name: result for result in results} for results in runs]
     pooled = []
@@ -106,7 +106,7 @@ def pool_baselines(runs: Sequence[Sequence[BaselineResult]], titles: Mapping[str
 
 @dataclass(frozen=True)
 class BaselineTable:
-    """Agents beside baselines: the configuration of the run, and the measurements of its rows."""
+    """Agents beside baselines: the configuration of the run and the measurements of its rows."""
 
     config: RunConfig
     rows: Sequence[BaselineResult]
@@ -147,9 +147,9 @@ class BaselineTable:
         (folder / "baselines.json").write_text(text + "\n", encoding="utf-8")
 
     def judge_rows(self) -> Banner:
-        """The verdict that the page begins with: the best row, and how far the next one, or the trained team, is away.
+        """Judge the table: the best row, and its distance to the next one or to the trained team. Opens the page.
 
-        Rows that an oracle helps, and teams of several runs, are not ranked.
+        Rows helped by an oracle, and teams with agents of several runs, are not ranked.
         """
         quantity = self._ranked_quantity
         ranked = sorted(
@@ -183,7 +183,7 @@ class BaselineTable:
         return Banner("Verdict", word, sentence)
 
     def console_table(self) -> ReportTable:
-        """The summary for a terminal of 80 columns: one score of each row, its difference to the reference, pass@1."""
+        """Summarize each row in 80 columns: its score, the difference to the reference, and pass@1."""
         quantity = self._ranked_quantity
         solved = any("pass_at_1" in result.means[HEADLINE] for result in self.rows)
         lines = []
@@ -200,7 +200,7 @@ class BaselineTable:
 
     @property
     def _ranked_quantity(self) -> str:
-        """The quantity by which all rows compare: the return, or the parts that all rewards have."""
+        """The quantity by which all rows are comparable: the return, or the parts that all rewards share."""
         return "common" if self._common else "return"
 
     @property
@@ -229,7 +229,7 @@ class BaselineTable:
         return dot_panel(title, dots, trained, with_intervals=has_interval(self._num_runs))
 
     def list_tables(self) -> Iterator[ReportTable]:
-        """Every table, the summary first."""
+        """Yield every table, the summary first."""
         yield self.summary_table()
         for key in figures.sort_summary_keys(self.rows[0].means):
             yield self._quality_table(key)
@@ -242,7 +242,7 @@ class BaselineTable:
             yield ReportTable("Left out", ("row", "why"), list(self.config.baselines.left_out.items()), text=True)
 
     def summary_table(self) -> ReportTable:
-        """Held-out problems, sampled: return, pass@1 and cost of each row, and differences to the reference."""
+        """Tabulate return, pass@1 and cost on held-out problems, sampled, and differences to the reference."""
         returns = ["return", *self._common]
         solved = ["pass_at_1"] if any("pass_at_1" in result.means[HEADLINE] for result in self.rows) else []
         lines = []
@@ -267,7 +267,7 @@ class BaselineTable:
 
     @property
     def _common(self) -> list[str]:
-        """``common`` as a quantity, if returns do not compare between all rows."""
+        """Return ``common`` as a quantity to show, unless returns are comparable between all rows."""
         return [] if all(result.comparable for result in self.rows) else ["common"]
 
     @property
@@ -275,7 +275,7 @@ class BaselineTable:
         return f" Common: {', '.join(self.rows[0].common)} together." if self._common else ""
 
     def _quality_table(self, key: str, *, from_reference: bool = False) -> ReportTable:
-        """Every quantity of a split and mode but costs, or its differences to the reference."""
+        """Tabulate every quantity of a split and mode except costs, or its differences to the reference."""
         title, format_cell = figures.summary_title(key), self._format_value
         note = f"Percent of the maximum.{self._common_note}"
         if from_reference:
@@ -299,7 +299,7 @@ class BaselineTable:
         return ReportTable("What an answer costs", ("", "response time, s", "tokens/s", "tokens"), lines, note)
 
     def _cross_play_table(self) -> ReportTable:
-        """Returns of the first role's agent of one run with the other agents of another."""
+        """Tabulate returns of teams that combine the first role's agent of one run with the other agents of another."""
         results = [one for one in self.rows if one.row.name == "magrpo" or one.row.name.startswith("partners_")]
         returns: dict[tuple[str, str], str] = {}
         for result in results:
@@ -327,7 +327,7 @@ class BaselineTable:
         return interval_over_seeds(result.list_means(key, quantity), self.config.eval.seed)
 
     def _subtract_reference(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
-        """The difference to the reference, paired by problem; None if one of the two is not defined."""
+        """Subtract the reference, paired by problem; None if one of the two values is missing."""
         reference = next((other for other in self.rows if other.row.name == REFERENCE), result)
         if reference is result:
             return None
@@ -345,7 +345,7 @@ class BaselineTable:
 
 
 def _may_be_ranked(row: BaselineRow) -> bool:
-    """Whether a row answers by itself: no oracle picks or stops its answers, and its agents are of one run."""
+    """Whether a row answers on its own: without an oracle, and with agents of a single run."""
     return row.stop_above is None and row.votes != "best" and not row.name.startswith("partners_")
 
 

@@ -13,14 +13,14 @@ UNITS = {
     "executions": "programs run",
     "updates": "updates",
 }
-"""The counts of a budget and their titles in tables."""
+"""Counts of a budget, with their titles in tables."""
 
 
 _SINGULAR = re.compile(r"s\b")
 
 
 def format_count(number: int, things: str) -> str:
-    """``1,234 programs run``, ``1 program run``: the plural in ``things`` is its first word that ends in -s."""
+    """``1,234 programs run``, ``1 program run``: the first word of ``things`` that ends in -s loses it for 1."""
     return f"{number:,} {_SINGULAR.sub('', things, count=1) if number == 1 else things}"
 
 
@@ -28,8 +28,8 @@ def format_count(number: int, things: str) -> str:
 class Budget:
     """Cost of training up to and including ``iteration``, without evaluations.
 
-    ``executions`` counts programs actually run: neither cached results nor the attempts of interrupted stages.
-    ``seconds`` is time inside stages.
+    ``executions`` counts programs that actually ran: no cached results, no attempts of interrupted stages.
+    ``seconds`` counts time inside stages.
     """
 
     iteration: int = 0
@@ -41,14 +41,14 @@ class Budget:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts by name, in the order of :data:`UNITS`."""
+        """Counts by name, in the order of :data:`UNITS`."""
         return {unit: getattr(self, unit) for unit in UNITS}
 
 
 def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[Budget]:
-    """The budget after every iteration with an update, preceded by the empty budget of iteration 0.
+    """Return the budget after every iteration with an update, preceded by the empty budget of iteration 0.
 
-    ``stage_metrics`` is of the form of :meth:`magrpo.run.store.RunStore.stage_metrics`, in any order.
+    ``stage_metrics`` has the form of :meth:`magrpo.run.store.RunStore.stage_metrics`, in any order.
     """
     costs: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for iteration, stage, metrics in stage_metrics:

@@ -1,8 +1,8 @@
-"""Pictures of training runs: learning curves, first turn against last turn, and the cloud of returns.
+"""Charts of training runs: learning curves, first turn against last turn, and the cloud of returns.
 
 The first two follow the figures of arXiv 2508.04652. A picture is made of panels: a PNG file shows them side by side,
-an HTML page one by one. Drawn without pyplot, so importing this module changes no global state and needs no
-display. The colours are Okabe and Ito's, which stay distinct under common colour blindness; marker shapes differ, too.
+an HTML page one by one. Drawn without pyplot, so importing this module changes no global state and needs no display.
+The colours are Okabe and Ito's, which stay distinct under common colour blindness; marker shapes differ, too.
 """
 
 import io
@@ -50,13 +50,13 @@ OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals ove
 ONE_TURN = "Trajectories have one turn here, so each problem is plotted after training against before it."
 CLOUD = "Each point is a sampled trajectory, shifted a little where many coincide; the line is their mean."
 _BIN = 2.0
-"""Height in percent of the bins within which points of the cloud stand side by side."""
+"""Height, in percent of the return, of the bins within which points of the cloud stand side by side."""
 MAX_LABEL = 20
-"""Characters of a label beside the lines of a panel."""
+"""Longest label beside the lines of a panel, in characters."""
 RETURNS = (("test", "return"), ("ood", "return"))
 Point = tuple[float, float]
 Curve = Sequence[tuple[float, Interval]]
-"""Values over iterations or tokens."""
+"""Values with intervals over iterations or tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ class Panel:
     title: str
     draw: Callable[[Axes], None]
     height: float = 3.6
-    """In inches, when drawn alone, 5.2 inches wide."""
+    """Height in inches when drawn alone, 5.2 inches wide."""
 
 
 def render_svg(panel: Panel, name: str) -> str:
-    """The panel without its title as an ``<svg>`` element; equal arguments give equal text.
+    """Render the panel without its title as an ``<svg>`` element; equal arguments give equal text.
 
-    Colours are the page's custom properties ``--ink``, ``--line``, ``--series-0`` and so on. ``name``, unique in the
-    page, makes the identifiers in the element unique.
+    Colours are the page's custom properties ``--ink``, ``--line``, ``--series-0`` and so on. ``name`` must be unique in
+    the page; it makes the identifiers in the element unique.
     """
     text = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
@@ -91,7 +91,7 @@ def render_svg(panel: Panel, name: str) -> str:
 
 
 def compose_figure(panels: Sequence[Panel], note: str, row_height: float = 4.4, rows: int = 1) -> Figure:
-    """The panels in rows, under their titles, with a note below; heights in inches."""
+    """Arrange the panels in rows, each under its title, with a note below; heights in inches."""
     with mpl.rc_context(STYLE):
         figure, every = _make_axes(len(panels) // rows, row_height * rows, rows)
         for panel, axes in zip(panels, every, strict=True):
@@ -109,14 +109,14 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _make_axes(number: int, height: float, rows: int = 1, width: float = 9.0) -> tuple[Figure, list[Axes]]:
-    """A figure ``width`` by ``height`` inches, and its axes row by row: ``rows`` rows of ``number``."""
+    """Create a figure of ``width`` by ``height`` inches, and its axes row by row: ``rows`` rows of ``number``."""
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, number, squeeze=False).flat)
 
 
 def _list_splits(reports: Sequence[EvalReport]) -> list[str]:
-    """The evaluated splits in display order."""
+    """Return the evaluated splits in display order."""
     return [split for split in SPLIT_TITLES if f"{split}/{MODE}" in reports[-1].summary]
 
 
@@ -125,7 +125,7 @@ def _sampled_rows(report: EvalReport, split: str) -> Iterator[EvalRow]:
 
 
 def _percent(parts: Mapping[str, float], maxima: Mapping[str, float]) -> float:
-    """A return in percent of the maximum."""
+    """Return the joint reward in percent of its maximum."""
     return 100 * sum(parts.values()) / sum(maxima.values())
 
 
@@ -136,11 +136,11 @@ def learning_panels(
     training: Sequence[Point] = (),
     gains: Mapping[str, Mapping[str, Interval]] | None = None,
 ) -> list[Panel]:
-    """The return of every split over the training iterations, then the parts of each split, held-out problems first.
+    """Draw the return of every split over the training iterations, then the parts of each split, held-out first.
 
-    Markers are evaluations of sampled completions, bands their bootstrap 95 % intervals over problems. ``training``:
-    the return of each iteration in percent, a thin line. ``gains``: of each part by split, from the first evaluation to
-    the last; titles name the part that changed most, if its interval does not hold 0.
+    Markers are evaluations of sampled completions, with bootstrap 95 % intervals over problems as bands. ``training``:
+    the return of each iteration in percent, drawn as a thin line. ``gains``: gain of each part by split, from the first
+    evaluation to the last; a title names the part that changed most, if its interval excludes 0.
     """
     splits = _list_splits(reports)
     returns = {"held-out" if split == "test" else split: _make_curve(reports, split, "return") for split in splits}
@@ -159,13 +159,13 @@ def learning_panels(
 
 
 def largest_reliable_change(gains: Mapping[str, Interval]) -> str | None:
-    """The part whose gain is largest among those whose interval does not hold 0; None if there is none."""
+    """Return the part with the largest gain among those whose interval excludes 0; None if there is none."""
     reliable = {part: gain for part, gain in gains.items() if not gain.low <= 0 <= gain.high}
     return max(reliable, key=lambda part: abs(reliable[part].mean), default=None)
 
 
 def series_panel(title: str, series: Mapping[str, Sequence[Point]], unit: str) -> Panel:
-    """A quantity over the training iterations, a line for each label."""
+    """Draw a quantity over the training iterations, one line for each label."""
     return Panel(title, partial(_draw_series, series=series, unit=unit), 2.6)
 
 
@@ -181,7 +181,7 @@ def _draw_series(axes: Axes, series: Mapping[str, Sequence[Point]], unit: str) -
 
 
 def describe_scatter(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> str:
-    """How many held-out problems gained and lost: ``80 of 96 held-out problems improved, 3 got worse``."""
+    """Count the held-out problems that gained and lost: ``80 of 96 held-out problems improved, 3 got worse``."""
     before, after = (_problem_returns(report, "test", maxima) for report in (reports[0], reports[-1]))
     changes = [round(value - before[task_id], 6) for task_id, value in after.items() if task_id in before]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
@@ -189,7 +189,7 @@ def describe_scatter(reports: Sequence[EvalReport], maxima: Mapping[str, float])
 
 
 def describe_cloud(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> str:
-    """The share of trajectories with a full return: ``12 % of trajectories earned everything before, 77 % after``."""
+    """State the share of full returns: ``12 % of trajectories earned everything before, 77 % after``."""
     shares = []
     for report in (reports[0], reports[-1]):
         full = [_percent(row.parts[-1], maxima) > 99.99 for row in _sampled_rows(report, "test")]
@@ -202,10 +202,10 @@ def comparison_panels(
     tokens: Mapping[str, Mapping[int, float]] | None = None,
     quantities: Sequence[tuple[str, str]] = RETURNS,
 ) -> list[Panel]:
-    """A panel for each quantity (split and name) that all runs have, over training iterations.
+    """Draw a panel over training iterations for each quantity (split and name) that all runs have.
 
-    ``runs`` holds the evaluations of each run by a short label, at most as many as there are colours. ``tokens`` were
-    generated in training by each evaluated iteration; given, the panels over iterations are followed by as many over
+    ``runs`` holds the evaluations of each run by a short label, at most as many runs as there are colours. ``tokens``
+    holds the tokens generated in training up to each evaluated iteration; if given, every panel is drawn again over
     tokens.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
@@ -235,7 +235,7 @@ def _draw_curves(
     xlabel: str = "training iterations",
     training: Sequence[Point] = (),
 ) -> None:
-    """A line and a band for each label; the label stands at the end of the line."""
+    """Draw a line and a band for each label; the label stands at the end of its line."""
     ends, end_colours = {}, {}
     if training:
         axes.plot(*zip(*training, strict=True), color=COLOURS[0], linewidth=0.8, alpha=0.8, zorder=1)
@@ -264,7 +264,7 @@ def _draw_curves(
 
 
 def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:
-    """The heights pushed down, from the highest on, to be at most ``top`` and at least ``gap`` apart."""
+    """Push the heights down, from the highest on, so that they are at most ``top`` and at least ``gap`` apart."""
     placed: dict[str, float] = {}
     for label in sorted(heights, key=heights.__getitem__, reverse=True):
         placed[label] = min(heights[label], top)
@@ -276,13 +276,13 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
 def dot_panel(
     title: str, values: Mapping[str, Interval], highlighted: Collection[str] = (), *, with_intervals: bool = True
 ) -> Panel:
-    """A dot for each row under its title, with its interval; ``highlighted`` rows have a colour and a line."""
+    """Draw a dot with its interval for each row; ``highlighted`` rows get a colour and a line."""
     draw = partial(_draw_dots, values=values, highlighted=highlighted, with_intervals=with_intervals)
     return Panel(title, draw, 0.9 + 0.42 * len(values))
 
 
 def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collection[str], with_intervals: bool) -> None:
-    left = min(0.0, *(100 * value.low for value in values.values()))  # penalties make negative returns
+    left = min(0.0, *(100 * value.low for value in values.values()))  # penalties make returns negative
     for place, (title, value) in enumerate(values.items()):
         colour = AFTER if title in highlighted else INK
         mean, low, high = (100 * number for number in (value.mean, value.low, value.high))
@@ -299,11 +299,11 @@ def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collecti
 
 # ----------------------------------------------------------------------------------------------------- turn by turn
 def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
-    """Joint return of the first turn against the last turn for every sampled trajectory, before and after training.
+    """Draw the return of the first turn against the last for every sampled trajectory, before and after training.
 
-    A panel for each split. With trajectories of one turn: each problem's mean return before training against after it.
-    The area of a point is the number of points that coincide in it. Trajectories that ended early count their last
-    turn. A single evaluation is drawn if it has turns.
+    One panel for each split. Where trajectories have one turn, it shows each problem's mean return before training
+    against after. The area of a point is the number of points that coincide there. A trajectory that ended early counts
+    with its last turn. A single evaluation is drawn only if it has several turns.
     """
     before, after = reports[0], reports[-1]
     last = longest_episode(reports)
@@ -325,7 +325,7 @@ def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> l
 
 
 def longest_episode(reports: Sequence[EvalReport]) -> int:
-    """The turns of the longest trajectory before or after training."""
+    """Return the number of turns of the longest trajectory before or after training."""
     return max(len(row.parts) for report in (reports[0], reports[-1]) for row in report.rows)
 
 
@@ -363,7 +363,7 @@ def _finish_scatter(axes: Axes, x: str, y: str) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ cloud
 def cloud_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
-    """The joint return of every sampled trajectory in every evaluation, and the mean; a panel for each split."""
+    """Draw the joint return of every sampled trajectory in every evaluation, and the mean; one panel for each split."""
     draw = partial(_draw_cloud, reports=reports, maxima=maxima)
     return [
         Panel(f"Joint returns, {SPLIT_TITLES[split]}", partial(draw, split=split)) for split in _list_splits(reports)
@@ -371,7 +371,7 @@ def cloud_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> 
 
 
 def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: Mapping[str, float]) -> None:
-    """A column of points for each evaluation; its width at each height is the number of returns there."""
+    """Draw a column of points for each evaluation, as wide at each height as there are returns."""
     versions = [report.policy_version for report in reports]
     room = 0.42 * min((b - a for a, b in itertools.pairwise(versions)), default=1)
     means = []
@@ -385,7 +385,7 @@ def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: M
         for value in values:
             place = round(value / _BIN)
             seen[place] += 1
-            spread = (seen[place] - 0.5) / bins[place] - 0.5  # evenly over the width of the column here
+            spread = (seen[place] - 0.5) / bins[place] - 0.5  # evenly over the column's width at this height
             x.append(report.policy_version + 2 * room * spread * bins[place] / most)
             is_crowded = bins[place] > 5
             y.append(value + (0.7 * (2 * seen[place] % 5 - 2) if is_crowded else 0.0))

@@ -1,4 +1,4 @@
-"""The verdicts of ``magrpo compare`` and of sweeps: a run, or a setting over its seeds, against the first one."""
+"""The verdicts of ``magrpo compare`` and of sweeps: each run, or each setting over its seeds, against the first one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,55 +20,55 @@ from magrpo.run.config_diff import list_differing_keys, read_flat_config
 from magrpo.types import HEADLINE, Interval
 
 _SEED = 0
-"""Of the resampling, so that equal runs compare equal."""
+"""Seed of the bootstrap; fixed, so that equal runs compare equal."""
 _AT_THE_ENDS = (-1, -1)
-"""The indices of the last evaluations of two runs."""
+"""Indices of the last evaluations of two runs."""
 _TOLERANCE = 0.1
-"""Budgets of tokens that differ by less than this share are called equal."""
+"""Relative difference below which two budgets of tokens count as equal."""
 _EQUAL_TOKENS = "The page has their curves over tokens; evaluate more often (eval.every) for a verdict at equal tokens."
 
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """The verdict on a run, or a setting of a sweep, beside the first one, on held-out problems, sampled."""
+    """The verdict on a run, or a setting of a sweep, against the first one, on held-out problems, sampled."""
 
     label: str
     reference: str
     word: Word | Literal["not comparable", "unequal budgets", "too few seeds"]
     sentence: str
-    """The verdict for people, on one line."""
+    """The verdict in words, on one line."""
     advice: str
-    """What to do for a more reliable verdict."""
+    """Advice for a more reliable verdict."""
     quantity: str
-    """What was compared: ``return``, or ``pass_at_1`` where the rewards have different parts; else empty."""
+    """Quantity compared: ``return``, or ``pass_at_1`` where the rewards have different parts; empty if none."""
     difference: Interval | None
-    """The run's mean minus the reference's, a fraction; None if they do not compare."""
+    """Mean of the run minus mean of the reference, a fraction; None if the two are not comparable."""
     iterations: tuple[int, int] | None = None
-    """After how many iterations the run and the reference were compared; None if they do not compare."""
+    """Iterations of the run and of the reference at which they were compared; None if they are not comparable."""
 
     @property
     def banner(self) -> Banner:
-        """The verdict as pages begin with it."""
+        """The verdict as a banner for the top of a page."""
         return Banner(f"{self.label} against {self.reference}", self.word, self.sentence, self.advice)
 
 
 def list_differences(runs: Sequence[EvaluatedRun]) -> dict[str, list[str]]:
-    """The configuration keys that differ, each with its value in every run."""
+    """Return the configuration keys that differ, each with its value in every run."""
     configs = [read_flat_config(run.store.path) for run in runs]
     return {key: [config.get(key, "(none)") for config in configs] for key in list_differing_keys(configs)}
 
 
 def compare_with_first(runs: Sequence[EvaluatedRun]) -> list[RunComparison]:
-    """The verdict on every run but the first, beside the first."""
+    """Judge every run but the first against the first."""
     return [judge_difference(runs[0], run) for run in runs[1:]]
 
 
 def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
-    """The verdict on the second run beside the first.
+    """Judge the second run against the first.
 
-    Where the rewards have different parts, pass@1 is compared in place of the return; without it nothing is, nor are
-    runs without a common problem. Runs whose training cost different numbers of tokens are judged at an equal number,
-    where both have an evaluation; otherwise there are figures, and no verdict.
+    Where the rewards have different parts, pass@1 replaces the return. Runs without pass@1 or without a common problem
+    are not comparable. Runs whose training cost different numbers of tokens are judged at an equal number, if both have
+    an evaluation there; otherwise there are figures but no verdict.
     """
     labels, quantity = (second.label, first.label), "return"
     if not share_problems(first, second):
@@ -102,10 +102,10 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
 
 
 def match_budgets(one: EvaluatedRun, other: EvaluatedRun) -> tuple[int, int] | None:
-    """The latest evaluations of two runs, as indices, at which their training had cost as many tokens.
+    """Find the latest evaluations of two runs, as indices, at which their training had cost equally many tokens.
 
-    -1 and -1: the last ones; so it is if one of the runs does not train, since its agents have another run's budget.
-    None: there are no such evaluations.
+    Returns -1 and -1, the last evaluations, also if one of the runs does not train: its agents have another run's
+    budget. Returns None if there are no such evaluations.
     """
     ends = one.budgets[-1], other.budgets[-1]
     if not (ends[0].updates and ends[1].updates) or _are_close(ends[0].tokens, ends[1].tokens):
@@ -123,27 +123,27 @@ def _are_close(tokens: int, others: int) -> bool:
 
 
 def _describe_budgets(run: EvaluatedRun, reference: EvaluatedRun) -> str:
-    """``6 against 12 iterations, 12,000 against 24,100 tokens``."""
+    """``6 against 12 iterations, 12,000 against 24,100 tokens``: the cost of both trainings."""
     budgets = run.budgets[-1], reference.budgets[-1]
     iterations = f"{budgets[0].iteration} against {format_count(budgets[1].iteration, 'iterations')}"
     return f"{iterations}, {budgets[0].tokens:,} against {budgets[1].tokens:,} tokens"
 
 
 def share_problems(first: EvaluatedRun, second: EvaluatedRun) -> bool:
-    """Whether any held-out problem that both evaluated has the same text in both."""
+    """Whether any held-out problem evaluated by both runs has the same text in both."""
     evaluated = [run.means[-1][HEADLINE]["return"] for run in (first, second)]
     both = set(evaluated[0]) & set(evaluated[1])
     return any(first.problems[task_id] == second.problems[task_id] for task_id in both)
 
 
 def score_alike(first: EvaluatedRun, second: EvaluatedRun) -> bool:
-    """Whether returns mean the same: the rewards are of one kind and have the same parts."""
+    """Whether returns of the two runs are comparable: rewards of one kind with the same parts."""
     one, other = first.config.reward, second.config.reward
     return one.kind == other.kind and dict(one.maxima) == dict(other.maxima)
 
 
 def judge_settings(settings: Settings) -> list[RunComparison]:
-    """The verdict on every setting but the first beside the first, at the end of training, paired by seed."""
+    """Judge every setting but the first against the first, at the end of training, paired by seed."""
     first, *others = settings
     return [_judge_setting(label, first, settings) for label in others]
 
@@ -190,7 +190,7 @@ def _refuse(label: str, reference: str, sentence: str, advice: str = "") -> RunC
 
 
 def _describe_match(label: str, iterations: tuple[int, int], budgets: str) -> str:
-    """The evaluations that are compared where the runs did not cost as many tokens in the end."""
+    """Describe which evaluations are compared where the runs did not cost equally many tokens in the end."""
     return f" at equal tokens, after {iterations[0]} against {iterations[1]} iterations ({label}: {budgets})"
 
 
@@ -202,10 +202,10 @@ def _describe_relation(label: str, reference: str, word: Word) -> str:
 def compare_means(
     first: EvaluatedRun, second: EvaluatedRun, key: str, quantity: str, indices: tuple[int, int] = _AT_THE_ENDS
 ) -> tuple[Interval, str]:
-    """The second run's mean of ``quantity`` minus the first's, a fraction, and a note on the pairing.
+    """Subtract the first run's mean of ``quantity`` from the second's, as a fraction, and describe the pairing.
 
-    ``indices``: which of its evaluations is taken of each run, by default the last one. Paired by problem if every
-    problem of one evaluation is in the other with the same text, else unpaired.
+    ``indices``: the evaluation taken from each run, by default the last one. The difference is paired by problem if
+    every problem of one evaluation is in the other with the same text, and unpaired otherwise.
     """
     subtrahend, minuend = (run.means[i][key][quantity] for run, i in zip((first, second), indices, strict=True))
     same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]

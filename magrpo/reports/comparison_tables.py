@@ -1,4 +1,4 @@
-"""The tables of comparisons: of runs side by side, of settings over their seeds, and of the cost to reach a target.
+"""The tables of comparisons: runs side by side, settings over their seeds, and the cost to reach a target.
 
 :mod:`magrpo.reports.comparison` has the verdicts, :mod:`magrpo.reports.over_seeds` the means and intervals over seeds.
 """
@@ -33,12 +33,12 @@ from magrpo.run.steps import TRAINING_STAGES
 from magrpo.types import HEADLINE
 
 NUM_KEYS = 12
-"""Differing keys of the configuration that a page shows without a click."""
+"""Number of differing configuration keys that a page shows without a click."""
 COMPARED = ("return", "pass_at_1")
-"""Quantities of curves and differences."""
+"""Quantities for which curves and differences are shown."""
 SHOWN = ("return", "tests", "cooperation", "pass_at_1")
 BARS = {"pass_at_1": 0.70, "common": 0.85}
-"""Fractions to reach on held-out problems, sampled; ``common``: the parts that all rewards have, together."""
+"""Targets, as fractions, on held-out problems, sampled; ``common``: the parts that all rewards share, together."""
 _COUNTS = ("iteration", *(unit for unit in UNITS if unit != "updates"))
 _SWEEP_NOTE = (
     "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has an interval "
@@ -46,7 +46,7 @@ _SWEEP_NOTE = (
 )
 
 Crossing = Mapping[str, float]
-"""The cost of training (``iteration``, ``tokens`` and so on) when a bar was reached."""
+"""Cost of training (``iteration``, ``tokens`` and so on) when a target was reached."""
 
 
 def write_comparison(
@@ -56,7 +56,7 @@ def write_comparison(
     curves: Section,
     sections: Sequence[Block | Section],
 ) -> Path:
-    """Write a page that begins with the verdicts and the curves; returns ``curves.png``, which lies beside it."""
+    """Write a page that begins with the verdicts and the curves; return the path of ``curves.png`` beside it."""
     assert isinstance(curves.block, Pictures)
     page.parent.mkdir(parents=True, exist_ok=True)
     picture = page.parent / "curves.png"
@@ -67,7 +67,7 @@ def write_comparison(
 
 # ----------------------------------------------------------------------------------------------------------------- runs
 def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
-    """What follows the curves: differing configuration and one table, the rest folded; differences to the first run."""
+    """Yield the sections after the curves: configuration and one table, then, folded, differences to the first run."""
     keys = figures.sort_summary_keys(shared_keys([run.last.summary for run in runs]))
     yield Section(_run_table(runs, HEADLINE))
     labels = [run.label for run in runs]
@@ -92,7 +92,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
 
 
 def summary_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
-    """A line for each run: held-out return, its gain in training, and tokens; fits a terminal of 60 columns."""
+    """Tabulate each run's held-out return, its gain in training, and tokens, within 60 columns."""
     rows = []
     for run in runs:
         verdict = judge_run(run)
@@ -132,7 +132,7 @@ def _run_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
 
 
 def runs_at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Iterator[ReportTable]:
-    """Each run's evaluation nearest to the tokens of the cheapest one; no table unless two runs trained."""
+    """Yield each run's evaluation nearest to the tokens of the cheapest run; no table unless two runs trained."""
     trained = [run for run in runs if run.budgets[-1].updates]
     if len(trained) < 2:
         return
@@ -168,7 +168,7 @@ def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
 
 # ------------------------------------------------------------------------------------------- settings, over their seeds
 def setting_table(settings: Settings) -> ReportTable:
-    """A line for each setting at the end of training, held-out problems: for a terminal of 60 columns."""
+    """Tabulate the settings at the end of training on held-out problems, within 60 columns."""
     lines = []
     for title, runs in settings.items():
         summary = average_evaluations(runs)[-1].summary[HEADLINE]
@@ -187,12 +187,12 @@ def setting_table(settings: Settings) -> ReportTable:
 
 
 def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, int]]]:
-    """Each run with the index of its last evaluation."""
+    """Return each run with the index of its last evaluation."""
     return {title: [(run, -1) for run in runs] for title, runs in settings.items()}
 
 
 def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
-    """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
+    """Yield differences under ``title`` at the end of training, results at equal tokens, cost of a bar, and budgets."""
     yield from difference_tables(title, last_evaluations(settings))
     if len(settings) > 1:
         yield from equal_tokens_tables(settings)
@@ -201,7 +201,7 @@ def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
 
 
 def setting_tables(settings: Settings) -> Iterator[ReportTable]:
-    """A table for each split and mode with a line for each setting, at the end of training."""
+    """Yield a table for each split and mode, with a line for each setting at the end of training."""
     parts = next(iter(settings.values()))[0].config.reward.maxima
     last = {title: average_evaluations(runs)[-1].summary for title, runs in settings.items()}
     for key in figures.sort_summary_keys(shared_keys(list(last.values()))):
@@ -219,7 +219,7 @@ def setting_tables(settings: Settings) -> Iterator[ReportTable]:
 
 
 def budget_table(settings: Settings) -> ReportTable:
-    """The mean cost of training of each setting's runs."""
+    """Tabulate the mean cost of training of each setting's runs."""
     rows = []
     for title, runs in settings.items():
         budgets = [run.budgets[-1] for run in runs]
@@ -230,7 +230,7 @@ def budget_table(settings: Settings) -> ReportTable:
 
 
 def evaluation_table(title: str, evaluations: Evaluations, note: str) -> ReportTable:
-    """Results and cost of each setting at the given evaluations of its runs."""
+    """Tabulate results and cost of each setting at the given evaluations of its runs."""
     columns = _shared_quantities(SHOWN, evaluations)
     rows = []
     for setting, chosen in evaluations.items():
@@ -248,7 +248,7 @@ def evaluation_table(title: str, evaluations: Evaluations, note: str) -> ReportT
 
 
 def difference_tables(title: str, evaluations: Evaluations) -> Iterator[ReportTable]:
-    """Each setting minus the first, paired by seed and problem; no table without two shared seeds."""
+    """Yield the differences of each setting to the first, paired by seed and problem; needs two shared seeds."""
     first, *others = evaluations
     shown = _shared_quantities(COMPARED, evaluations)
     by_seed = {name: {one[0].config.train.seed: one for one in chosen} for name, chosen in evaluations.items()}
@@ -266,7 +266,7 @@ def difference_tables(title: str, evaluations: Evaluations) -> Iterator[ReportTa
 
 
 def equal_tokens_tables(settings: Settings) -> Iterator[ReportTable]:
-    """Results at the evaluations nearest to the cheapest run's tokens, and differences to the first setting."""
+    """Yield results at the evaluations nearest to the cheapest run's tokens, and differences to the first setting."""
     tokens = min(run.budgets[-1].tokens for runs in settings.values() for run in runs)
     nearest = {title: [(run, run.nearest_evaluation(tokens)) for run in runs] for title, runs in settings.items()}
     title = "At an equal budget of tokens"
@@ -278,7 +278,7 @@ def equal_tokens_tables(settings: Settings) -> Iterator[ReportTable]:
 
 
 def _shared_quantities(names: Sequence[str], evaluations: Evaluations) -> list[str]:
-    """Those of ``names`` that every evaluation has on held-out problems, sampled."""
+    """Return those ``names`` that every evaluation has on held-out problems, sampled."""
     means = [run.means[index][HEADLINE] for chosen in evaluations.values() for run, index in chosen]
     return [name for name in names if all(name in of_run for of_run in means)]
 
@@ -294,7 +294,7 @@ def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quan
 
 # -------------------------------------------------------------------------------------------- cost of reaching a target
 def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
-    """The cost for each setting's runs to reach each bar, and the tokens less those of the first setting."""
+    """Yield the cost for each setting's runs to reach each target, and differences in tokens to the first setting."""
     every = [run for runs in settings.values() for run in runs]
     common = common_parts([run.config.reward.maxima for run in every])
     rows, differences = [], []
@@ -325,10 +325,10 @@ def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
 
 
 def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[str, float]) -> Crossing | None:
-    """The cost of training when ``quantity`` first reached ``bar``; None if it never did.
+    """Return the cost of training when ``quantity`` first reached ``bar``; None if it never did.
 
-    Interpolated linearly between the first evaluation at or above the bar and the one before it. If the run's first
-    evaluation is at the bar, its cost counts.
+    Interpolates linearly between the first evaluation at or above the bar and the one before it. If the very first
+    evaluation reaches the bar, its own cost counts.
     """
     before: tuple[float, Budget] | None = None
     for report in run.reports:
@@ -348,7 +348,7 @@ def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[
 
 
 def _format_crossings(crossings: Sequence[Crossing | None]) -> list[str]:
-    """How many seeds reach the bar, and the mean of each count; no means unless all do."""
+    """Format how many seeds reach the bar, and the mean of each count; no means unless all do."""
     reached = [crossing for crossing in crossings if crossing is not None]
     number = f"{len(reached)} of {len(crossings)} seeds" if reached else "not reached"
     complete = len(reached) == len(crossings)
@@ -358,7 +358,7 @@ def _format_crossings(crossings: Sequence[Crossing | None]) -> list[str]:
 def _token_differences(
     settings: Settings, crossings: Mapping[str, Sequence[Crossing | None]]
 ) -> Iterator[tuple[str, str, str]]:
-    """For each setting but the first: its title, its tokens to a bar minus the first setting's, the number of seeds."""
+    """Yield for each setting but the first its title, its tokens to a bar minus the first's, and how many seeds."""
     by_seed = {
         title: {run.config.train.seed: crossing for run, crossing in zip(settings[title], of_runs, strict=True)}
         for title, of_runs in crossings.items()

@@ -1,4 +1,4 @@
-"""Evaluations as reports read them: a run with all of its own, means by problem, differences and shared parts."""
+"""Evaluations as reports read them: runs with their evaluations, problem means, differences and shared parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from magrpo.stages.evaluate import values_by_problem
 from magrpo.types import EvalReport, Interval, Problem, Trajectory
 
 Means = Mapping[str, Mapping[str, float]]
-"""The mean of each problem, ``means[quantity][task_id]``: fractions, counts or seconds."""
+"""Mean of each problem, ``means[quantity][task_id]``: a fraction, a count or seconds."""
 
 
 @dataclass
 class EvaluatedRun:
-    """A run under the label that tables and curves give it."""
+    """A run under its label in tables and curves."""
 
     label: str
     store: RunStore
     config: RunConfig
     reports: Sequence[EvalReport]
-    """Its evaluations in their order, at least one."""
+    """Evaluations in order of iteration, at least one."""
 
     @property
     def last(self) -> EvalReport:
@@ -35,7 +35,7 @@ class EvaluatedRun:
 
     @cached_property
     def means(self) -> Sequence[Mapping[str, Means]]:
-        """The problem means of each evaluation: ``means[-1]["test/sampled"]["return"][task_id]``."""
+        """Problem means of each evaluation: ``means[-1]["test/sampled"]["return"][task_id]``."""
         return [compute_problem_means(report, self.config.reward) for report in self.reports]
 
     @cached_property
@@ -45,17 +45,17 @@ class EvaluatedRun:
 
     @cached_property
     def budgets(self) -> list[Budget]:
-        """The cost of its training by iteration."""
+        """Cost of training by iteration."""
         return build_ledger(self.stage_metrics)
 
     @cached_property
     def problems(self) -> Mapping[str, Problem]:
-        """The problems it does not train on, by id."""
+        """Problems that the run does not train on, by id."""
         return read_held_out(self.store)
 
     @cached_property
     def trajectories(self) -> Mapping[str, Trajectory]:
-        """The first sampled trajectory of each held-out problem in the last evaluation, with its prompts."""
+        """First sampled trajectory of each held-out problem in the last evaluation, with its prompts."""
         pointer = find_evaluations(self.store).get(self.last.policy_version)
         if pointer is None:
             return {}
@@ -63,11 +63,11 @@ class EvaluatedRun:
         return {one.problem.task_id: one for one in stored if (one.split, one.mode) == ("test", "sampled")}
 
     def budget_at(self, evaluation: EvalReport) -> Budget:
-        """The cost of training up to one of its evaluations."""
+        """Return the cost of training up to one of the run's evaluations."""
         return next(budget for budget in self.budgets if budget.iteration == evaluation.policy_version)
 
     def nearest_evaluation(self, tokens: int) -> int:
-        """Index of the evaluation whose budget is nearest to ``tokens`` generated in training."""
+        """Return the index of the evaluation whose budget is nearest to ``tokens`` generated in training."""
         distances = [abs(self.budget_at(report).tokens - tokens) for report in self.reports]
         return distances.index(min(distances))
 
@@ -83,7 +83,7 @@ def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
 
 # ------------------------------------------------------------------------------------------------------ problem means
 def compute_problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[str, dict[str, float]]]:
-    """The means of each problem, ``means["test/sampled"]["return"][task_id]``, in the units of the summary."""
+    """Compute the means of each problem, ``means["test/sampled"]["return"][task_id]``, in the units of the summary."""
     return {
         key: {name: {task_id: fmean(v) for task_id, v in values.items()} for name, values in quantities.items()}
         for key, quantities in values_by_problem(report.rows, reward).items()
@@ -91,40 +91,40 @@ def compute_problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[
 
 
 def mean_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
-    """The mean return on each problem of one summary (``test/sampled``); fractions of the maximum."""
+    """Return the mean return on each problem of one summary (``test/sampled``), as fractions of the maximum."""
     return compute_problem_means(report, reward).get(key, {}).get("return", {})
 
 
 def interval_over_seeds(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:
-    """The mean over seeds and problems, with its interval for new seeds on new problems; None without values.
+    """Compute the mean over seeds and problems, with its interval for new seeds on new problems; None without values.
 
-    ``values`` has a value for each problem, one mapping for each training seed; problems that some lack are left out.
-    With one mapping the interval is over problems, resampled with ``seed``.
+    ``values`` holds one mapping for each training seed, with a value for each problem; problems that some mappings lack
+    are left out. With a single mapping the interval is over problems, resampled with ``seed``.
     """
     shared = shared_keys(values)
     return crossed_interval([[one[task_id] for task_id in shared] for one in values], seed) if shared else None
 
 
 def shared_keys(mappings: Sequence[Mapping[str, object]]) -> list[str]:
-    """The keys that all mappings have, in the order of the first."""
+    """Return the keys that all mappings have, in the order of the first."""
     return [key for key in mappings[0] if all(key in other for other in mappings)] if mappings else []
 
 
 def subtract_means(minuend: Mapping[str, float], subtrahend: Mapping[str, float]) -> dict[str, float]:
-    """The differences on the problems that both have."""
+    """Subtract the means on the problems that both have."""
     return {task_id: value - subtrahend[task_id] for task_id, value in minuend.items() if task_id in subtrahend}
 
 
 def paired_gain(before: Mapping[str, float], after: Mapping[str, float], seed: int) -> Interval:
-    """The mean difference on the problems that both have, with its bootstrap interval over problems."""
+    """Compute the mean difference on shared problems, with its bootstrap interval over problems."""
     return bootstrap_interval([[value] for value in subtract_means(after, before).values()], seed)
 
 
 def common_parts(maxima: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The parts that all rewards have, with the maxima of the first reward."""
+    """Return the parts that all rewards share, with the maxima of the first reward."""
     return {part: maxima[0][part] for part in shared_keys(maxima)}
 
 
 def common_share(fractions: Mapping[str, float], common: Mapping[str, float]) -> float:
-    """The common parts together as a share of their maxima; ``fractions`` holds each part over its own maximum."""
+    """Return the shared parts as a share of their joint maximum; ``fractions`` has each part over its own maximum."""
     return sum(fractions[part] * maximum for part, maximum in common.items()) / sum(common.values())

@@ -1,4 +1,4 @@
-"""Completions shown in a report, chosen by rule so that equal runs show equal ones."""
+"""Completions shown in a report, chosen by rule, so that equal runs show equal ones."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ _NO_CHANGE = "no change"
 
 
 def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
-    """The held-out problems with the largest, median and smallest mean gain of return, largest first.
+    """Choose the held-out problems with the largest, median and smallest mean gain of return, largest first.
 
-    Each shows the pair of sampled trajectories of one number that differ and whose gain is nearest to the problem's
-    mean gain. With one evaluation: the problems with the highest, median and lowest mean return, and the trajectory
-    nearest to it.
+    Each problem shows two sampled trajectories, before and after training, of the same number: a pair that differs and
+    whose gain is nearest to the problem's mean gain. With one evaluation, choose the problems with the highest, median
+    and lowest mean return, and the trajectory nearest to that mean.
     """
     after = _sampled_trajectories(run.last)
     single = len(run.reports) == 1
@@ -39,7 +39,7 @@ def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
         )
     chosen: dict[str, str] = {}
     for task_id, word in zip((order[-1], order[len(order) // 2], order[0]), words, strict=True):
-        chosen.setdefault(task_id, word)  # with few problems one may be chosen twice
+        chosen.setdefault(task_id, word)  # with few problems one may be chosen twice; the first word stays
     exhibits: list[Exhibit] = []
     for task_id, word in chosen.items():
         rows = before.get(task_id, {})
@@ -54,7 +54,7 @@ def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
 
 
 def describe_choice(run: EvaluatedRun) -> str:
-    """The rule for the first of :func:`choose_examples` in words."""
+    """State in words the rule by which :func:`choose_examples` chooses the first problem."""
     if len(run.reports) == 1:
         return (
             "The held-out problem with the highest return. Of its sampled answers this is the closest to the average."
@@ -63,12 +63,12 @@ def describe_choice(run: EvaluatedRun) -> str:
 
 
 def format_gain(points: float) -> str:
-    """``+62.5 points``, or ``no change``."""
+    """Format a gain: ``+62.5 points``, or ``no change``."""
     return f"{points:+.1f} points" if abs(points) >= 0.05 else _NO_CHANGE
 
 
 def choose_best_answers(run: EvaluatedRun) -> list[Exhibit]:
-    """The sampled answers to held-out problems with the highest return, one a problem, and of equals the most copied.
+    """Choose the sampled held-out answers with the highest return, one a problem; of equals, the most copied.
 
     An exploited reward shows here first: its best answers are no good.
     """
@@ -89,7 +89,7 @@ def choose_best_answers(run: EvaluatedRun) -> list[Exhibit]:
 
 
 def _sampled_trajectories(report: EvalReport) -> dict[str, dict[int, EvalRow]]:
-    """The sampled trajectories of each held-out problem by their number."""
+    """Return the sampled trajectories of each held-out problem by their number."""
     rows: dict[str, dict[int, EvalRow]] = defaultdict(dict)
     for row in report.rows:
         if (row.split, row.mode) == ("test", "sampled"):
@@ -98,7 +98,7 @@ def _sampled_trajectories(report: EvalReport) -> dict[str, dict[int, EvalRow]]:
 
 
 def _paired_gains(run: EvaluatedRun, before: Mapping[int, EvalRow], after: Mapping[int, EvalRow]) -> dict[int, float]:
-    """The gain of return between trajectories of one number; of a single evaluation the return; percent."""
+    """Return the gain between trajectories of the same number, or the return of a single evaluation, in percent."""
     fraction = run.config.reward.fraction
     if len(run.reports) == 1:
         return {index: 100 * fraction(row.returns[-1]) for index, row in after.items()}
@@ -110,7 +110,7 @@ def _paired_gains(run: EvaluatedRun, before: Mapping[int, EvalRow], after: Mappi
 
 
 def _find_typical(gains: Mapping[int, float], before: Mapping[int, EvalRow], after: Mapping[int, EvalRow]) -> int:
-    """The number of the trajectory whose gain is nearest to the mean; one whose texts changed, if there is any."""
+    """Find the trajectory whose gain is nearest to the mean, preferring ones whose texts changed."""
     changed = [index for index in gains if index not in before or before[index].texts != after[index].texts]
     mean = fmean(gains.values())
     return min(changed or gains, key=lambda index: (abs(gains[index] - mean), index))
@@ -119,7 +119,7 @@ def _find_typical(gains: Mapping[int, float], before: Mapping[int, EvalRow], aft
 def _make_exhibit(
     title: str, sides: Mapping[str, EvalRow], run: EvaluatedRun, *, shows_prompts: bool = False
 ) -> Exhibit:
-    """Completions for one problem, and their reward by part and turn."""
+    """Build the exhibit of one problem: completions, and their reward by part and turn."""
     reward = run.config.reward
     turns = [
         (_name_turn(name, turn, len(row.returns)), row, turn)
@@ -146,7 +146,7 @@ def _make_exhibit(
 
 
 def _name_turn(side: str, turn: int, num_turns: int) -> str:
-    """``before, turn 2``; the side alone if there is one turn, the turn alone if the side has no name."""
+    """``before, turn 2``: just the side if there is one turn, just the turn if the side has no name."""
     names = [side] if side else []
     if num_turns > 1:
         names.append(f"turn {turn + 1}")
@@ -154,14 +154,14 @@ def _name_turn(side: str, turn: int, num_turns: int) -> str:
 
 
 def _show_text(agent: str, text: str, stats: AnswerStats, prompt: str) -> ShownText:
-    """A completion with what is to be said of it. ``prompt``: to mark what was copied from it; empty for programs."""
+    """Annotate a completion. ``prompt``: text in which to look for copied passages; empty for programs."""
     remark = describe_answer(stats, is_code=not prompt)
     spans = list(marked_spans(text, find_copied(text, prompt))) if prompt else []
     return ShownText(agent, text, f"[{remark}]" if remark else "", spans)
 
 
 def _first_prompts(run: EvaluatedRun, task_id: str) -> dict[str, str]:
-    """What each agent read when it first answered a problem, as far as the last evaluation kept it."""
+    """Return each agent's first prompt for a problem, as far as the last evaluation kept it."""
     trajectory = run.trajectories.get(task_id)
     if trajectory is None:
         return {}

@@ -24,13 +24,13 @@ SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood"
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write rows under their column names."""
+    """Write rows below a row of column names."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([columns, *rows])
 
 
 def evaluation_rows(reports: Sequence[EvalReport]) -> Iterator[tuple[object, ...]]:
-    """Every figure of every evaluation in long form, :data:`EVALUATION_COLUMNS`: fractions of the maximum or tokens."""
+    """Yield every figure of every evaluation in long form, :data:`EVALUATION_COLUMNS`: fractions or tokens."""
     for report in reports:
         for key, summary in report.summary.items():
             for name, value in summary.items():
@@ -46,9 +46,9 @@ def format_budget(budget: Budget) -> str:
 def closing_table(
     reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = BEFORE, *, narrow: bool = False
 ) -> Table:
-    """The table printed at the end of a run: a section for each split, a line for each quantity.
+    """Build the table printed at the end of a run: a section for each split, a line for each quantity.
 
-    It fits 80 columns, and 60 if ``narrow``: without intervals.
+    It fits into 80 columns; if ``narrow``, into 60, without intervals.
     """
     columns = first_and_last(reports, start)
     title = "sampled; percent of the maximum" + ("" if narrow else ", 95 % interval over problems")
@@ -71,29 +71,29 @@ def closing_table(
 
 
 def start_title(config: RunConfig) -> str:
-    """Title of the agents of a run before training."""
+    """Return the title of a run's agents before training."""
     return LOADED if any(agent.start_from is not None for agent in config.agents) else BEFORE
 
 
 def count_problems(report: EvalReport, split: str) -> int:
-    """Number of problems of a split that were evaluated; of a single one there is no interval over problems."""
+    """Count the evaluated problems of a split; a single problem has no interval over problems."""
     return len({row.task_id for row in report.rows if row.split == split})
 
 
 def sort_summary_keys(keys: Iterable[str]) -> list[str]:
-    """Keys of summaries (``test/sampled``) in display order: by split, sampled before greedy."""
+    """Sort keys of summaries (``test/sampled``) for display: by split, sampled before greedy."""
     order = list(SPLIT_TITLES)
     return sorted(keys, key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy")))
 
 
 def summary_title(key: str) -> str:
-    """``Held-out problems, sampled`` for ``test/sampled``."""
+    """Return the title of a summary: ``Held-out problems, sampled`` for ``test/sampled``."""
     split, mode = key.split("/")
     return f"{SPLIT_TITLES[split][0].upper()}{SPLIT_TITLES[split][1:]}, {mode}"
 
 
 def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalReport]:
-    """The evaluations before training (titled ``start``) and after it, by title; only those that exist."""
+    """Return the evaluations before training (titled ``start``) and after it, by title, as far as they exist."""
     first, last = reports[0], reports[-1]
     before = {start: first} if first.policy_version == 0 else {}
     after = {f"MAGRPO, {format_count(last.policy_version, 'iterations')}": last} if last.policy_version else {}
@@ -101,18 +101,18 @@ def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalR
 
 
 def shown_quantities(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
-    """The quantities of a summary that tables show, in display order."""
+    """Return the quantities of a summary that tables show, in display order."""
     pass_at = sort_pass_at(summary)
     return [*maxima, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "generated_tokens"]
 
 
 def sort_pass_at(names: Iterable[str]) -> list[str]:
-    """The names of pass@k among ``names``, by k."""
+    """Return the names of pass@k among ``names``, sorted by k."""
     return sorted((name for name in names if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
 
 
 def quantity_title(name: str) -> str:
-    """``pass@1`` for ``pass_at_1``, ``length ratio`` for ``length_ratio``."""
+    """Return the title of a quantity: ``pass@1`` for ``pass_at_1``, ``length ratio`` for ``length_ratio``."""
     return name.replace("pass_at_", "pass@").replace("_", " ")
 
 
@@ -126,7 +126,7 @@ def format_interval(name: str, value: Interval | None) -> str:
 
 
 def quantity_scale(name: str) -> float:
-    """Factor from a stored value to the value in tables: 100 for fractions, 1 for tokens and times."""
+    """Return the factor from stored values to values in tables: 100 for fractions, 1 for tokens and times."""
     return 1.0 if name.endswith("_tokens") or name in ("seconds", "tokens_per_s") else 100.0
 
 
@@ -146,7 +146,7 @@ def format_tested_difference(difference: Interval | None, scale: float = 100.0) 
 
 
 def format_duration(seconds: float) -> str:
-    """``45 s``, ``4 min 33 s``, ``2 h 05 min``."""
+    """Format a duration: ``45 s``, ``4 min 33 s``, ``2 h 05 min``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

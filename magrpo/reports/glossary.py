@@ -34,7 +34,7 @@ MEANINGS = {
 
 
 def select_meanings(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """The words of the glossary that occur in ``texts``, with their meanings, in the order of the glossary."""
+    """Return the words of the glossary that occur in ``texts``, with their meanings, in the order of the glossary."""
     everything = "\n".join(texts).lower()
     found = {word for word in MEANINGS if word in everything}
     found |= {"pass@k"} if "pass@" in everything.replace("pass@1", "") else set()

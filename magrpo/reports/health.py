@@ -1,7 +1,7 @@
-"""What a return hides: answers that are cut, copied or repetitive, and rewards from which nothing can be learned.
+"""Findings that a return hides: answers that are cut, copied or repetitive, and rewards that teach nothing.
 
-A return rises as well where agents copy their prompt until they are cut, or where a part of the reward has not varied
-for twenty iterations. Both are read here from the evaluations and the metrics of the stages.
+A return also rises when agents copy their prompt until they are cut off, or when part of the reward has not varied for
+twenty iterations. This module finds both in the evaluations and in the metrics of the stages.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,17 +19,17 @@ from magrpo.types import HEADLINE, AnswerStats, EvalReport
 MAX_CUT_OFF = 0.1
 MAX_COPIED = 0.5
 MAX_REPEATED = 0.3
-"""Shares of an agent's answers, or of their words, from which they are a finding."""
+"""Smallest share of an agent's answers, or of their words, that counts as a finding."""
 MAX_EQUAL_GROUPS = 0.9
 NEAR_FULL = 0.95
-"""Share of its maximum from which a part of the reward that no longer varies has been learned."""
+"""Share of its maximum from which a constant part of the reward counts as learned."""
 CONVERGED = 0.8
 """Training return, as a share of the maximum, from which groups with equal returns are a success: answers agree."""
 WINDOW = 5
-"""The newest iterations over which training metrics are averaged, and for which a part of the reward must be constant
-before it counts as one without signal."""
+"""Number of newest iterations over which training metrics are averaged, and for which a part of the reward must be
+constant before it counts as one without signal."""
 _NOTABLE_COPY = 0.2
-"""Share of copied words from which a single answer is marked."""
+"""Smallest share of copied words for which a single answer is marked."""
 _SLOW_EVALUATION = 0.4
 _SLOW_EVALUATION_S = 30.0
 _HELPED = "cooperation"
@@ -38,7 +38,7 @@ _HELPED = "cooperation"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that the return hides: a sentence without a full stop, and the settings that would help."""
+    """A problem that the return hides: a sentence without a full stop, and the settings that would help."""
 
     sentence: str
     remedy: str
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFault:
-    """The answers of an agent are cut, copied or repetitive in too large a share, at the last evaluation."""
+    """The answers of an agent are cut, copied or repetitive in too large a share, in the last evaluation."""
 
     agent: str
     quantity: str
@@ -62,9 +62,9 @@ class AnswerFault:
 
 
 def describe_answer(stats: AnswerStats, *, is_code: bool) -> str:
-    """``cut at 48 tokens, 81% of the words copied from the prompt``; empty if there is nothing to say of an answer.
+    """``cut at 48 tokens, 81% of the words copied from the prompt``; empty if the answer is unremarkable.
 
-    ``is_code``: a program, which may repeat its specification.
+    ``is_code``: the answer is a program, which may repeat its specification.
     """
     remarks = [f"cut at {stats.tokens} tokens"] if stats.cut_off else []
     if not is_code and stats.copied_frac >= _NOTABLE_COPY:
@@ -73,7 +73,7 @@ def describe_answer(stats: AnswerStats, *, is_code: bool) -> str:
 
 
 def find_answer_faults(report: EvalReport, agents: Iterable[str]) -> Iterator[AnswerFault]:
-    """Faults of the sampled answers to held-out problems.
+    """Find faults of the sampled answers to held-out problems.
 
     Copying counts only where no program is tested: a program that repeats its specification gains nothing by it.
     """
@@ -89,12 +89,12 @@ def find_answer_faults(report: EvalReport, agents: Iterable[str]) -> Iterator[An
 
 
 def read_findings(store: RunStore) -> list[Finding]:
-    """The findings about the run in ``store``, from everything that it has committed."""
+    """Find the problems of the run in ``store`` from everything that it has committed."""
     return list_findings(list(store.stage_metrics()), store.config(), read_evaluations(store))
 
 
 def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]) -> list[Finding]:
-    """The findings about a run so far, those about its answers first; ``reports`` are its evaluations."""
+    """List the findings about a run so far, those about its answers first; ``reports`` are its evaluations."""
     return [
         *_describe_answer_faults(metrics, config, reports),
         *_find_silent_parts(metrics, config),
@@ -105,12 +105,12 @@ def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[Ev
 
 
 def list_warnings(findings: Iterable[Finding], verdict_sentence: str) -> list[str]:
-    """The sentences of the findings that the verdict does not name itself."""
+    """List the sentences of the findings that the verdict does not already mention."""
     return [finding.sentence for finding in findings if finding.sentence not in verdict_sentence]
 
 
 def list_advice(findings: Iterable[Finding], verdict_advice: str) -> list[str]:
-    """What to do about a run: the remedies of its findings, each once, then the advice of its verdict, if any."""
+    """List advice for a run: the remedies of its findings, each once, then the advice of its verdict, if any."""
     advice = [*(finding.remedy for finding in findings), *filter(None, [verdict_advice])]
     return list(dict.fromkeys(advice))
 
@@ -118,10 +118,10 @@ def list_advice(findings: Iterable[Finding], verdict_advice: str) -> list[str]:
 def answer_rows(
     metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
 ) -> list[tuple[str, Sequence[str], str]]:
-    """Rows of a table about each agent's answers and updates: a title, a cell for each agent, and related settings.
+    """Yield rows of a table about each agent's answers and updates: title, a cell for each agent, related settings.
 
-    Answers are those of the first and of the last evaluation, entropy and gradient norm those of the first and of the
-    last iteration: ``41.0 -> 43.9``.
+    Cells compare the first with the last evaluation for answers, and the first with the last iteration for entropy and
+    gradient norm: ``41.0 -> 43.9``.
     """
     names = [agent.name for agent in config.agents]
     rows: list[tuple[str, Sequence[str], str]] = []
@@ -146,7 +146,7 @@ _ANSWER_ROWS = {
     "copied_frac": ("copied from the prompt, %", 100.0, 1, "model.chat_template, the reward"),
     "repeated_frac": ("repeats itself, %", 100.0, 1, "rollout.temperature, the reward"),
 }
-"""By quantity: title, factor, digits and settings."""
+"""Title, factor, digits and settings of each quantity."""
 _UPDATE_ROWS = {
     "entropy": ("entropy, nats per token", "optim.lr, rollout.temperature, algo.beta"),
     "grad_norm": ("gradient norm", "optim.max_grad_norm, optim.lr"),
@@ -161,7 +161,7 @@ def _format_change(values: Sequence[float], digits: int) -> str:
 
 
 def _series(metrics: StageMetrics, stage: str) -> list[Mapping[str, float]]:
-    """The metrics of a stage in the iterations that have committed it."""
+    """Return the metrics of a stage in each iteration that has committed it."""
     return list(metrics_by_iteration(metrics, (stage,)).values())
 
 
@@ -205,7 +205,7 @@ def _advise_against_copies(config: RunConfig) -> str:
 
 
 def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
-    """Parts of the reward that were equal within every group for the newest iterations, and are not nearly full."""
+    """Find parts of the reward that were equal within every group in the newest iterations, though not nearly full."""
     credits, scores = _series(metrics, "credit"), _series(metrics, "score")
     maxima = config.reward.maxima
     for part, maximum in maxima.items():

@@ -1,4 +1,4 @@
-"""Where a run comes from: its date, machine and code, and the commands that go on from its report."""
+"""Where a run comes from: its date, machine and code, and the commands to continue with after its report."""
 
 import shlex
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ LIBRARIES = ("magrpo", "torch", "transformers", "peft", "vllm")
 
 
 def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]:
-    """The start, machine, commit, libraries and folder of a run, as far as it recorded them, and its MLflow."""
+    """List a run's start, machine, commit, libraries, folder and MLflow page, as far as it recorded them."""
     started, tags = _read_tags(store)
     facts = {"started": started, "machine": tags.get("machine", "")}
     facts["place"] = tags.get("magrpo.config.place", "")
@@ -33,7 +33,7 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
 
 
 def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Commands for the reader of a run's report, each after its aim."""
+    """Yield commands for the reader of a run's report, each after its purpose."""
     root = "" if store.path.parent.name == "runs" else f" --root {shlex.quote(str(store.path.parent))}"
     yield "ask the agents", f"magrpo ask {store.run_id}{root}"
     if (other := find_comparable_run(store)) is not None:
@@ -43,7 +43,7 @@ def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str
 
 
 def find_comparable_run(store: RunStore) -> str | None:
-    """The newest other run in the folder that trained and was evaluated with the same problems and reward, or None."""
+    """Find the newest other run in the folder that trained, and was evaluated, on the same problems and reward."""
     task = _read_task(store)
     folders = [path.parent for path in store.path.parent.glob(f"*/{CONFIG}") if path.parent != store.path]
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
@@ -55,7 +55,7 @@ def find_comparable_run(store: RunStore) -> str | None:
 
 
 def _read_task(store: RunStore) -> tuple[object, object] | None:
-    """The problems and the reward of a run; None if its configuration cannot be read."""
+    """Return the problems and the reward of a run; None if its configuration cannot be read."""
     try:
         tree = store.config_tree()
     except ConfigError:
@@ -64,7 +64,7 @@ def _read_task(store: RunStore) -> tuple[object, object] | None:
 
 
 def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:
-    """The time of the first start, and the newest value of every tag; empty for a run without records."""
+    """Return the time of the first start, and the newest value of every tag; empty for a run without records."""
     started, tags = "", {}
     for record in read_run_records(store.path):
         if record["kind"] == "tags":

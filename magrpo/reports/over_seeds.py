@@ -1,4 +1,4 @@
-"""Settings that were each run with several seeds: their means and intervals over seeds."""
+"""Settings that ran with several seeds each: their means and intervals over seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,23 +14,23 @@ from magrpo.reports.evaluations import (
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 Settings = Mapping[str, Sequence[EvaluatedRun]]
-"""The finished runs of each setting, one for each seed, by the setting's title."""
+"""Finished runs of each setting, one for each seed, by the setting's title."""
 Evaluation = tuple[EvaluatedRun, int]
 """A run and the index of one of its evaluations."""
 Evaluations = Mapping[str, Sequence[Evaluation]]
-"""For each setting an evaluation of each of its runs."""
+"""One evaluation of each run, by setting."""
 OVER_SEEDS = "Sampled completions; means over seeds, 95 % intervals for new seeds on new problems."
 MIN_SEEDS = 3
-"""With two seeds Student's t has one degree of freedom: an interval of 12.7 standard errors to each side."""
+"""Fewest seeds for an interval. With two, Student's t has one degree of freedom: 12.7 standard errors to each side."""
 TOO_FEW_SEEDS = f"Means alone where two seeds were trained: too few seeds for an interval, which takes {MIN_SEEDS}."
 SEED = 0
-"""Of the resampling for settings with one seed."""
+"""Seed of the bootstrap for settings with a single seed; fixed, so that equal runs compare equal."""
 
 
 def average_evaluations(runs: Sequence[EvaluatedRun]) -> list[EvalReport]:
-    """The evaluations of runs that differ only in seed, averaged: means and intervals over seeds, no rows.
+    """Average the evaluations of runs that differ only in seed: means and intervals over seeds, no rows.
 
-    Only iterations and quantities that all runs have are kept. A single run's evaluations are returned as they are.
+    Keeps only iterations and quantities that all runs have. Returns the evaluations of a single run as they are.
     """
     if len(runs) == 1:
         return list(runs[0].reports)
@@ -50,7 +50,7 @@ def average_evaluations(runs: Sequence[EvaluatedRun]) -> list[EvalReport]:
 def tokens_by_iteration(
     settings: Settings, evaluations: Mapping[str, Sequence[EvalReport]]
 ) -> dict[str, dict[int, float]]:
-    """Tokens generated in training by each evaluation of each setting, a mean over its seeds."""
+    """Return the tokens generated in training by each evaluation of each setting, averaged over its seeds."""
     return {
         title: {one.policy_version: fmean(run.budget_at(one).tokens for run in settings[title]) for one in reports}
         for title, reports in evaluations.items()
@@ -58,24 +58,24 @@ def tokens_by_iteration(
 
 
 def has_interval(num_seeds: int) -> bool:
-    """Whether that many seeds give an interval: one has that over problems, two have none of use."""
+    """Whether so many seeds give an interval: one seed has the one over problems, two have none of use."""
     return num_seeds == 1 or num_seeds >= MIN_SEEDS
 
 
 def format_over_seeds(name: str, value: Interval | None, num_seeds: int) -> str:
-    """``mean [low, high]`` of the quantity ``name``; the mean alone if the seeds are too few for an interval."""
+    """``mean [low, high]`` of the quantity ``name``; only the mean if there are too few seeds for an interval."""
     text = figures.format_interval(name, value)
     return text if has_interval(num_seeds) else text.partition(" [")[0]
 
 
 def format_seed_difference(difference: Interval, num_seeds: int, scale: float = 100.0) -> str:
-    """``+3.2 [+1.0, +5.4]``; ``+3.2`` if the seeds are too few for an interval over seeds."""
+    """``+3.2 [+1.0, +5.4]``; ``+3.2`` if there are too few seeds for an interval over seeds."""
     text = figures.format_difference(difference, scale)
     return text if num_seeds >= MIN_SEEDS else text.partition(" [")[0]
 
 
 def hide_intervals(reports: Sequence[EvalReport], num_seeds: int) -> list[EvalReport]:
-    """The evaluations as curves show them: without bands if the seeds are too few for an interval."""
+    """Return the evaluations for drawing curves: without bands if there are too few seeds for an interval."""
     if has_interval(num_seeds):
         return list(reports)
     return [
@@ -91,7 +91,7 @@ def hide_intervals(reports: Sequence[EvalReport], num_seeds: int) -> list[EvalRe
 
 
 def subtract_over_seeds(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> Interval | None:
-    """The mean difference with its interval over seeds, on problems whose text is the same in both runs of a pair.
+    """Compute the mean difference with its interval over seeds, on problems with the same text in both runs of a pair.
 
     None if there is no such problem.
     """

@@ -1,4 +1,4 @@
-"""Blocks of reports, and pages of them: each one HTML file that loads nothing from anywhere."""
+"""The blocks of reports, and pages made of them: single HTML files that load nothing from elsewhere."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from magrpo.reports.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
-    """A table under its title; the first column names the row. ``text``: the other columns hold words, not figures."""
+    """A table under its title; the first column names the row. ``text``: the others hold words instead of figures."""
 
     kind: ClassVar = "table"
     title: str
@@ -39,7 +39,7 @@ class ReportTable:
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """The verdict that a page begins with: its word, a sentence, what the return hides, and what to do next."""
+    """The verdict at the top of a page: its word, a sentence, findings that the return hides, and next steps."""
 
     kind: ClassVar = "banner"
     title: str
@@ -51,7 +51,7 @@ class Banner:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The headline figures: each a name, a value and a remark."""
+    """Headline figures, each a name, a value and a remark."""
 
     kind: ClassVar = "facts"
     title: str
@@ -70,7 +70,7 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class ShownText:
-    """An agent's completion. ``remark``: that it was cut or copied; ``copied``: parts of it found in its prompt."""
+    """An agent's completion. ``remark``: says if it was cut or copied; ``copied``: parts that occur in its prompt."""
 
     agent: str
     text: str
@@ -80,16 +80,16 @@ class ShownText:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """Completions for one problem: a table of the reward, and for each side (before, after) every agent's text."""
+    """Completions for one problem: a table of the reward, and the text of every agent on each side (before, after)."""
 
     title: str
     problem: str
     reward: ReportTable
     sides: Mapping[str, Sequence[ShownText]]
     is_code: bool = False
-    """Whether problem and texts are Python, to be highlighted."""
+    """Whether the problem and the texts are Python, to be highlighted."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """What agents read, by agent."""
+    """Prompt of each agent, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Names and what stands for each: words and meanings, or, if ``code``, aims and commands."""
+    """Names with their explanations: words and meanings, or, if ``code``, purposes and commands."""
 
     kind: ClassVar = "terms"
     title: str
@@ -127,9 +127,9 @@ Block = ReportTable | Banner | Facts | Pictures | Exhibits | Listing | Terms
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A block under a heading that says its finding; the list of contents has the block's title.
+    """A block under a heading that states its finding; the table of contents lists the block's title.
 
-    If ``folded``, the section opens at a click.
+    A ``folded`` section opens at a click.
     """
 
     block: Block
@@ -142,7 +142,7 @@ class Section:
 
 
 def make_banner(verdict: Verdict, findings: Sequence[Finding] = ()) -> Banner:
-    """The verdict as pages begin with it, with what its return hides."""
+    """Build the banner of a verdict, with the findings that the return hides."""
     sentence = verdict.sentence.removeprefix(f"{verdict.word}: ")
     advice = "; ".join(list_advice(findings, verdict.advice))
     return Banner(
@@ -159,7 +159,7 @@ def _capitalize(sentence: str) -> str:
 
 
 def write_page(path: Path, title: str, parts: Sequence[Block | Section], lead: str = "", width: str = "72rem") -> None:
-    """Write an HTML page to ``path``, at most ``width`` wide. ``lead`` stands below the title.
+    """Write an HTML page to ``path``, at most ``width`` wide, with ``lead`` below the title.
 
     The page ends with the meanings of the words in its tables.
     """
@@ -171,18 +171,18 @@ def write_page(path: Path, title: str, parts: Sequence[Block | Section], lead: s
 
 
 def render_template(name: str, **values: object) -> str:
-    """A template beside this module, filled in. HTML escapes every text: completions are whatever a model wrote."""
+    """Fill in a template beside this module. HTML escapes every text, because completions may hold anything."""
     return _ENVIRONMENT.get_template(name).render(values).lstrip()
 
 
 def format_markdown(table: ReportTable) -> str:
-    """The rows of a table in Markdown, for pages of Prefect."""
+    """Format the rows of a table in Markdown, for pages of Prefect."""
     source = '{% from "table.md.j2" import table %}{{ table(block) }}'
     return _ENVIRONMENT.from_string(source).render(block=table)
 
 
 def print_banners(banners: Sequence[Banner], console: Console) -> None:
-    """Print verdicts: word and sentence of each, then what to do next."""
+    """Print verdicts: the word and the sentence of each, then the next steps."""
     for banner in banners:
         style = {"better": "bold green", "worse": "bold red"}.get(banner.word, "bold")
         console.print(Text.assemble((banner.word, style), ": ", banner.sentence))
@@ -198,7 +198,7 @@ def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
         for index, column in enumerate(shown.columns):
             table.add_column(Text(column), justify="left" if shown.text or index == 0 else "right", overflow="fold")
         for row in shown.rows:
-            table.add_row(*map(Text, row))  # Text: brackets are not markup
+            table.add_row(*map(Text, row))  # Text, because brackets must not be read as markup
         console.print(table if shown.rows else title, soft_wrap=False)
         if shown.note:
             console.print(shown.note, style="dim", markup=False)
@@ -206,7 +206,7 @@ def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
 
 
 def _list_words(sections: Sequence[Section]) -> Iterator[str]:
-    """Texts of the project's own in a page: titles, names of rows and columns; completions are left out."""
+    """Yield the project's own texts in a page: titles and names of rows and columns, but no completions."""
     for section in sections:
         block = section.block
         yield block.title
@@ -217,20 +217,20 @@ def _list_words(sections: Sequence[Section]) -> Iterator[str]:
 
 
 def _highlight_python(text: str, is_code: bool = True) -> Markup:
-    """The text as HTML, its tokens in elements of Pygments' classes if it is Python."""
+    """Render the text as HTML; if it is Python, wrap its tokens in elements of Pygments' classes."""
     if not is_code:
         return escape(text)
     return Markup(highlight(text, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True)))
 
 
 def _fence(text: str) -> str:
-    """The text as a code block of Markdown, its fence longer than any run of backticks inside."""
+    """Format the text as a code block of Markdown, with a fence longer than any run of backticks inside."""
     fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 
 
 def _mark_spans(text: str, spans: Sequence[Span]) -> Markup:
-    """The text as HTML, with some parts of it marked."""
+    """Render the text as HTML with some of its parts marked."""
     pieces, end = [], 0
     for start, stop in spans:
         pieces += [escape(text[end:start]), Markup("<mark>{}</mark>").format(text[start:stop])]
@@ -239,12 +239,12 @@ def _mark_spans(text: str, spans: Sequence[Span]) -> Markup:
 
 
 def _dump_json(value: object) -> str:
-    """JSON with texts as they are written; of texts, lists and dictionaries it is Python, too."""
+    """Dump JSON with non-ASCII text as it is; for texts, lists and dictionaries the result is also Python."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def _split_interval(cell: str) -> tuple[str, str]:
-    """``1.0 [0.9, 1.1]`` as ``1.0`` and ``[0.9, 1.1]``; the second is empty if there is none."""
+    """Split ``1.0 [0.9, 1.1]`` into ``1.0`` and ``[0.9, 1.1]``; the second is empty if there is no interval."""
     found = re.fullmatch(r"(.*) (\[[^\]]*\])", cell, re.DOTALL)
     return (found[1], found[2]) if found else (cell, "")
 

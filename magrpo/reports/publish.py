@@ -1,4 +1,4 @@
-"""The report at the top of a run directory: the page that the run committed, with its wall time and MLflow page."""
+"""The report at the top of a run directory: the page the run committed, with wall time and MLflow link filled in."""
 
 import re
 from html import escape, unescape
@@ -14,31 +14,31 @@ from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
 
 REPORT = "report.html"
-"""The file at the top of a run directory."""
+"""Name of the report at the top of a run directory."""
 WALL_TIME = '<p id="wall-time"></p>'
-"""The place in a page for the wall time and the link to MLflow, which are known once the run has ended."""
+"""Placeholder in a page for the wall time and the link to MLflow, which are known only once the run has ended."""
 MLFLOW_LINK = re.compile('<a id="mlflow-page" href="([^"]+)">')
 """The link to the run's page in MLflow."""
 
 
 def publish_report(store: RunStore, mlflow_page: str = "") -> Path:
-    """Copy the committed page of a finished run to the top of its directory; fill in wall time and page in MLflow.
+    """Copy the committed page of a finished run to the top of its directory, filling in wall time and MLflow link.
 
-    ``mlflow_page``: its address, if MLflow was reached; by default that of the report that is replaced.
+    ``mlflow_page``: address of the run in MLflow, if reached; by default the address in the report that is replaced.
     """
     step = steps(store.config())[-1]
     return _publish_page(store, store.stage_folder(step.folder) / _page_name(store), mlflow_page)
 
 
 def rebuild_report(store: RunStore) -> Path:
-    """Write the page of a run again, from its evaluations so far; ConfigError if it has none."""
+    """Write the page of a run again from its evaluations so far; ConfigError if it has none."""
     with TemporaryDirectory() as folder:
         _write_report(store, Path(folder))
         return _publish_page(store, Path(folder) / _page_name(store))
 
 
 def find_report(store: RunStore) -> Path:
-    """The report at the top of a run directory, published or built first if it is not there yet.
+    """Return the report at the top of a run directory, publishing or building it first if it is missing.
 
     Raises ConfigError if the run has no evaluation.
     """
@@ -49,7 +49,7 @@ def find_report(store: RunStore) -> Path:
 
 
 def render_main_table(store: RunStore) -> str:
-    """The first table of a finished run's report in Markdown: its evaluations, or its baselines."""
+    """Render the first table of a finished run's report in Markdown: its evaluations, or its baselines."""
     from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
     from magrpo.reports.page import format_markdown  # matplotlib
     from magrpo.reports.run import RunReport  # matplotlib

@@ -1,7 +1,7 @@
-"""The report of a run: results and cost of its training, as one page, CSV, JSON and pictures.
+"""The report of a run: results and cost of its training as a page, CSV, JSON and pictures.
 
-:meth:`RunReport.list_sections` is the page from top to bottom; each section names the function that its figures come
-from.
+:meth:`RunReport.list_sections` builds the page from top to bottom; each section names the function that computes its
+figures.
 """
 
 import json
@@ -41,12 +41,12 @@ _DESCRIBE_BEST = (
     "the reward favours something else. In texts, passages copied from the prompt are marked."
 )
 _ELSEWHERE = ("tracking", "notify", "registry", "baselines")
-"""Sections of the configuration that say nothing about the training."""
+"""Sections of the configuration that do not describe the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """A section of charts that is also written to a file of its own."""
+    """A section of charts that is also written to its own file."""
 
     file: str
     section: Section
@@ -54,7 +54,7 @@ class _Picture:
 
 
 class RunReport(EvaluatedRun):
-    """An evaluated run and the files of its report."""
+    """An evaluated run that writes the files of its report."""
 
     def write_files(self, folder: Path) -> None:
         """Write ``report.html``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG)."""
@@ -73,7 +73,7 @@ class RunReport(EvaluatedRun):
             charts.save_figure(picture.figure, folder / picture.file)
 
     def list_sections(self, pictures: Sequence[Section]) -> Iterator[Section]:
-        """The verdict, the curves, one before and after, and one table; the rest is folded."""
+        """Yield the verdict, the curves, one before and after, and one table; the other sections are folded."""
         examples = choose_examples(self)
         first_table, *more_tables = self.evaluation_tables()
         yield Section(make_banner(self.verdict, self.findings))
@@ -110,11 +110,11 @@ class RunReport(EvaluatedRun):
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """What the return of the run hides."""
+        """Problems of the run that its return hides."""
         return list_findings(self.stage_metrics, self.config, self.reports)
 
     def evaluation_tables(self) -> list[ReportTable]:
-        """A table for each split and mode: the agents before training and after it, and the paired difference."""
+        """Build a table for each split and mode: the agents before training and after it, and the paired difference."""
         columns = figures.first_and_last(self.reports, figures.start_title(self.config))
         shows_gain = len(columns) == 2
         heads = ["", *columns, *(["gain, paired by problem"] if shows_gain else [])]
@@ -128,11 +128,11 @@ class RunReport(EvaluatedRun):
                 cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if shows_gain:
                     cells.append(figures.format_tested_difference(self._gain(key, name), figures.quantity_scale(name)))
-                if has_one_problem:  # which has no interval over problems
+                if has_one_problem:  # a single problem has no interval over problems
                     cells = [cell.partition(" [")[0] for cell in cells]
                 lines.append([figures.quantity_title(name), *cells])
             tables.append(ReportTable(figures.summary_title(key), heads, lines, note))
-            note = ""  # the first table says it for all
+            note = ""  # stands under the first table only
         return tables
 
     @property
@@ -140,11 +140,11 @@ class RunReport(EvaluatedRun):
         return self.budgets[-1].updates > 0
 
     def _gain(self, key: str, name: str) -> Interval:
-        """The change from the first evaluation to the last, paired by problem."""
+        """Return the change from the first evaluation to the last, paired by problem."""
         return paired_gain(self.means[0][key][name], self.means[-1][key][name], self.config.eval.seed)
 
     def _part_gains(self, split: str) -> dict[str, Interval]:
-        """The gain of every part of the reward on the sampled answers to the problems of a split."""
+        """Return the gain of every part of the reward on the sampled answers to the problems of a split."""
         return {part: self._gain(f"{split}/sampled", part) for part in self.config.reward.maxima}
 
     def _describe_run(self) -> str:
@@ -156,7 +156,7 @@ class RunReport(EvaluatedRun):
         return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {work}."
 
     def _list_facts(self) -> Iterator[tuple[str, str, str]]:
-        """The figures of the summary: title, value and remark."""
+        """Yield the figures of the summary: title, value and remark."""
         yield self._make_fact("held-out return", HEADLINE, "return")
         if len(self.reports) > 1:
             value, _, limits = figures.format_difference(self._gain(HEADLINE, "return")).partition(" ")
@@ -183,7 +183,7 @@ class RunReport(EvaluatedRun):
         return title, value, f"now {interval}" if is_change else interval
 
     def _find_largest_change(self) -> str:
-        """A heading for the first table: the part of the return that changed most, on held-out problems."""
+        """Return a heading for the first table: the part of the return that changed most on held-out problems."""
         title = figures.summary_title(HEADLINE)
         if len(self.reports) == 1:
             return title
@@ -194,7 +194,7 @@ class RunReport(EvaluatedRun):
         return f"{title}: {figures.quantity_title(part)} changed most, {figures.format_difference(gains[part])}"
 
     def _health_table(self) -> ReportTable:
-        """The answers and updates of each agent, and the settings that change them."""
+        """Tabulate the answers and updates of each agent, and the settings that change them."""
         rows = [
             (title, *cells, settings)
             for title, cells, settings in answer_rows(self.stage_metrics, self.config, self.reports)
@@ -208,7 +208,7 @@ class RunReport(EvaluatedRun):
         return ReportTable("Training health", columns, rows, note, text=True)
 
     def _budget_table(self) -> ReportTable:
-        """Cost and return at each evaluation."""
+        """Tabulate cost and return at each evaluation."""
         budgets = {budget.iteration: budget for budget in self.budgets}
         rows = []
         for report in self.reports:
@@ -220,7 +220,7 @@ class RunReport(EvaluatedRun):
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 
     def _draw_pictures(self) -> Iterator[_Picture]:
-        """The learning curves, the cloud of returns, and the scatter of turns or problems."""
+        """Yield the learning curves, the cloud of returns, and the scatter of turns or problems."""
         if len(self.reports) > 1:
             yield self._draw_learning_curves()
             yield self._draw_cloud()
@@ -250,7 +250,7 @@ class RunReport(EvaluatedRun):
         return _Picture("cloud.png", section, charts.compose_figure(panels, charts.CLOUD))
 
     def _draw_scatter(self) -> _Picture:
-        """The first turn against the last, or, of episodes of one turn, each problem before and after training."""
+        """Draw the first turn against the last; with one turn, each problem before training against after."""
         maxima, turns = self.config.reward.maxima, charts.longest_episode(self.reports)
         panels = charts.turn_panels(self.reports, maxima)
         note = "The area of a point shows how many trajectories or problems coincide there."
@@ -262,7 +262,7 @@ class RunReport(EvaluatedRun):
         return _Picture("turns.png", section, charts.compose_figure(panels, charts.ONE_TURN, 5.3))
 
     def _collect_figures(self) -> dict[str, object]:
-        """Every figure of the report; fractions of the maximum."""
+        """Collect every figure of the report, as fractions of the maximum."""
         first, last = self.means[0], self.means[-1]
         keys = sorted(first.keys() & last.keys()) if len(self.reports) > 1 else []
         return {

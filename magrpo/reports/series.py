@@ -13,7 +13,7 @@ StageMetrics = Sequence[tuple[int, str, Mapping[str, float]]]
 def metrics_by_iteration(
     metrics: StageMetrics, stages: Collection[str] = TRAINING_STAGES
 ) -> dict[int, dict[str, float]]:
-    """The metrics of some training stages, by default of all, by iteration, ascending.
+    """Return the metrics of some training stages, by default all, by iteration in ascending order.
 
     With several turns, times are summed, and every other metric is that of the last turn.
     """
@@ -25,6 +25,6 @@ def metrics_by_iteration(
 
 
 def metric_series(metrics: StageMetrics, key: str) -> list[tuple[int, float]]:
-    """Iteration and value of a training metric, where it was reported."""
+    """Return iteration and value of a training metric wherever it was reported."""
     by_iteration = metrics_by_iteration(metrics)
     return [(iteration, values[key]) for iteration, values in by_iteration.items() if key in values]

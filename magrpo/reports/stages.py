@@ -1,4 +1,4 @@
-"""The last stage of a run: ``report`` of one that trains, ``tables`` of one that compares baselines."""
+"""The last stage of a run: ``report`` of a training run, ``tables`` of a run that compares baselines."""
 
 from magrpo.reports.baselines import BaselineTable, read_baselines
 from magrpo.reports.run import RunReport

@@ -1,7 +1,7 @@
-"""Metrics of training, iteration by iteration: their series, and the charts and the table that a report shows of them.
+"""Metrics of training, iteration by iteration: their series, and the charts and the table in a report.
 
-The table lists every metric that a training stage reports, so a new metric is in it without a change here. To draw it
-as a chart, too, add its title and unit to :data:`CHARTS`.
+The table lists every metric that a training stage reports, so a new metric appears in it without a change here. To draw
+it as a chart, too, add its title and unit to :data:`CHARTS`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,15 @@ CHARTS = {
     "update/<agent>/entropy": ("Entropy", "nats per token"),
     "update/<agent>/grad_norm": ("Gradient norm before clipping", ""),
 }
-"""Title and unit of each chart by the metric it shows, in the order of the page.
+"""Title and unit of each chart, by the metric it shows, in the order of the page.
 
-``<agent>`` and ``<part>`` stand for a line for each agent and each part of the reward. Metrics in percent are stored as
-fractions.
+``<agent>`` and ``<part>`` stand for one line per agent and one per part of the reward. Metrics in percent are stored
+as fractions.
 """
 
 
 def draw_training_charts(metrics: StageMetrics, config: RunConfig) -> Iterator[Panel]:
-    """The charts of :data:`CHARTS`; those without a value are left out."""
+    """Draw the charts of :data:`CHARTS`, except those without a value."""
     for pattern, (title, unit) in CHARTS.items():
         scale = 100 if unit == PERCENT else 1
         series = {}
@@ -43,7 +43,7 @@ def draw_training_charts(metrics: StageMetrics, config: RunConfig) -> Iterator[P
 
 
 def _expand_pattern(pattern: str, config: RunConfig) -> Mapping[str, str]:
-    """The metric of each line of a chart, by the line's label."""
+    """Return the metric of each line of a chart, by the line's label."""
     if "<agent>" in pattern:
         return {agent.name: pattern.replace("<agent>", agent.name) for agent in config.agents}
     if "<part>" in pattern:
@@ -52,7 +52,7 @@ def _expand_pattern(pattern: str, config: RunConfig) -> Mapping[str, str]:
 
 
 def tabulate_training_metrics(metrics: StageMetrics) -> ReportTable:
-    """A row for every metric of the training stages: its first and last value, and the range in between."""
+    """Tabulate every metric of the training stages: its first and last value, and the range in between."""
     by_iteration = metrics_by_iteration(metrics).values()
     keys = dict.fromkeys(key for values in by_iteration for key in values)
     rows = []
@@ -69,6 +69,6 @@ def _format_value(value: float) -> str:
 
 
 def list_training_returns(metrics: StageMetrics, config: RunConfig) -> Sequence[tuple[int, float]]:
-    """The return of each iteration in percent of the maximum."""
+    """Return the return of each iteration in percent of the maximum."""
     returns = metric_series(metrics, "reward/joint")
     return [(iteration, 100 * config.reward.fraction(value)) for iteration, value in returns]

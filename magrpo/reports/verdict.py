@@ -1,4 +1,4 @@
-"""The verdict on a run in words: whether its agents became better, the gain with its interval, and what to do next."""
+"""The verdict on a run in words: whether its agents became better, the gain with its interval, and the next step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,28 +22,28 @@ from magrpo.run.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 Word = Literal["better", "better with reservations", "no reliable change", "worse", "measured once"]
-"""``better with reservations``: the return rose, and the answers show faults (:mod:`magrpo.reports.health`)."""
+"""``better with reservations``: the return rose, but the answers show faults (:mod:`magrpo.reports.health`)."""
 MIN_PROBLEMS = 6
-"""With fewer problems no interval is trusted: all 5 change in the same direction by luck in 1 case of 16."""
+"""Fewest problems for a trusted interval: with 5, all change in the same direction by luck in 1 case of 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the evaluations of a run, or two runs, show of the joint return on held-out problems, sampled."""
+    """The change of the joint return on held-out problems, sampled, as evaluations of one run or of two show it."""
 
     word: Word
     sentence: str
-    """The verdict for people, on one line, without a full stop; begins with the word."""
+    """The verdict in words, on one line, without a full stop; begins with the verdict's word."""
     advice: str
-    """What to do where the change is not reliable or for the worse; else empty."""
+    """Advice where the change is not reliable or is for the worse; empty otherwise."""
     before: Interval | None
     """Return before training, a fraction of the maximum; None if it was measured once."""
     after: Interval
     """Return after training, a fraction of the maximum."""
     gain: Interval | None
-    """``after`` less ``before``, with its 95 % interval over problems; None if it was measured once."""
+    """``after`` minus ``before``, with its 95 % interval over problems; None if the return was measured once."""
     num_problems: int
-    """Number of problems that the gain, or the one measurement, is a mean of."""
+    """Number of problems over which the gain, or the single measurement, is averaged."""
 
     @property
     def summary(self) -> str:
@@ -54,23 +54,23 @@ class Verdict:
 
 
 def judge_run(run: EvaluatedRun) -> Verdict:
-    """The verdict on a run, from its first evaluation to its last."""
+    """Judge a run by its first and its last evaluation."""
     return judge_evaluations(run.reports, run.config)
 
 
 def read_verdict(store: RunStore) -> Verdict | None:
-    """The verdict on the first and the last evaluation of a run so far; None if it has none, or one is damaged."""
+    """Judge the first and the last evaluation of a run so far; None if there is none, or one is damaged."""
     iterations = committed_iterations(store, "evaluate")
     folders = [Step("evaluate", iteration).folder for iteration in (*iterations[:1], *iterations[1:][-1:])]
     try:
         reports = [read_evaluation(store.stage_folder(folder)) for folder in folders]
-    except ConfigError:  # damage; a notice of it can be sent without a verdict
+    except ConfigError:  # damaged; a notice of that can be sent without a verdict
         return None
     return judge_evaluations(reports, store.config()) if reports else None
 
 
 def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdict:
-    """The verdict on the evaluations of a run in their order, at least one."""
+    """Judge the evaluations of a run, at least one, in order of iteration."""
     last = reports[-1].summary[HEADLINE]["return"]
     after = mean_returns(reports[-1], HEADLINE, config.reward)
     if len(reports) == 1:
@@ -99,16 +99,16 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
 
 
 def judge_gain(gain: Interval, num_problems: int) -> Word:
-    """The word for a change whose interval over ``num_problems`` problems is paired by problem."""
+    """Choose the word for a change whose interval over ``num_problems`` problems is paired by problem."""
     if num_problems < MIN_PROBLEMS or gain.low <= 0 <= gain.high:
         return "no reliable change"
     return "better" if gain.low > 0 else "worse"
 
 
 def _find_unmoved(reports: Sequence[EvalReport], config: RunConfig) -> dict[str, float]:
-    """The parts of the reward that training did not change, with their share of the maximum at the end.
+    """Find the parts of the reward that training did not change, with their share of the maximum at the end.
 
-    Parts that are nearly full have nothing to gain.
+    Leaves out parts that are nearly full, which have nothing to gain.
     """
     before, after = (compute_problem_means(report, config.reward)[HEADLINE] for report in (reports[0], reports[-1]))
     unmoved = {}
@@ -121,7 +121,7 @@ def _find_unmoved(reports: Sequence[EvalReport], config: RunConfig) -> dict[str,
 
 
 def _describe_rest(faults: Sequence[str], unmoved: Mapping[str, float]) -> str:
-    """What qualifies a rise of the return: parts that did not move, and faults of the answers."""
+    """Describe what qualifies a rise of the return: parts that did not move, and faults of the answers."""
     rest = ""
     if unmoved:
         parts = ", ".join(f"{quantity_title(part)} ({share:.1%} of its maximum)" for part, share in unmoved.items())

@@ -16,12 +16,12 @@ LOCATION_KEYS = ("root", "tracking.uri", "tracking.experiment", "notify.on")
 
 
 def flatten_config(config: RunConfig) -> dict[str, object]:
-    """The resolved configuration by dotted key: ``train.seed``, ``agents.0.name``. Secrets are hidden."""
+    """Return the resolved configuration by dotted key (``train.seed``, ``agents.0.name``), secrets hidden."""
     return flatten_tree(json.loads(config.resolved()))
 
 
 def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
-    """The values of nested tables by dotted key, secrets hidden; items of a list of tables are numbered."""
+    """Return the values of nested tables by dotted key, secrets hidden; tables in a list are numbered."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, object]]:
         if isinstance(value, dict):
@@ -38,16 +38,16 @@ def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
 
 
 def read_flat_config(folder: Path) -> dict[str, str]:
-    """The configuration in a run directory by dotted key, without validation: other versions' files are read, too.
+    """Read the configuration in a run directory by dotted key, unvalidated, so that other versions' files are readable.
 
-    Raises ConfigError if it is damaged, or no configuration of a run.
+    Raises ConfigError if it is damaged, or is not the configuration of a run.
     """
     tree = RunStore(folder.parent, folder.name).config_tree()
     return {key: str(value) for key, value in flatten_tree(tree).items()}
 
 
 def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
-    """``key = value (default ...)`` for each value that is not its default or has none; ``prefix`` starts the keys."""
+    """Yield ``key = value (default ...)`` for values that are not the default or have none; keys get ``prefix``."""
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{prefix}{name}"
         if isinstance(value, BaseModel):
@@ -64,6 +64,6 @@ def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
 
 
 def list_differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values differ between flat configurations, without :data:`LOCATION_KEYS`."""
+    """Return the keys whose values differ between flat configurations, without :data:`LOCATION_KEYS`."""
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if key not in LOCATION_KEYS and len({config.get(key) for config in configs}) > 1]

@@ -1,4 +1,4 @@
-"""Where everything lies in a run directory: the names of its files, and their readers.
+"""The layout of a run directory: the names of its files, and their readers.
 
 A run directory, ``<root>/<run_id>``::
 
@@ -40,52 +40,52 @@ AGENTS = "agents"
 START = "start.json"
 PLACE = "place.json"
 REGISTER, PROMOTE = "register", "promote"
-"""Folders beside those of the last iteration's steps: the team as a registered version, and the gate's decision."""
+"""Folders beside the steps of the last iteration: the registered version of the team, and the gate's decision."""
 OPTIMIZER = "optimizer.pt"
-"""Optimizer state of a checkpoint, which the next update needs; kept for the newest ``optim.keep`` and for evaluated
-checkpoints."""
+"""Optimizer state of a checkpoint, which the next update needs; kept for the newest ``optim.keep`` checkpoints and
+for evaluated ones."""
 OPTIMIZER_SHARDS = "optimizer"
-"""Folder beside :data:`OPTIMIZER`, with the same fate: for each agent whose weights were spread over ranks its state,
-in the form of ``torch.distributed.checkpoint``."""
+"""Folder beside :data:`OPTIMIZER`, kept and pruned with it: the state of each agent whose weights were spread over
+ranks, in the format of ``torch.distributed.checkpoint``."""
 
 
 # ---------------------------------------------------------------------------------------------------- files of a stage
 def split_file(split: Split) -> str:
-    """File of ``prepare`` with the problems of a split."""
+    """Name the file of ``prepare`` that holds the problems of a split."""
     return f"{split}.jsonl.gz"
 
 
 def samples_file(agent: str) -> str:
-    """File of ``credit`` with the samples of an agent."""
+    """Name the file of ``credit`` that holds the samples of an agent."""
     return f"{agent}.jsonl.gz"
 
 
 def read_problems(folder: Path) -> dict[Split, list[Problem]]:
-    """The problems committed by ``prepare``, by split."""
+    """Read the problems committed by ``prepare``, by split."""
     return {split: read_records(path, Problem) for split, path in split_files(folder).items()}
 
 
 def split_files(folder: Path) -> dict[Split, Path]:
-    """The files of ``prepare`` by split, in alphabetical order."""
+    """Return the files of ``prepare`` by split, in alphabetical order."""
     found = {split: folder / split_file(split) for split in sorted(get_args(Split))}
     return {split: path for split, path in found.items() if path.exists()}
 
 
 def read_held_out(store: RunStore) -> dict[str, Problem]:
-    """The problems a run does not train on, by id."""
+    """Read the problems that the run does not train on, by id."""
     splits = read_problems(store.stage_folder(Step("prepare", 0).folder))
     return {problem.task_id: problem for split, problems in splits.items() if split != "train" for problem in problems}
 
 
 def read_groups(folder: Path) -> list[RolloutGroup[Turn]]:
-    """The nodes committed by ``rollout``."""
+    """Read the nodes committed by ``rollout``."""
     return read_records(folder / GROUPS, RolloutGroup[Turn])
 
 
 def read_scored(folder: Path) -> list[RolloutGroup[ScoredTurn]]:
-    """The scored nodes committed by ``score``, or by a later stage of the turn that leaves some out.
+    """Read the scored nodes committed by ``score``, or by a later stage of the turn that drops some.
 
-    The completions are those of the turn's rollout. Raises ConfigError if that was sampled again and is not scored yet.
+    The completions come from the turn's rollout. Raises ConfigError if it was sampled again and is not scored yet.
     """
     _, _, turn = folder.name.partition(".")
     rollout = folder.with_name(f"rollout.{turn}")
@@ -100,20 +100,20 @@ def read_scored(folder: Path) -> list[RolloutGroup[ScoredTurn]]:
 
 
 def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> None:
-    """Write scored nodes for :func:`read_scored`: rewards and reports, without the completions."""
+    """Write scored nodes for :func:`read_scored`: rewards and reports without the completions."""
     nodes = (NodeScores(group.problem.task_id, group.path, group.turns) for group in groups)
     write_records(folder / SCORES, nodes)
 
 
 def read_evaluation(folder: Path) -> EvalReport:
-    """The report committed by ``evaluate`` or ``baseline``; ConfigError if it is damaged."""
+    """Read the report committed by ``evaluate`` or ``baseline``; ConfigError if it is damaged."""
     check_files(folder, EVALUATION)
     return msgspec.json.decode((folder / EVALUATION).read_bytes(), type=EvalReport)
 
 
 # --------------------------------------------------------------------------------------------- checkpoints, evaluations
 def committed_iterations(store: RunStore, stage: str) -> list[int]:
-    """The iterations for which ``stage`` is committed, ascending."""
+    """Return the iterations for which ``stage`` is committed, ascending."""
     paths = store.path.glob(f"stages/[0-9]*/{Step(stage, 0).name}")
     return sorted(
         int(path.parent.name)
@@ -123,55 +123,55 @@ def committed_iterations(store: RunStore, stage: str) -> list[int]:
 
 
 def find_evaluations(store: RunStore) -> dict[int, Pointer]:
-    """The committed evaluations by iteration, ascending."""
+    """Return the committed evaluations by iteration, ascending."""
     iterations = committed_iterations(store, "evaluate")
     return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
 
 
 def read_evaluations(store: RunStore) -> list[EvalReport]:
-    """The committed evaluations in their order."""
+    """Read the committed evaluations in order of iteration."""
     return [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
 
 
 def keeps_weights(store: RunStore, checkpoint: str) -> bool:
-    """Whether the weights of a committed checkpoint, by the name of its step's folder, were not pruned."""
+    """Whether a committed checkpoint, given by its step's folder, still has its weights."""
     return not any(Path(file).is_relative_to(WEIGHTS) for file in store.pruned_files(checkpoint))
 
 
 def kept_iterations(store: RunStore) -> list[int]:
-    """The iterations after which the weights are kept, ascending."""
+    """Return the iterations whose weights are kept, ascending."""
     committed = committed_iterations(store, "update")
     return [i for i in committed if keeps_weights(store, Step("update", i).folder)]
 
 
 def list_iterations(iterations: Sequence[int]) -> str:
-    """``0 to 7``, or with gaps ``0, 5, 7``."""
+    """Format iterations: ``0 to 7``, or with gaps ``0, 5, 7``."""
     first, last = iterations[0], iterations[-1]
     return f"{first} to {last}" if last - first + 1 == len(iterations) else ", ".join(map(str, iterations))
 
 
 def checkpoint_weights(store: RunStore, iteration: int) -> Path:
-    """The folder with a subfolder of weights for each agent, after ``iteration``."""
+    """Locate the folder that holds the weights of each agent after ``iteration``, one subfolder per agent."""
     return store.stage_folder(Step("update", iteration).folder) / WEIGHTS
 
 
 def locate_weights(checkpoint: Path, agents: Iterable[str]) -> dict[str, Path]:
-    """The folders of trained weights in the folder of a checkpoint, by agent."""
+    """Locate the trained weights in the folder of a checkpoint, by agent."""
     return {agent: checkpoint / WEIGHTS / agent for agent in agents}
 
 
 def checkpoint_iteration(checkpoint: Pointer) -> int:
-    """The number of updates that the weights of a committed checkpoint have seen."""
+    """Return the number of updates behind the weights of a committed checkpoint."""
     return int(Path(checkpoint["dir"]).parent.name)
 
 
 def run_of_weights(weights: Path) -> str:
-    """The id of the run whose checkpoint holds ``weights``, the folder of one agent."""
+    """Return the id of the run whose checkpoint holds ``weights``, the folder of one agent."""
     return weights.parents[4].name
 
 
 def describe_start(store: RunStore) -> str:
-    """The weights a run started from, in words."""
+    """Describe the weights from which the run started."""
     path = store.path / START
     if not path.exists():
         given = [f"{agent.name}: {agent.start_from}" for agent in store.config().agents if agent.start_from is not None]
@@ -185,7 +185,7 @@ def describe_start(store: RunStore) -> str:
 
 
 def has_samples(store: RunStore) -> bool:
-    """Whether any step but ``prepare`` and ``start`` is committed."""
+    """Whether any step other than ``prepare`` and ``start`` is committed."""
     return any(store.is_committed(step.folder) for step in steps(store.config())[2:])
 
 
@@ -196,7 +196,7 @@ def is_finished(store: RunStore) -> bool:
 
 # --------------------------------------------------------------------------------------------------------------- place
 def read_place(store: RunStore) -> Place:
-    """Where the run runs: the place given last, or one process on this machine if none was given."""
+    """Read where the run is executed: the place given last, or one process on this machine if none was given."""
     path = store.path / PLACE
     if not path.exists():
         return Place()
@@ -206,7 +206,7 @@ def read_place(store: RunStore) -> Place:
 
 
 def keep_place(store: RunStore, place: Place | None) -> None:
-    """Let the next attempts at the run run at ``place``; None leaves its place as it is."""
+    """Make ``place`` the place of the next attempts at the run; None leaves it as it is."""
     if place is None:
         return
     if place.is_default:

@@ -1,6 +1,7 @@
 """The lock of a run directory: one process works on a run at a time.
 
-It is a lock on an open file, not the file's existence: the kernel releases it however its process ends.
+The lock is held on an open file and does not depend on the file's existence, so the kernel releases it however the
+process ends.
 """
 
 import os
@@ -14,7 +15,7 @@ from magrpo.plugins import ConfigError
 from magrpo.run.store import RunStore
 
 LOCK = "lock"
-_PATIENCE_S = 1.0  # is_held, in another process, holds the lock for a moment
+_PATIENCE_S = 1.0  # is_held, called by another process, takes the lock for a moment
 
 
 @contextmanager
@@ -33,9 +34,9 @@ def hold_run(store: RunStore) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process holds the run directory ``folder``."""
+    """Whether any process holds the lock of the run directory ``folder``."""
     path = folder / LOCK
-    # NFS locks only files that are open for writing; those of other users may be read-only here.
+    # NFS locks only files that are open for writing, but another user's run may be read-only here.
     mode = "r+b" if os.access(path, os.W_OK) else "rb"
     try:
         with path.open(mode) as file:

@@ -1,4 +1,4 @@
-"""The manifest of a committed stage: its files with their digests, by which damage is found and named."""
+"""The manifest of a committed stage: its files with their digests, which detect and name damage."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ MANIFEST = "_SUCCESS"
 
 
 class FileFacts(TypedDict):
-    """A file of a committed stage, as its manifest has it."""
+    """A file of a committed stage, as recorded in its manifest."""
 
     bytes: int
     sha256: str
@@ -28,14 +28,14 @@ class Manifest(TypedDict):
     stage: str
     key: str
     files: dict[str, FileFacts]
-    """By path in the folder."""
+    """Each file by its path in the folder."""
     metrics: dict[str, float]
     digest: NotRequired[str]
-    """Of all the other fields."""
+    """Digest of all other fields."""
 
 
 def find_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a stage, None if there is none; ConfigError if it is damaged."""
+    """Return the manifest of a stage, None if there is none; ConfigError if it is damaged."""
     if not (folder / MANIFEST).exists():
         return None
     manifest = _parse_manifest(folder)
@@ -45,12 +45,12 @@ def find_manifest(folder: Path) -> Manifest | None:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether a stage has a manifest that is whole."""
+    """Whether a stage has an undamaged manifest."""
     return _parse_manifest(folder) is not None
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a committed stage; ConfigError if it is missing or damaged."""
+    """Read the manifest of a committed stage; ConfigError if it is missing or damaged."""
     manifest = find_manifest(folder)
     if manifest is None:
         raise name_damage(folder, f"{MANIFEST} is missing")
@@ -64,7 +64,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def check_files(folder: Path, *names: str) -> None:
-    """Compare files of a committed stage, or all files below folders of it, with their digests; all without ``names``.
+    """Compare files of a committed stage, or all files below its folders ``names``, with their digests; by default all.
 
     Raises ConfigError, naming the folder and the files, if one is damaged or missing. Pruned files are skipped.
     """
@@ -84,22 +84,22 @@ def check_files(folder: Path, *names: str) -> None:
 
 
 def is_below(file: str, names: tuple[str, ...]) -> bool:
-    """Whether ``file`` is one of ``names``, or lies in a folder among them."""
+    """Whether ``file`` is one of ``names``, or lies in one of these folders."""
     return any(Path(file).is_relative_to(name) for name in names)
 
 
 def name_damage(folder: Path, fault: str) -> ConfigError:
-    """The error to raise for damage to the output of a stage."""
+    """Build the error to raise for damaged output of a stage."""
     return ConfigError(f"{folder}: {fault}; delete this folder and resume the run, which computes it again")
 
 
 def digest(*parts: Any) -> str:
-    """A short stable digest of plain JSON values."""
+    """Return a short stable digest of plain JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _parse_manifest(folder: Path) -> Manifest | None:
-    """The manifest in a folder; None if it is missing, or is not what was written."""
+    """Parse the manifest in a folder; None if it is missing or malformed."""
     try:
         manifest = msgspec.convert(json.loads((folder / MANIFEST).read_bytes()), Manifest)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):

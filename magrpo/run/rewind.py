@@ -1,4 +1,4 @@
-"""Going back in a run: the steps to compute again, and the checkpoints that they need but that were pruned."""
+"""Rewinding a run: the steps to compute again, and the pruned checkpoints that these steps need."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from magrpo.run.store import RunStore
 
 
 def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]:
-    """The committed steps to compute again in order to resume from ``name``, ``STAGE[:ITERATION]``.
+    """List the committed steps to compute again in order to resume from ``name``, ``STAGE[:ITERATION]``.
 
-    These are the named step (without ``ITERATION`` the newest committed one of the stage), every later one, and the
-    checkpoints before them that a later one needs but from which files were pruned; computed again from the newest
-    whole checkpoint before, they have equal results where computation is deterministic. Raises ConfigError if no stage
-    has this name, or the run has not reached it.
+    The list holds the named step (without ``ITERATION`` the newest committed one of the stage), every later step, and
+    earlier checkpoints that a later step needs but whose files were pruned. These are recomputed from the newest whole
+    checkpoint before them, with equal results where computation is deterministic. Raises ConfigError if no stage has
+    this name, or the run has not reached it.
     """
     every = steps(config)
     position = _find_position(name, config, store)
@@ -26,9 +26,9 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
 
 
 def _list_pruned_checkpoints(store: RunStore, every: Sequence[Step], position: int) -> list[Step]:
-    """The checkpoints before ``position`` to compute again, because later steps need files pruned from them.
+    """List the checkpoints before ``position`` to compute again, because later steps need files pruned from them.
 
-    To compute a checkpoint takes a whole one before it, so each of them is listed with the pruned ones before it.
+    Computing a checkpoint takes a whole one before it, so the pruned checkpoints in between are listed, too.
     """
     users = defaultdict[str, list[Step]](list)
     for step in every[position:]:
@@ -45,7 +45,7 @@ def _list_pruned_checkpoints(store: RunStore, every: Sequence[Step], position: i
 
 
 def check_kept(store: RunStore, step: Step) -> None:
-    """Raise ConfigError, with the command that helps, if ``step`` needs files that were pruned from its checkpoint."""
+    """Raise ConfigError, with the command that helps, if ``step`` needs files that were pruned from a checkpoint."""
     for name in step.inputs:
         if store.is_committed(name) and _lacks_files(store, step, name):
             files = "the weights" if step.stage == "rollout" else "the optimizer state"
@@ -63,7 +63,7 @@ def _lacks_files(store: RunStore, step: Step, name: str) -> bool:
 
 
 def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
-    """Position of ``name`` in :func:`steps`: at most that of the step after the last committed one."""
+    """Return the position of ``name`` in :func:`steps`, at most one past the last committed step."""
     every = steps(config)
     newest = 1 + max((i for i, step in enumerate(every) if store.is_committed(step.folder)), default=-1)
     title, colon, number = name.partition(":")

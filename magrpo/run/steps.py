@@ -1,7 +1,7 @@
 """The stages of a run in one table, and the steps of a run: its stages in every turn and iteration, in order.
 
-To add a stage, add its :class:`StageSpec` to a table below. The names of its folders, its key, its line on the console
-and its place in reports follow from there. Its ``writer`` is the only other thing it needs.
+To add a stage, add its :class:`StageSpec` to a table below and write its ``writer``. The names of its folders, its key,
+its line on the console and its place in reports follow from the table.
 """
 
 from collections import defaultdict
@@ -13,39 +13,39 @@ from magrpo.config.run import RunConfig
 from magrpo.run.store import RunStore
 
 CHECKPOINT = "checkpoint"
-"""The input of a stage that reads weights: a step of one of the stages that write checkpoints."""
+"""An input of a stage that reads weights: the output of any stage that writes checkpoints."""
 When = Literal["first", "turn", "iteration", "evaluation", "row", "last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """One stage: everything about it that other modules need to know."""
+    """One stage: everything that other modules need to know about it."""
 
     name: str
     when: When
-    """Computed once at the beginning or the end, at every turn, once an iteration, whenever a checkpoint is evaluated,
-    or for every row of a table of baselines."""
+    """When it is computed: once at the beginning or the end, at every turn, once an iteration, whenever a checkpoint is
+    evaluated, or for every row of a table of baselines."""
     inputs: tuple[str, ...] = ()
-    """The stages whose outputs it takes, or :data:`CHECKPOINT`.
+    """Stages whose outputs it takes, or :data:`CHECKPOINT`.
 
-    An input that is computed at every turn is that of the same turn if it stands earlier in the table, else that of the
-    turn before; a stage of the whole iteration takes all turns.
+    An input that is computed at every turn comes from the same turn if it stands earlier in the table, else from the
+    turn before; a stage of the whole iteration takes the outputs of all turns.
     """
     writer: str
-    """``module:function``, a :data:`magrpo.stages.context.Writer`: computes a step and writes its files."""
+    """``module:function``, a :data:`magrpo.stages.context.Writer`, which computes a step and writes its files."""
     sections: tuple[str, ...]
-    """The sections of the configuration that its output depends on, besides its inputs; they enter its key."""
+    """Sections of the configuration that its output depends on, besides its inputs; they enter its key."""
     shows_prompts: bool = False
-    """Whether agents are prompted, so that the text of the prompts enters its key, too."""
+    """Whether it prompts agents; the text of the prompts then enters its key, too."""
     writes_checkpoint: bool = False
     activity: str
-    """On the console, what a run does meanwhile: ``sampling``."""
+    """Present participle that names its work on the console: ``sampling``."""
     items: str = ""
-    """What it counts while it works: ``completions``."""
+    """Plural of the items that it counts while it works: ``completions``."""
     folder: str = ""
-    """Name of its folder, if it is not its own name."""
+    """Name of its folder, where this is not the stage's name."""
     title: str = ""
-    """Its name for users, if it is not that of its folder."""
+    """Name shown to users, where this is not the name of its folder."""
 
 
 _POLICY = ("agents", "model", "lora", "train")
@@ -126,7 +126,7 @@ _TRAINING = (
         activity="reporting",
     ),
 )
-"""The stages of a run that trains, in their order."""
+"""The stages of a training run, in order."""
 _BASELINES = (
     *_FIRST,
     StageSpec(
@@ -149,13 +149,13 @@ _BASELINES = (
         folder="report",
     ),
 )
-"""The stages of a run that compares baselines instead of training, in their order."""
+"""The stages of a run that compares baselines instead of training, in order."""
 
 STAGES: Mapping[str, StageSpec] = {spec.name: spec for spec in (*_TRAINING, *_BASELINES)}
 TRAINING_STAGES = tuple(spec.name for spec in _TRAINING if spec.when in ("turn", "iteration"))
-"""The stages of a training iteration, in their order."""
+"""The stages of a training iteration, in order."""
 SAMPLING_STAGES = tuple(name for name in TRAINING_STAGES if not STAGES[name].writes_checkpoint)
-"""The stages of an iteration that make its samples; in a run with a lag they run beside earlier updates."""
+"""The stages of an iteration that make its samples; with ``train.lag`` they run beside earlier updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +165,13 @@ class Step:
     stage: str
     iteration: int
     part: str = ""
-    """The turn of a stage that is computed at every turn, the row of a baseline."""
+    """Turn of a stage that is computed at every turn; row of a baseline."""
     inputs: tuple[str, ...] = ()
     """Folders of the steps whose outputs it takes."""
 
     @property
     def spec(self) -> StageSpec:
-        """Its stage."""
+        """The entry of its stage in the tables."""
         return STAGES[self.stage]
 
     @property
@@ -191,7 +191,7 @@ class Step:
 
     @property
     def happens_once(self) -> bool:
-        """Whether the stage belongs to no iteration."""
+        """Whether the stage is computed once a run and belongs to no iteration."""
         return self.spec.when in ("first", "last")
 
     @property
@@ -201,7 +201,7 @@ class Step:
 
     @property
     def belongs_to_turn(self) -> bool:
-        """Whether it is left out after the end of all episodes of its iteration."""
+        """Whether it is skipped once all episodes of its iteration have ended."""
         return self.spec.when == "turn"
 
     def _add_part(self, name: str) -> str:
@@ -213,7 +213,7 @@ class Step:
 
 # --------------------------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig) -> list[Step]:
-    """The steps of a run in order; the loop skips later turns of an iteration whose episodes have all ended."""
+    """List the steps of a run in order; the loop skips later turns of an iteration whose episodes have all ended."""
     return list(_baseline_steps(config) if makes_tables(config) else _training_steps(config))
 
 
@@ -242,7 +242,7 @@ def _training_steps(config: RunConfig) -> Iterator[Step]:
 
 
 def _baseline_steps(config: RunConfig) -> Iterator[Step]:
-    """One step for each row; a row that votes takes the earlier rows that do not, to learn their cost."""
+    """Yield a step for each row; a row that votes takes earlier rows without a vote as inputs, to match their cost."""
     plan = _Plan()
     yield from plan.add_steps(_BASELINES, "first", 0)
     without_votes: list[str] = []
@@ -257,15 +257,15 @@ def _baseline_steps(config: RunConfig) -> Iterator[Step]:
 
 
 class _Plan:
-    """The steps so far, among which a new step finds its inputs. Updates are ``lag`` ahead of the weights sampled."""
+    """The steps listed so far, in which a new step finds its inputs. Updates are ``lag`` ahead of sampled weights."""
 
     def __init__(self, lag: int = 0) -> None:
         self._lag = lag
         self._made: dict[str, list[Step]] = defaultdict(list)
-        """By stage, and all that write checkpoints as :data:`CHECKPOINT`."""
+        """The steps by stage; under :data:`CHECKPOINT`, all steps that write checkpoints."""
 
     def add_steps(self, table: Sequence[StageSpec], when: When, iteration: int, part: str = "") -> Iterator[Step]:
-        """The steps of the stages of ``table`` that are computed at this point."""
+        """Yield the steps of the stages of ``table`` that are computed at this point."""
         for spec in table:
             if spec.when == when:
                 inputs = tuple(step.folder for name in spec.inputs for step in self._find_inputs(name, spec, part))
@@ -276,7 +276,7 @@ class _Plan:
                 yield step
 
     def forget(self, stages: Sequence[str]) -> None:
-        """Forget the steps of these stages: those of a new iteration take none of them."""
+        """Forget the steps of these stages: a new iteration does not take them as inputs."""
         for stage in stages:
             self._made[stage].clear()
 
@@ -293,13 +293,13 @@ class _Plan:
 
 
 def first_missing(config: RunConfig, store: RunStore) -> int:
-    """Position in :func:`steps` of the first step that is left to compute; a run with a lag may have later outputs."""
+    """Return the position in :func:`steps` of the first step left to compute; with a lag, later ones may be done."""
     every = steps(config)
     return next((i for i, step in enumerate(every) if not _is_past(step, store)), len(every))
 
 
 def _is_past(step: Step, store: RunStore) -> bool:
-    """Whether ``step`` is committed, or was left out because the iteration's episodes had all ended."""
+    """Whether ``step`` is committed, or was skipped because the iteration's episodes had all ended."""
     if store.is_committed(step.folder):
         return True
     return step.belongs_to_turn and store.is_committed(Step("credit", step.iteration).folder)

@@ -1,9 +1,9 @@
 """The run directory: stage outputs that are either whole or absent.
 
 A run directory holds its resolved configuration and a folder for each committed stage (:mod:`magrpo.run.files`). A
-stage writes into a temporary folder, which is flushed to disk and renamed into place: a kill loses at most the stage in
-progress. Its manifest (:mod:`magrpo.run.manifest`) carries a key, the digest of the stage's name, configuration and
-inputs; a later call with the same key finds the output and skips the work.
+stage writes into a temporary folder, which is flushed to disk and renamed into place, so that a kill loses at most the
+stage in progress. The manifest of a stage (:mod:`magrpo.run.manifest`) carries a key: the digest of the stage's name,
+configuration and inputs. A later call with the same key finds the output and skips the work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from magrpo.run.manifest import (
 )
 
 CONFIG = "config.json"
-"""The configuration of a run, in its folder."""
+"""File in the run directory with its configuration."""
 RESERVED = (
     "prefect",
     "sweeps",
@@ -52,7 +52,7 @@ RESERVED = (
     "mlartifacts",
     *(f"mlflow.db{end}" for end in ("", "-wal", "-shm")),
 )
-"""Names in the folder of the runs that no run may have."""
+"""Names that no run may have, because they mean something else in the folder of the runs."""
 _BLOCK_RECORDS, _BLOCK_BYTES = 64, 2**20  # records written, and bytes of text read, at once
 RecordT = TypeVar("RecordT")
 
@@ -63,7 +63,7 @@ class Pointer(TypedDict):
     dir: str
     """Folder, relative to the run directory."""
     sha: str
-    """Digest of the manifest, and so of every file in the folder."""
+    """Digest of the manifest, and thereby of every file in the folder."""
 
 
 class RunStore:
@@ -73,15 +73,15 @@ class RunStore:
         self.run_id = run_id
         self.path = (root / run_id).resolve()
         self._checked: set[str] = set()
-        """Folders of the outputs that this object committed or checked; their files are not read again for that."""
+        """Folders of outputs that this object has committed or checked; they are not read again for a check."""
 
     @classmethod
     def create(cls, config: RunConfig, name: str | None = None) -> RunStore:
-        """A new run directory under ``config.root``; ConfigError if ``name`` is taken or unusable as a folder."""
+        """Create a run directory under ``config.root``; ConfigError if ``name`` is taken or is no valid folder name."""
         run_id = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         store = cls(config.root, check_run_name(run_id))
-        store.path.mkdir(parents=True, exist_ok=True)  # it exists if a kill came before the next lines
-        with lock_folder(store.path):  # of two that create the run at once, the second one is refused
+        store.path.mkdir(parents=True, exist_ok=True)  # exists if a kill came before the next lines
+        with lock_folder(store.path):  # of two processes that create the run at once, the second one is refused
             if store.exists():
                 raise ConfigError(
                     f"run {run_id} exists in {config.root}: choose another name, or: magrpo resume {run_id}"
@@ -91,9 +91,9 @@ class RunStore:
 
     @classmethod
     def open(cls, root: Path, run_id: str) -> RunStore:
-        """An existing run directory.
+        """Open an existing run directory.
 
-        Raises ConfigError, with runs of similar names or the newest, if there is none, or if ``run_id`` is no name.
+        Raises ConfigError if ``run_id`` is no valid name or has no run; it suggests similar names, or the newest runs.
         """
         store = cls(root, check_run_name(run_id))
         if not store.exists():
@@ -107,15 +107,15 @@ class RunStore:
 
     # ----------------------------------------------------------------------------------------------- configuration
     def exists(self) -> bool:
-        """Whether there is such a run, with its configuration."""
+        """Whether the run and its configuration exist."""
         return (self.path / CONFIG).is_file()
 
     def config(self) -> RunConfig:
-        """The configuration the run was created with; ConfigError if it cannot be read, or is of another version."""
+        """Load the configuration the run was created with; ConfigError if it is unreadable or of another version."""
         return validate_config(RunConfig, self.config_tree(), (), f"{self.path / CONFIG} (written by another version?)")
 
     def config_tree(self) -> dict[str, Any]:
-        """The configuration without validation; ConfigError if it cannot be read, or is something else."""
+        """Load the configuration without validation; ConfigError if it is unreadable or is something else."""
         path = self.path / CONFIG
         tree = read_json(path)
         if not isinstance(tree, dict) or not {"agents", "train"} <= tree.keys():
@@ -132,7 +132,7 @@ class RunStore:
         return has_manifest(self.stage_folder(name))
 
     def find(self, name: str, key: str | None = None) -> Pointer | None:
-        """The committed output of a stage, if it has this key (None: whatever its key); its files are not read.
+        """Return the committed output of a stage if it has this key (None: any key), without reading its files.
 
         Raises ConfigError, naming the folder, if the manifest is damaged.
         """
@@ -140,7 +140,7 @@ class RunStore:
         return self._pointer(name, manifest) if manifest is not None and key in (None, manifest["key"]) else None
 
     def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
-        """Make the files of ``write(folder)``, and the metrics it returns, durable as the output of stage ``name``."""
+        """Commit the files that ``write(folder)`` writes and the metrics it returns as the output of stage ``name``."""
         target = self.stage_folder(name)
         partial = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
         for stale in target.parent.glob(f".{target.name}.*"):
@@ -181,7 +181,7 @@ class RunStore:
         return folder
 
     def pointer(self, name: str) -> Pointer:
-        """The reference to a committed stage, whatever the state of its files."""
+        """Return the reference to a committed stage, whatever the state of its files."""
         return self._pointer(name, self.manifest_of(name))
 
     def _pointer(self, name: str, manifest: Manifest) -> Pointer:
@@ -190,17 +190,17 @@ class RunStore:
 
     # ----------------------------------------------------------------------------------------------------- reading
     def stage_folder(self, name: str) -> Path:
-        """The folder of a stage by its name, committed or not."""
+        """Return the folder of a stage by its name, committed or not."""
         return self.path / "stages" / name
 
     def folder(self, pointer: Pointer) -> Path:
-        """The folder a pointer refers to."""
+        """Return the folder a pointer refers to."""
         return self.path / pointer["dir"]
 
     def check_files(self, pointer: Pointer, *names: str) -> None:
-        """Compare files of a committed stage, or all files below folders of it, with their digests; all without names.
+        """Compare the files ``names`` of a stage, or all files below such folders, with their digests; by default all.
 
-        Files that this object committed, or checked before, are not read again. Raises ConfigError, naming the folder
+        Files that this object has committed or checked are not read again. Raises ConfigError, naming the folder
         and the files, if one is damaged or missing.
         """
         if pointer["dir"] in self._checked:
@@ -210,37 +210,37 @@ class RunStore:
             self._checked.add(pointer["dir"])
 
     def metrics(self, pointer: Pointer) -> dict[str, float]:
-        """The metrics of a committed stage."""
+        """Return the metrics of a committed stage."""
         return dict(read_manifest(self.folder(pointer))["metrics"])
 
     def manifest_of(self, name: str) -> Manifest:
-        """The manifest of a committed stage; ConfigError if it has none, or a damaged one."""
+        """Read the manifest of a committed stage; ConfigError if it is missing or damaged."""
         return read_manifest(self.stage_folder(name))
 
     def stored_metrics(self, name: str) -> dict[str, float]:
-        """The metrics of a committed stage by its name, whatever its key and the state of its files."""
+        """Return the metrics of a committed stage by its name, whatever its key and the state of its files."""
         return dict(self.manifest_of(name)["metrics"])
 
     def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
-        """Iteration, stage and metrics of everything committed, in no particular order."""
+        """Yield iteration, stage and metrics of everything committed, in no particular order."""
         for path in self.path.glob(f"stages/[0-9]*/[!.]*/{MANIFEST}"):
             iteration, stage = path.parts[-3:-1]
             if iteration.isdecimal():
                 yield int(iteration), stage, read_manifest(path.parent)["metrics"]
 
     def file_digest(self, pointer: Pointer, file: str) -> str:
-        """SHA-256 of a file of a committed stage."""
+        """Return the SHA-256 digest of a file of a committed stage."""
         return str(read_manifest(self.folder(pointer))["files"][file]["sha256"])
 
     def work_interval(self, pointer: Pointer) -> tuple[float, float]:
-        """When the work of a stage began and ended, in seconds since 1970."""
+        """Return when the work of a stage began and ended, in seconds since 1970."""
         ended = (self.folder(pointer) / MANIFEST).stat().st_mtime
         stage = Path(pointer["dir"]).name.partition(".")[0]
         return ended - self.metrics(pointer)[f"time/{stage}_s"], ended
 
     # ----------------------------------------------------------------------------------------------------- pruning
     def prune(self, name: str, *names: str) -> None:
-        """Delete large files, and those of folders, that a committed stage no longer needs; it stays committed."""
+        """Delete large files, or all files of folders, that a committed stage no longer needs; it stays committed."""
         folder, manifest = self.stage_folder(name), self.manifest_of(name)
         pruned = [file for file in manifest["files"] if is_below(file, names)]
         if not all(manifest["files"][file].get("pruned") for file in pruned):
@@ -248,17 +248,17 @@ class RunStore:
                 manifest["files"][file]["pruned"] = True
             times = (folder / MANIFEST).stat()
             write_manifest(folder, manifest)
-            os.utime(folder / MANIFEST, ns=(times.st_atime_ns, times.st_mtime_ns))  # work_interval reads it
+            os.utime(folder / MANIFEST, ns=(times.st_atime_ns, times.st_mtime_ns))  # work_interval reads the time
         for file in pruned:
-            (folder / file).unlink(missing_ok=True)  # a kill may have come after the manifest
+            (folder / file).unlink(missing_ok=True)  # already gone if an earlier prune was killed after the manifest
 
     def pruned_files(self, name: str) -> list[str]:
-        """The files of a committed stage that :meth:`prune` deleted."""
+        """List the files of a committed stage that :meth:`prune` deleted."""
         return [file for file, facts in self.manifest_of(name)["files"].items() if facts.get("pruned")]
 
 
 def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:
-    """The contents of a JSON file of a run directory; ConfigError, with the remedy, if it cannot be read."""
+    """Read a JSON file of a run directory; ConfigError, with the remedy, if it cannot be read."""
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError) as error:
@@ -266,14 +266,14 @@ def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:
 
 
 def check_run_name(name: str, longest: int = 200) -> str:
-    """Return ``name`` if a run can have it; else ConfigError. Names of runs derived from it may be longer by half."""
+    """Return ``name`` if it is a valid run name, else ConfigError. Names derived from it may be longer by half."""
     return check_name(name, "run name", RESERVED, longest, signs="-_.")
 
 
 def write_records(path: Path, records: Iterable[Any]) -> None:
     """Write dataclasses as gzipped JSON lines. Equal records give equal bytes. Raises OSError if the disk is full.
 
-    A thread compresses, which releases the GIL, while this one encodes the next block.
+    A thread compresses, which releases the GIL, while this thread encodes the next block.
     """
     encode_lines, remaining = msgspec.json.Encoder().encode_lines, iter(records)
     with (
@@ -292,7 +292,7 @@ def write_records(path: Path, records: Iterable[Any]) -> None:
 
 
 def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
-    """Read what :func:`write_records` wrote; ConfigError, naming the file, if it is missing or damaged."""
+    """Read records written by :func:`write_records`; ConfigError, naming the file, if it is missing or damaged."""
     decode_lines = msgspec.json.Decoder(record_type).decode_lines
     records: list[RecordT] = []
     try:
@@ -307,6 +307,6 @@ def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
 
 
 def merge_metrics(merged: dict[str, float], metrics: Mapping[str, float]) -> None:
-    """Add the metrics of another turn: sum ``time/*``, replace every other metric."""
+    """Merge the metrics of another turn into ``merged``: sum ``time/*``, replace every other metric."""
     for key, value in metrics.items():
         merged[key] = merged.get(key, 0.0) + value if key.startswith("time/") else value

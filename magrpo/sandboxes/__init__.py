@@ -6,7 +6,7 @@ is the code that runs inside a worker's processes. This module holds the isolati
 """
 
 STRENGTH = {"namespaces": 3, "namespaces-flat": 2, "landlock": 1, "none": 0}
-"""The isolation levels, strongest first, with the number that represents each in metrics."""
+"""Isolation levels, strongest first, with the number that stands for each in metrics."""
 LEVEL_TITLES = {
     "namespaces": "Linux namespaces (strongest available level)",
     "namespaces-flat": "shared Linux namespaces (level namespaces-flat, second strongest)",

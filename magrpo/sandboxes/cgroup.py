@@ -1,8 +1,9 @@
-"""A memory cgroup for each jail, where this process may make one: the kernel's limit between two looks of the tester.
+"""A memory cgroup for each jail, where this process may make one: the kernel then enforces the memory limit between
+two measurements of the tester.
 
-Under cgroup v1 it is made below this process's own. Version 2 admits no processes in a cgroup that limits others, so it
-is made beside this process's own, in a cgroup that systemd delegates (``Delegate=yes`` and ``DelegateSubgroup=``), or
-below the root.
+Under cgroup v1 it is made below this process's own cgroup. Version 2 admits no processes in a cgroup that limits
+others, so there it is made beside this process's own, in a cgroup that systemd delegates (``Delegate=yes`` and
+``DelegateSubgroup=``), or below the root.
 """
 
 import errno
@@ -24,7 +25,7 @@ _ENTER = 'echo $$ > "$0" && exec "$@"'
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroup:
-    """A cgroup, and the names of its files; ``swap_limit`` counts memory as well under version 1."""
+    """A cgroup, and the names of its files. Under version 1 ``swap_limit`` counts memory as well."""
 
     folder: Path
     limit: str
@@ -33,18 +34,18 @@ class MemoryCgroup:
     events: str
 
     def build_command(self, command: Sequence[str]) -> list[str]:
-        """The command, which starts by entering the cgroup."""
+        """Return the command, preceded by a step that enters the cgroup."""
         return ["/bin/sh", "-c", _ENTER, str(self.folder / "cgroup.procs"), *command]
 
     def limit_growth(self, growth: int) -> None:
         """Let the processes hold ``growth`` bytes more than now. OSError if the cgroup is gone."""
         limit = int((self.folder / self.usage).read_text()) + growth
         (self.folder / self.limit).write_text(str(limit))
-        if (self.folder / self.swap_limit).exists():  # missing where the kernel has no swap
+        if (self.folder / self.swap_limit).exists():  # the file is missing where the kernel has no swap
             (self.folder / self.swap_limit).write_text("0" if self.swap_limit == "memory.swap.max" else str(limit))
 
     def count_kills(self) -> int:
-        """Number of processes that the kernel has killed here because they held too much. OSError if it is gone."""
+        """Count the processes that the kernel has killed here for holding too much. OSError if the cgroup is gone."""
         counts = dict(line.split() for line in (self.folder / self.events).read_text().splitlines())
         return int(counts.get("oom_kill", 0))
 
@@ -55,7 +56,7 @@ _V2 = "memory.max", "memory.swap.max", "memory.current", "memory.events"
 
 @contextmanager
 def make_cgroup() -> Iterator[MemoryCgroup | None]:
-    """A new cgroup, removed at the end, or None where none can be had. Those of killed processes are removed first."""
+    """Make a cgroup, removed at the end; None where that is impossible. First removes cgroups of killed processes."""
     parent = _find_parent()
     if parent is None:
         yield None
@@ -66,13 +67,13 @@ def make_cgroup() -> Iterator[MemoryCgroup | None]:
 
 @functools.cache
 def _find_parent() -> Path | None:
-    """The cgroup below which this process can make others that limit memory."""
+    """Find the cgroup below which this process can make others that limit memory."""
     for parent in _list_parents():
         try:
             with make_draft(parent, _PREFIX, _remove) as folder:
                 subprocess.run(_describe(folder).build_command(["true"]), check=True, stderr=subprocess.DEVNULL)
                 _describe(folder).limit_growth(1 << 30)
-        except (OSError, subprocess.CalledProcessError):  # read-only, not this user's, or without the controller
+        except (OSError, subprocess.CalledProcessError):  # read-only, owned by another user, or without the controller
             continue
         return parent
     return None
@@ -91,7 +92,7 @@ def _list_parents() -> Iterator[Path]:
         kind, _, options = right.split(maxsplit=2)
         name = "" if kind == "cgroup2" else "memory" if kind == "cgroup" and "memory" in options.split(",") else None
         if name not in own or not Path(own[name]).is_relative_to(root) or ".." in Path(own[name]).parts:
-            continue  # not this process's, or mounted elsewhere
+            continue  # not a cgroup of this process, or mounted elsewhere
         folder = Path(mounted) / Path(own[name]).relative_to(root)
         yield folder
         if kind == "cgroup2" and _is_delegated(folder.parent):
@@ -99,7 +100,7 @@ def _list_parents() -> Iterator[Path]:
 
 
 def _is_delegated(folder: Path) -> bool:
-    """Whether systemd lets this process make cgroups here; if so, memory can be limited in them from now on."""
+    """Whether systemd lets this process make cgroups here; if so, enable memory limits for them."""
     try:
         delegated = os.getxattr(folder, "user.delegate") == b"1"
         if delegated:

@@ -1,4 +1,4 @@
-"""Test code for the sandbox: made from input/output pairs, and rewritten so that every ``assert`` is a separate case.
+"""Instruments tests for the sandbox: makes every ``assert`` a separate case, also in tests given as input/output pairs.
 
 The rules, also in ``docs/sandbox.md``:
 
@@ -31,7 +31,7 @@ from magrpo.sandboxes.jail.recorder import HOOK
 Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast.Match
 
 BROAD = {"AssertionError", "BaseException", "Exception"}
-"""Classes of exceptions that a handler does not expect by naming them."""
+"""Classes of exceptions too general to count as expected where a handler names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ def _list_names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
 
 
 def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
-    """Names that may hold the candidate or a value that depends on it: a fixed point over the test's statements.
+    """Find names that may hold the candidate or a value that depends on it: a fixed point over the test's statements.
 
-    Parameters of the test's own functions count as tainted, imported names do not.
+    The parameters of the test's own functions count as tainted; imported names do not.
     """
     tainted, imported = {"candidate", entry_point}, set()
     flows: list[tuple[set[str], set[str]]] = []  # names that are read, and names that depend on them
@@ -135,7 +135,7 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
 
 
 def _list_changed_names(node: ast.AST) -> set[str]:
-    """Names that ``node`` may set, or whose values it may change: arguments of calls, owners of methods, of items."""
+    """List names that ``node`` may set, or whose values it may change: arguments of calls, owners of methods, items."""
     changed = _list_names(node, ast.Store)
     for item in list_nodes(node):
         match item:
@@ -166,7 +166,7 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Asserts of helpers count; their other statements run unchanged, so that an exception reaches the caller."""
+        """Rewrite the asserts of a helper; its other statements stay as they are: their exceptions reach the caller."""
         expecting, self.expecting = self.expecting, False
         node.body = self._rewrite_block(node.body, guarding=node.name == "check", dependent=False)
         self.expecting = expecting
@@ -240,7 +240,7 @@ except BaseException as __error:
         return node
 
     def _rewrite_handled(self, node: ast.Try | ast.TryStar) -> ast.stmt:
-        """A ``try`` with handlers."""
+        """Rewrite a ``try`` with handlers."""
         number, dependent, expecting = sum(map(_count_asserts, node.body)), self.dependent, self.expecting
         dependent |= any(self._touches(child) for child in node.body)
         inside = [item for child in [*node.body, *node.orelse] for item in list_nodes(child)]
@@ -263,13 +263,13 @@ except BaseException as __error:
         return node
 
     def _expects_exception(self, handler: ast.ExceptHandler) -> bool:
-        """Whether a handler names a class that is not broad, or asserts something, or changes what an assert reads."""
+        """Whether a handler names a class that is not broad, asserts something, or changes a value an assert reads."""
         is_broad = handler.type is None or _list_names(handler.type, ast.Load) & BROAD
         asserts = any(isinstance(item, ast.Assert) for item in list_nodes(handler))
         return not is_broad or asserts or bool(self.asserted & _list_changed_names(handler))
 
     def _guard(self, node: ast.stmt, number: int, names: set[str]) -> list[ast.stmt]:
-        """Let the test go on if a statement with ``number`` asserts raises; ``names`` that it sets become undefined."""
+        """Let the test go on if a statement with ``number`` asserts raises; the ``names`` it sets become undefined."""
         if not self.guarding:
             return [node]
         self.guards += 1
@@ -285,7 +285,7 @@ except BaseException as __error:
 
 
 def _expects_exception(context: ast.expr) -> bool:
-    """Whether a ``with`` statement expects an exception: ``suppress`` of a broad class rather hides one."""
+    """Whether a ``with`` statement expects an exception; ``suppress`` of a broad class rather hides one."""
     text = ast.unparse(context).lower()
     return "raises" in text or ("suppress" in text and not _list_names(context, ast.Load) & BROAD)
 
@@ -295,9 +295,9 @@ def _is_false_assert(node: ast.AST) -> bool:
 
 
 def _count_asserts(node: ast.AST) -> int:
-    """Number of asserts in a statement, except those of exception handlers and of functions.
+    """Count the asserts in a statement, except those in exception handlers and functions.
 
-    Of branches that exclude each other the longest counts.
+    Of branches that exclude each other only the one with most asserts counts.
     """
 
     def count(nodes: Iterable[ast.AST]) -> int:

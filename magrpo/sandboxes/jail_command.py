@@ -18,7 +18,7 @@ from magrpo.sandboxes.jail.confine import DEVICES, Limits
 from magrpo.sandboxes.packages import NO_PACKAGES, Packages
 
 SANDBOX_UID = 61873
-"""User id of jails when the parent is root; belongs to no account."""
+"""User id of jails when the parent is root; it belongs to no account."""
 CAPABILITIES = {"setgid": 6, "setuid": 7, "sys_admin": 21}
 HERE = Path(__file__).parent
 JAIL, PACKAGES, TMP = "/jail", "/packages", "/tmp"
@@ -49,12 +49,12 @@ class JailSpec:
 
 
 def find_interpreter() -> str:
-    """The real path of the interpreter behind the virtual environment."""
+    """Return the real path of the interpreter behind the virtual environment."""
     return str(Path(sys._base_executable).resolve())  # type: ignore[attr-defined]
 
 
 def list_interpreter_paths() -> list[str]:
-    """Paths that a jail may read: the interpreter with its library, and the system's libraries."""
+    """List the paths that a jail may read: the interpreter with its library, and the system's libraries."""
     wanted = [Path(find_interpreter()), Path(sysconfig.get_paths()["stdlib"]), Path("/etc/ld.so.cache")]
     shared = sysconfig.get_config_var("LDLIBRARY") or ""
     if ".so" in shared:
@@ -66,9 +66,10 @@ def list_interpreter_paths() -> list[str]:
 
 @contextlib.contextmanager
 def make_scratch(spec: JailSpec) -> Iterator[Path | None]:
-    """A folder for what packages write while a jail imports them, such as matplotlib's cache; None without packages.
+    """Make a folder for files that packages write while a jail imports them; None without packages.
 
-    It must be gone before the first program runs: the jail may still see it then, but can make nothing in it.
+    An example is matplotlib's cache. The folder must be gone before the first program runs: the jail may still see it
+    then, but cannot create anything in it.
     """
     if not spec.packages.modules:
         yield None
@@ -86,7 +87,7 @@ def _remove_scratch(scratch: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    scratch.chmod(0o500)  # files without a name can be made in a writable folder even when it is deleted
+    scratch.chmod(0o500)  # a writable folder admits nameless files even when it is deleted
     scratch.rmdir()
 
 
@@ -148,7 +149,7 @@ def build_command(spec: JailSpec, info: int, scratch: Path | None = None) -> lis
 
 
 def _build_python_command(module: str, root: str, config: dict[str, Any]) -> list[str]:
-    """The command that runs ``main()`` of a module of the jail, whose folder is in ``root``."""
+    """Return the command that runs ``main()`` of a module of the jail, whose folder is in ``root``."""
     boot = f"import sys; sys.path.append({root!r}); from jail.{module} import main; main()"
     return [find_interpreter(), *FLAGS, "-c", boot, json.dumps(config)]
 

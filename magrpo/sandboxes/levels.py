@@ -21,7 +21,7 @@ from magrpo.types import Execution, IsolationLevel
 LEVELS = tuple(STRENGTH)
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
 PROBE_S = 30.0
-PROBE_BYTES = 512 << 20  # with little memory an attempt fails for want of it, which is no refusal
+PROBE_BYTES = 512 << 20  # with little memory an attempt would fail for lack of it, which is not a refusal
 PREFIX = "magrpo-probe-"
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def attempt(action, argument):
 """
 
 _LONGEST_SOCKET_PATH = 107
-"""Bytes, by the ``sun_path`` of the kernel's ``sockaddr_un``."""
+"""Longest path of a socket in bytes, by ``sun_path`` of the kernel's ``sockaddr_un``."""
 _STOPPED = """
 import ctypes, os, signal
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: stopped, it would outlive a kill -9 of this process
@@ -69,7 +69,7 @@ if os.getppid() == {parent}:
 def choose_level(spec: JailSpec, wanted: str, min_level: str) -> IsolationLevel:
     """Find the strongest level that works here. ``wanted`` is a level or ``auto``, which never chooses ``none``.
 
-    Packages are visible but not imported: one that cannot be imported would look like a level that does not work.
+    The probe sees the packages but does not import them: one that fails to import would look like a level that fails.
 
     Raises:
         SandboxError: no accepted level works; the message gives reasons and remedies.
@@ -145,7 +145,7 @@ def _run_probe(worker: Worker, source: str, entry_point: str, test: str) -> list
 
 @contextlib.contextmanager
 def _make_targets() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
-    """Files and sockets that everybody on this machine may read, write and connect to.
+    """Make files and sockets that everybody on this machine may read, write and connect to.
 
     Raises SandboxError if the folder for temporary files has too long a path for a socket.
     """
@@ -172,7 +172,7 @@ def _make_targets() -> Iterator[tuple[Path, socket.socket, socket.socket, socket
 
 @contextlib.contextmanager
 def _stop_process() -> Iterator[int]:
-    """The number of a process that a signal would start again."""
+    """Start a stopped process, which a signal from the jail would continue; yield its number."""
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", _STOPPED.format(parent=os.getpid())]) as process:
         try:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)

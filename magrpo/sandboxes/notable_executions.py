@@ -10,17 +10,17 @@ STRANGENESS = {
     "infra_error": 9, "test_error": 9, "protocol": 8, "crash": 7, "memory": 6, "output_limit": 5, "timeout": 4,
     "load_error": 2, "exception": 1,
 }  # fmt: skip
-"""Strangeness of a status: how unusual it is for an honest program. Other statuses are 0."""
+"""Strangeness of a status: how unusual it is for an honest program. Other statuses have 0."""
 COPIED = ("level", "tests_passed", "tests_total", "duration_s", "cpu_s", "memory_bytes", "forgeable")
 
 
 def list_notable_executions(
     reports: Mapping[Execution, ExecutionReport], number: int = 10
 ) -> list[dict[str, str | float]]:
-    """The ``number`` slowest executions, then the ``number`` strangest of positive strangeness.
+    """List the ``number`` slowest executions, then the ``number`` strangest with a positive strangeness.
 
-    Each has ``why`` (``slow`` or ``strange``), ``status`` and ``message`` of its strangest case, its ``source`` and the
-    fields :data:`COPIED` of its report.
+    Each has ``why`` (``slow`` or ``strange``), ``status`` and ``message`` of its strangest case, its ``source``, and
+    the fields :data:`COPIED` of its report.
     """
     by_why = {"slow": sorted(reports.items(), key=lambda item: -item[1].duration_s)}
     strange = [item for item in reports.items() if _measure_strangeness(_find_strangest(item[1]))]

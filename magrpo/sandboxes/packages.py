@@ -1,4 +1,4 @@
-"""The packages that programs may import: the modules and files of installed distributions and their dependencies."""
+"""The packages that programs may import: modules and files of installed distributions and their dependencies."""
 
 import inspect
 import re
@@ -13,8 +13,8 @@ from packaging.utils import canonicalize_name
 from magrpo.plugins import ConfigError
 
 ALONG = {"numpy": "numpy.random", "matplotlib": "matplotlib.pyplot"}
-"""Modules that are imported along with a distribution, though it imports them late: the sandbox seeds the first; the
-second makes a list of all fonts, which takes longer than a test may."""
+"""Modules to import along with a distribution that would import them late: the sandbox seeds ``numpy.random``, and
+``matplotlib.pyplot`` lists all fonts, which takes longer than a test may."""
 METADATA = (".dist-info", ".egg-info")
 
 
@@ -23,9 +23,9 @@ class Packages:
     """The files and modules that ``sandbox.packages`` makes importable."""
 
     folders: Mapping[str, str] = field(default_factory=dict)
-    """Top-level files and folders, metadata included: path by name."""
+    """Path of each top-level file and folder, metadata included, by name."""
     modules: Mapping[str, str] = field(default_factory=dict)
-    """The modules that a jail imports when it starts, each with the name in ``sandbox.packages`` that asks for it."""
+    """Modules that a jail imports when it starts, each with the name in ``sandbox.packages`` that asks for it."""
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Dependencies that are not installed, by the name in ``sandbox.packages`` that needs them."""
 
@@ -34,7 +34,7 @@ NO_PACKAGES = Packages()
 
 
 def find_packages(names: Iterable[str]) -> Packages:
-    """Find distributions, named as on PyPI or by one of their modules, and all that they depend on.
+    """Find distributions, named as on PyPI or by one of their modules, with all their dependencies.
 
     Raises:
         ConfigError: one is not installed, or has no modules of its own.
@@ -53,10 +53,10 @@ def find_packages(names: Iterable[str]) -> Packages:
 
 
 def _find_distributions(name: str) -> tuple[list[Distribution], list[str]]:
-    """The distributions that a name in ``sandbox.packages`` means, and the modules to import for it."""
+    """Return the distributions that a name in ``sandbox.packages`` means, and the modules to import for it."""
     try:
         found = distribution(name)
-    except (PackageNotFoundError, ValueError):  # ValueError: an empty name
+    except (PackageNotFoundError, ValueError):  # an empty name raises ValueError
         owners = packages_distributions().get(name.partition(".")[0], [])
         if not owners:
             raise ConfigError(
@@ -74,7 +74,7 @@ def _find_distributions(name: str) -> tuple[list[Distribution], list[str]]:
 
 
 def _add_dependencies(found: Iterable[Distribution]) -> tuple[list[Distribution], tuple[str, ...]]:
-    """``found`` with all that they need, directly or not, and the names of what is needed and not installed."""
+    """Return ``found`` with all direct and indirect dependencies, and the names of those that are not installed."""
     needed: list[Distribution] = []
     missing: list[str] = []
     seen: set[tuple[str, str]] = set()
@@ -96,7 +96,7 @@ def _add_dependencies(found: Iterable[Distribution]) -> tuple[list[Distribution]
 
 
 def _list_requirements(owner: Distribution, extra: str) -> Iterator[Requirement]:
-    """What a distribution needs on this machine, for itself or, if ``extra`` names one, for that extra."""
+    """Yield the requirements of a distribution on this machine, or those of its extra if ``extra`` names one."""
     for line in owner.requires or ():
         try:
             requirement = Requirement(line)
@@ -110,7 +110,7 @@ def _list_requirements(owner: Distribution, extra: str) -> Iterator[Requirement]
 
 
 def _list_files(found: Distribution) -> Iterator[tuple[str, str]]:
-    """Name and path of each file and folder that a distribution has where its modules are."""
+    """Yield the name and path of each top-level file and folder of a distribution."""
     for entry in found.files or ():
         top = entry.parts[0]
         if top != ".." and top != "__pycache__":
@@ -120,7 +120,7 @@ def _list_files(found: Distribution) -> Iterator[tuple[str, str]]:
 
 
 def _list_modules(found: Distribution) -> list[str]:
-    """The module that is named like the distribution, else all its public top-level ones."""
+    """List the module that is named like the distribution, else all its public top-level modules."""
     names = {_name_module(Path(path)) for _, path in _list_files(found)}
     public = sorted(name for name in names if name and not name.startswith("_"))
     like_it = [name for name in public if canonicalize_name(name) == canonicalize_name(found.name)]
@@ -128,13 +128,13 @@ def _list_modules(found: Distribution) -> list[str]:
 
 
 def _name_module(path: Path) -> str | None:
-    """The name of the module that a top-level file or folder holds, None if it holds none."""
+    """Return the name of the module in a top-level file or folder; None if it holds none."""
     name = path.name if path.is_dir() else inspect.getmodulename(path)
     return name if name and name.isidentifier() and not path.name.endswith(METADATA) else None
 
 
 def explain_failure(packages: Packages, module: str, reason: str) -> str:
-    """The message about a module that cannot be imported."""
+    """Explain in a message why a module cannot be imported."""
     name = packages.modules[module]
     missing = packages.missing[name]
     unknown = re.search(r"No module named '(\w+)", reason)

@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 MIB = 1 << 20
 ATTEMPTS = 3
 FATAL_ATTEMPTS = 2
-"""Number of fresh workers that a program kills before it is blamed."""
+"""Number of fresh workers that a program must kill before it is blamed."""
 MAX_FAILURES = 3
 BATCHES, MAX_BATCH = 4, 32
-"""Programs that may share a tester run in batches: at least so many for each worker, of at most so many programs."""
-PAUSE_S = 0.3  # the user may have no process left for a moment
+"""Programs that may share a tester run in batches: at least 4 batches per worker, each of at most 32 programs."""
+PAUSE_S = 0.3  # the user may be out of processes for a moment
 PLAIN = Execution("def f(n):\n    return n\n", "f", "assert f(1) == 1")
 RAN_OUT = ["timeout", "the test code ran out of time or memory on what the program returned"]
 CLOSED = "the sandbox was closed"
@@ -142,7 +142,7 @@ def check_packages(spec: JailSpec) -> None:
 
 
 def make_batches(executions: Iterable[Execution], most: int) -> list[list[Execution]]:
-    """``executions`` in batches of at most ``most`` and ``MAX_BATCH``; each whose test may leave a trace is alone."""
+    """Split ``executions`` into batches of at most ``most`` and ``MAX_BATCH``; one that may leave a trace is alone."""
     sharing: list[Execution] = []
     alone: list[list[Execution]] = []
     for execution in executions:
@@ -164,7 +164,7 @@ class Pool:
         self.closed = False
         self.alive: set[Worker] = set()
         self.idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
-        # bubblewrap needs the thread that starts a worker to outlive it
+        # bubblewrap dies with the thread that started it, so threads that live as long as the pool start workers.
         self.threads = ThreadPoolExecutor(size, "sandbox")
         for worker in self.threads.map(self._try_start_worker, range(size)):
             self.idle.put(worker)
@@ -184,7 +184,7 @@ class Pool:
                     reports[execution] = report
                     if progress:
                         progress(counts[execution])
-        except CancelledError:  # by close(), in another thread
+        except CancelledError:  # cancelled by close(), in another thread
             raise SandboxDied(CLOSED) from None
         finally:
             for future in futures:
@@ -222,12 +222,12 @@ class Pool:
             return None
 
     def run_batch(self, batch: Sequence[Execution]) -> list[ExecutionReport]:
-        """Run executions in one tester, as many as it serves, and the others apart."""
+        """Run executions in one tester as far as it serves them, and the rest one by one."""
         reports = self._share_tester(batch) if len(batch) > 1 else []
         return reports + [self._run_one(execution) for execution in batch[len(reports) :]]
 
     def _share_tester(self, executions: Sequence[Execution]) -> list[ExecutionReport]:
-        """The reports on as many of ``executions`` as one tester serves; none if the test or the worker is at fault."""
+        """Report on as many of ``executions`` as one tester serves; on none if the test or the worker is at fault."""
         try:
             jobs = [make_job(execution) for execution in executions]
         except SyntaxError:
@@ -278,23 +278,23 @@ class Pool:
         return self._make_report(result)
 
     def _warn_of_failure(self, error: WorkerDied) -> str:
-        """The message of the error, logged unless the pool was closed."""
+        """Return the message of the error, logging it unless the pool was closed."""
         if not self.closed:
             log.warning("a sandbox worker failed: %s", error)
         return str(error)
 
     def _judge_killer(self, job: dict[str, Any], message: str) -> tuple[Worker, dict[str, Any]]:
-        """The verdict on a program that has killed several fresh workers: it crashed, if a plain program kills none.
+        """Judge a program that has killed several fresh workers: it crashed, if a plain program kills none.
 
         Raises:
-            WorkerDied: a worker died of the plain program too: the sandbox is at fault.
+            WorkerDied: a worker died of the plain program too, so the sandbox is at fault.
         """
         worker, _ = self._run_job(None, make_job(PLAIN))
         verdict = ["crash", f"it ended two jails: {message}"]
         return self._run_job(worker, job | {"source": "", "verdict": verdict})
 
     def _count_failure(self, message: str) -> ExecutionReport:
-        """The report on an execution that found no working sandbox; SandboxDied if too many in a row did not."""
+        """Report on an execution that found no working sandbox; SandboxDied if too many in a row did not."""
         self._check_open()
         self.failures += 1
         if self.failures >= MAX_FAILURES:
@@ -302,9 +302,9 @@ class Pool:
         return self._report_failure(message)
 
     def _run_job(self, worker: Worker | None, job: dict[str, Any]) -> tuple[Worker, dict[str, Any]]:
-        """Run a job on ``worker``, or on a new one if it has done its share; return who ran it and the report.
+        """Run a job on ``worker``, or on a new one if it has served its share; return the worker used and the report.
 
-        If the program made the test code go past its own limits, a second job counts the cases that it has failed.
+        If the program made the test code exceed its own limits, a second job counts the cases that it has failed.
 
         Raises:
             WorkerDied: the worker died and was closed, or none could be started.

@@ -1,4 +1,4 @@
-"""Which code leaves nothing behind in a process, so that other code may follow in it."""
+"""Rules for code that leaves no trace in a process, so that other code may follow in it."""
 
 import ast
 import builtins
@@ -38,15 +38,15 @@ _OWN_NODES = (
     ast.cmpop,
 )
 _SUSPENDED = (ast.Await, ast.Yield, ast.YieldFrom)
-"""Expressions of code that may go on when other code runs."""
+"""Expressions of code that may continue while other code runs."""
 
 
 @lru_cache(maxsize=4096)
 def leaves_no_trace(source: str) -> bool:
     """Whether, by its syntax tree, Python code changes nothing that other code in the same process could see.
 
-    It uses modules without a state only, sets none of their attributes, and uses no other special attribute or far
-    reaching function. A rule for tests, which are trusted: code that means to leave a trace finds a way.
+    It uses only modules without state, sets none of their attributes, and uses no other special attribute or
+    far-reaching function. A rule for tests, which are trusted: code that means to leave a trace finds a way.
     """
     nodes = _list_nodes(source)
     imported = {name for node in nodes for name in _list_imported_names(node)}
@@ -62,8 +62,8 @@ def is_self_contained(source: str) -> bool:
     """Whether, by its syntax tree, Python code reaches nothing but its own functions, its arguments and new data.
 
     Only the names and nodes listed above are allowed, so hostile code finds no way to leave a trace either: it sets no
-    attribute, reads none but methods of data, defines no class, ends before other code begins, and is held by no
-    cache (as those of ``typing``) that would destroy it later.
+    attribute, reads only methods of data, defines no class, ends before other code begins, and is held by no cache
+    (like those of ``typing``) that would destroy it later.
     """
     nodes = _list_nodes(source)
     modules = {name for node in nodes if isinstance(node, ast.Import) for name in _list_imported_names(node)}
@@ -72,7 +72,7 @@ def is_self_contained(source: str) -> bool:
 
 
 def _is_own(node: ast.AST, modules: set[str], owners: set[int]) -> bool:
-    """Whether a node keeps within its code, which reads ``modules`` only as ``owners`` of attributes, by ``id``."""
+    """Whether a node stays within its code, which reads ``modules`` only as ``owners`` of attributes, by ``id``."""
     match node:
         case ast.Import(names=names):
             own = all(alias.name == "math" for alias in names)
@@ -94,12 +94,12 @@ def _is_own(node: ast.AST, modules: set[str], owners: set[int]) -> bool:
 
 
 def _is_own_name(name: str) -> bool:
-    """Whether code that reads or binds a name cannot mean one of Python's own."""
+    """Whether a name that code reads or binds cannot be one of Python's own."""
     return not name.startswith("__") and not hasattr(builtins, name)
 
 
 def _list_nodes(source: str) -> list[ast.AST]:
-    """All nodes of the syntax tree; none if the source is not Python, or nested too deeply."""
+    """List all nodes of the syntax tree; none if the source is not Python, or nested too deeply."""
     try:
         tree = parse_python(source)
         check_depth(tree, MAX_DEPTH)
@@ -109,7 +109,7 @@ def _list_nodes(source: str) -> list[ast.AST]:
 
 
 def _list_imported_names(node: ast.AST) -> list[str]:
-    """The names that an import binds."""
+    """List the names that an import binds."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
     return []

@@ -31,7 +31,7 @@ KILLED = ["memory", "the kernel killed some of its processes, which held more me
 
 
 class WorkerDied(Exception):
-    """A worker died or does not answer; its job has no result."""
+    """A worker died or does not answer, so its job has no result."""
 
 
 class ImportFailed(WorkerDied):
@@ -43,7 +43,7 @@ class ImportFailed(WorkerDied):
 
 
 def make_job(execution: Execution) -> dict[str, Any]:
-    """The message that tells a tester what to run; SyntaxError if the test is not Python."""
+    """Build the message that gives a tester its job; SyntaxError if the test is not Python."""
     test = instrument_test(execution.test, execution.entry_point)
     program = {"source": execution.source, "entry_point": execution.entry_point, "watch": execution.watch}
     may_share = is_self_contained(execution.variant_of or execution.source)
@@ -51,22 +51,22 @@ def make_job(execution: Execution) -> dict[str, Any]:
 
 
 class TesterEnd(NamedTuple):
-    """How a tester ended: its wait ``status``, and the most memory that it held."""
+    """How a tester ended: its wait ``status``, and its peak memory in bytes."""
 
     status: int
     memory_bytes: int
 
     @property
     def ran_out(self) -> bool:
-        """Whether it went past its own limits."""
+        """Whether the tester exceeded its own limits."""
         return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) in (signal.SIGXCPU, signal.SIGKILL)
 
 
 def attribute_kills(reports: list[dict[str, Any]], num_jobs: int) -> list[dict[str, Any]]:
-    """The reports of a batch in which the kernel killed a process for its memory.
+    """Correct the reports of a batch in which the kernel killed a process for its memory.
 
-    The tester waits in vain for a process that is killed. In a batch of several jobs the kernel does not say whose
-    process it was, so all reports from the first timeout on are dropped; a single job's timeout becomes ``memory``.
+    The tester waits in vain for a killed process. In a batch of several jobs the kernel does not say whose process it
+    was, so all reports from the first timeout on are dropped; the timeout of a single job becomes ``memory``.
     """
     waited = [any(status == "timeout" for status, _ in report.get("cases", [])) for report in reports]
     if not any(waited):
@@ -94,13 +94,13 @@ class Worker:
 
     def __init__(self, spec: JailSpec) -> None:
         self.jobs = 0
-        self.tester_memory = 0  # the most that one has held, in bytes
+        self.tester_memory = 0  # peak memory of any tester so far, in bytes
         self.inside: int | None = None  # descriptor of the first process in the jail's pid namespace
         self._held = contextlib.ExitStack()
         try:
             self.cgroup = self._held.enter_context(make_cgroup())
             self._start_jail(spec)
-        except OSError as error:  # the user may have no process or descriptor left
+        except OSError as error:  # the user may be out of processes or descriptors
             self._held.close()
             raise WorkerDied(f"the jail could not be started: {error}") from error
 
@@ -157,8 +157,8 @@ class Worker:
     def run_jobs(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
         """Run ``jobs`` one after another in one tester; return its reports on the first of them.
 
-        There is at least one report, unless the test code went past its own limits, or the kernel killed a process of a
-        job that cannot be told. Jobs that follow tests which used much CPU time have no report.
+        There is at least one report, unless the test code exceeded its own limits, or the kernel killed a process of an
+        unknown job. Jobs that follow tests which used much CPU time have no report.
 
         Raises:
             WorkerDied: the worker died or went past ``timeout_s`` for each job; it must be closed.
@@ -176,7 +176,7 @@ class Worker:
         return reports
 
     def _exchange(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> tuple[list[dict[str, Any]], TesterEnd]:
-        """Send jobs to a new tester, and receive its reports and how it ended."""
+        """Send jobs to a new tester; return its reports and how it ended."""
         deadline = time.monotonic() + timeout_s
         reports: list[dict[str, Any]] = []
         try:
@@ -199,7 +199,7 @@ class Worker:
         return reports, TesterEnd(*json.loads(message))
 
     def _count_kills(self) -> int:
-        """Processes of this jail that the kernel has killed because they held too much memory."""
+        """Count the processes of this jail that the kernel has killed for holding too much memory."""
         try:
             return self.cgroup.count_kills() if self.cgroup else 0
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The champion of a registered model, fetched: to start a run from it, or to evaluate it as a run evaluates its own."""
+"""Fetches the champion of a registered model: to start a run from it, or to evaluate it under a run's protocol."""
 
 import json
 from pathlib import Path
@@ -14,19 +14,19 @@ from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 
 FETCHED = "champions"
-"""The folder of a run with the versions that it fetched, by number."""
+"""Folder of a run that holds the versions it fetched, by number."""
 
 
 class RegistryError(RuntimeError):
-    """The registry cannot give what a run needs before it can start."""
+    """The registry lacks, or cannot deliver, a version that a run needs before it can start."""
 
 
 def start_from_champion(store: RunStore) -> str:
-    """Give a new run the champion's weights if it asks for them; returns a sentence saying so, or an empty text.
+    """Give a new run the champion's weights if it asks for them; return a sentence that says so, or an empty text.
 
     After this the run does not depend on the registry: the weights are in its directory, its configuration names them,
-    and ``start.json`` names the version. Raises ConfigError if an agent has weights to start from already, or the
-    champion has no such agents; RegistryError if MLflow does not answer.
+    and ``start.json`` names the version. Raises ConfigError if an agent already has weights to start from, or the
+    champion lacks one of the agents; RegistryError if MLflow does not answer.
     """
     if not (store.path / START).exists():
         config = store.config()
@@ -40,7 +40,7 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
     assert config.registry.model is not None
     given = {agent.name: agent.start_from for agent in config.agents if agent.start_from is not None}
     fetched = {path.parent for path in given.values() if path.parent.parent == store.path / FETCHED}
-    if fetched:  # a kill came between the two files below
+    if fetched:  # an earlier attempt was killed between writing the two files below
         _note_start(store, config.registry.model, int(fetched.pop().name))
         return
     if given:
@@ -73,7 +73,7 @@ def _note_start(store: RunStore, model: str, version: int | None) -> None:
 
 
 def fetch_version(store: RunStore, registry: ModelRegistry, version: TeamVersion) -> Path:
-    """The folder of a version in the run directory, downloaded unless it is there."""
+    """Return the folder of a version in the run directory, downloading it unless it is there."""
     folder = store.path / FETCHED / str(version.number)
     folder.parent.mkdir(exist_ok=True)
     registry.download_version(version, folder)
@@ -81,10 +81,10 @@ def fetch_version(store: RunStore, registry: ModelRegistry, version: TeamVersion
 
 
 def create_challenge(store: RunStore, config: RunConfig, team: Path, number: int, suffix: str) -> RunStore:
-    """A run that evaluates version ``number`` as ``config`` evaluates: made, or found. ``suffix`` goes to its name.
+    """Create or find a run that evaluates version ``number`` as ``config`` evaluates; ``suffix`` ends its name.
 
-    ``team`` is the folder of the version, with a folder for each agent; or one of a checkpoint of ``config``'s own run,
-    which has no ``config.json``. Raises ConfigError if its agents do not fit the environment of ``config``.
+    ``team`` is the folder of the version, with a folder for each agent, or the folder of a checkpoint of ``config``'s
+    own run, which has no ``config.json``. Raises ConfigError if its agents do not fit the environment of ``config``.
     """
     name, root = f"{store.run_id}-{suffix}", store.path.parent
     if (root / name / CONFIG).exists():

@@ -1,4 +1,4 @@
-"""What a finished run prints: the verdict, where its time went and its files are, and the commands to type next."""
+"""The closing lines of a finished run: its verdict, time and files, and the commands to type next."""
 
 import re
 import shlex
@@ -36,13 +36,13 @@ STYLES = {
 }
 """The colour of each verdict."""
 _LABEL = 9
-"""Columns of a label, ``result:`` and so on."""
+"""Width in columns of a label such as ``result:``."""
 _TABLE = 76
-"""Columns of the closing table with its intervals."""
+"""Width in columns of the closing table with its intervals."""
 
 
 def print_closing(result: Result, console: Console, *, brief: bool = False) -> None:
-    """Print results, where the artifacts are and what to type next; if ``brief``, only the verdict and the paths."""
+    """Print results, paths of the artifacts and next commands; if ``brief``, only the verdict and the paths."""
     store, config = result.store, result.store.config()
     if brief and not makes_tables(config):
         print_verdict(list(store.stage_metrics()), config, read_evaluations(store), console)
@@ -68,7 +68,7 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
 
 
 def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
-    """Print a label and its text; a terminal wraps the text between words, beside its label."""
+    """Print a label and its text; a terminal wraps the text between words in the column beside the label."""
     width = max(_LABEL, len(label) + 1)
     if not console.is_terminal:
         console.print(f"{label:<{width}}{text}", markup=False, soft_wrap=True)
@@ -87,7 +87,7 @@ def print_path(console: Console, label: str, path: Path) -> None:
 
 
 def print_address(label: str, address: str, console: Console) -> None:
-    """Print a label and an address; a terminal that is too narrow shows the address below, without its query."""
+    """Print a label and an address; on a narrow terminal the address moves to the next line, without its query."""
     link = Style(link=address) if console.is_terminal else Style()
     line = Text(f"{label:<{_LABEL}}").append(address, link)
     if console.is_terminal and len(line) > console.width:
@@ -98,7 +98,7 @@ def print_address(label: str, address: str, console: Console) -> None:
 
 
 def print_commands(label: str, commands: Mapping[str, str], console: Console) -> None:
-    """Print commands below each other, each with its comment where the lines have room for it."""
+    """Print commands below each other, each with its comment where the line has room for it."""
     width = max(map(len, commands))
     room = console.width if console.is_terminal else 200
     shows_comments = _LABEL + width + 4 + max(map(len, commands.values())) <= room
@@ -108,7 +108,7 @@ def print_commands(label: str, commands: Mapping[str, str], console: Console) ->
 
 
 def print_command(label: str, command: str, console: Console) -> None:
-    """Print a command; a terminal that is too narrow continues it below, so that it can still be copied."""
+    """Print a command; a terminal that is too narrow continues it on the next line, so that it can still be copied."""
     lines = [command]
     if console.is_terminal and _LABEL + len(command) > console.width:
         lines = []
@@ -122,7 +122,7 @@ def print_command(label: str, command: str, console: Console) -> None:
 
 
 def print_files(store: RunStore, console: Console) -> None:
-    """Print where the report and the agents of a run are, as far as they are there."""
+    """Print the paths of a run's report and agents, as far as they exist."""
     if (store.path / REPORT).exists():
         print_path(console, "report:", store.path / REPORT)
     if not makes_tables(store.config()) and (agents := find_agents(store)) is not None:
@@ -130,13 +130,13 @@ def print_files(store: RunStore, console: Console) -> None:
 
 
 def print_place(store: RunStore, console: Console) -> None:
-    """Print where a run runs, if not in one process."""
+    """Print where a run is executed, if not in one process."""
     if not (place := read_place(store)).is_default:
         print_entry(console, "place:", place.describe())
 
 
 def find_agents(store: RunStore) -> Path | None:
-    """The folder of the run's agents for others, or else of its last weights; None if it has none."""
+    """Find the exported agents of the run, else its last weights; None if it has neither."""
     if (store.path / AGENTS).is_dir():
         return store.path / AGENTS
     iterations = committed_iterations(store, "update")
@@ -144,7 +144,7 @@ def find_agents(store: RunStore) -> Path | None:
 
 
 def suggest_commands(store: RunStore) -> dict[str, str]:
-    """The commands that people want after a run, each with what it does; the last one is the most wanted."""
+    """Suggest commands for after a run, each with its purpose; the most wanted one comes last."""
     run, flags = shlex.quote(store.run_id), _root_flag(store)
     magrpo = find_command("magrpo")
     commands = {f"{magrpo} show {run} --open{flags}": "open the report"}
@@ -158,7 +158,7 @@ def suggest_commands(store: RunStore) -> dict[str, str]:
 
 
 def _root_flag(store: RunStore) -> str:
-    """The flag by which commands find the run, with a space before it; empty for runs in the default folder."""
+    """Return the flag by which commands find the run, after a space; empty for runs in the default folder."""
     root = store.path.parent
     return "" if root == Path("runs").resolve() else f" --root {shlex.quote(shorten_path(root))}"
 
@@ -175,7 +175,7 @@ def print_answers(metrics: StageMetrics, config: RunConfig, reports: Sequence[Ev
 
 
 def print_verdict(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
-    """Print the verdict on a run, what its return hides, and what to do about both, the most useful first."""
+    """Print the verdict on a run, problems that its return hides, and remedies for both, the most useful first."""
     verdict = judge_evaluations(reports, config)
     findings = list_findings(metrics, config, reports)
     print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
@@ -199,7 +199,7 @@ def _print_results(store: RunStore, config: RunConfig, console: Console) -> None
 
 
 def _describe_time(store: RunStore, timing: Timing) -> str:
-    """The wall time of the run, and of this attempt the seconds by what was done."""
+    """Describe the wall time of the run and the seconds of this attempt by activity."""
     wall_time = read_wall_time(store.path)
     assert wall_time is not None, "a finished run has been started"
     seconds_by_stage = {
@@ -207,7 +207,7 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
     }
     rest = timing.wall - sum(timing.loading.values()) - sum(seconds_by_stage.values())
     shown = [f"{stage} {seconds:.0f} s" for stage, seconds in seconds_by_stage.items() if seconds >= 0.5]
-    lag = store.config().train.lag  # with one, stages run side by side: their seconds exceed the wall time
+    lag = store.config().train.lag  # with a lag stages run side by side, so their seconds exceed the wall time
     shown.append(f"everything else {rest:.0f} s" if not lag else "some of them at the same time")
     attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
     return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
@@ -231,6 +231,6 @@ def _print_services(result: Result, console: Console) -> None:
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
     print_address("" if command else "MLflow:", page, console)
-    if result.runs_page:  # whole on every terminal: its query chooses the columns
+    if result.runs_page:  # printed whole on every terminal: its query chooses the columns
         link = Style(link=result.runs_page) if console.is_terminal else Style()
         console.print(Text(f"{'runs:':<{_LABEL}}").append(result.runs_page, link), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""One attempt at a run, as a Prefect flow or ``--local``: opens what it needs, runs its steps, registers its team."""
+"""One attempt at a run, as a Prefect flow or with ``--local``: opens resources, runs steps, registers the team."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,30 +39,30 @@ class Timing:
     """How an attempt spent its time, in seconds."""
 
     wall: float = 0.0
-    """From the start of the command to the last stage."""
+    """Seconds from the start of the command to the end of the last stage."""
     steps: float = 0.0
-    """From the first step to the last."""
+    """Seconds from the start of the first step to the end of the last."""
     loading: dict[str, float] = field(default_factory=dict)
-    """By what was loaded, before the first step and in stages."""
+    """Seconds spent loading, by what was loaded, before the first step and within stages."""
     loading_by_stage: dict[str, float] = field(default_factory=dict)
-    """The part of ``stages`` that was spent loading."""
+    """Part of ``stages`` that was spent loading, in seconds."""
     stages: dict[str, float] = field(default_factory=dict)
-    """Measured inside the wrapper of the steps."""
+    """Seconds of each stage, measured inside the wrapper of the steps."""
     wrapped: dict[str, float] = field(default_factory=dict)
-    """Measured outside it."""
+    """Seconds of each stage, measured outside the wrapper of the steps."""
     tracking: float = 0.0
-    """Spent by the loop in calls of the tracker."""
+    """Seconds that the loop spent in calls of the tracker."""
 
     @property
     def orchestration(self) -> float:
-        """Time inside the wrapper of the steps, outside the stages."""
+        """Seconds that the wrapper of the steps adds to the stages."""
         return sum(self.wrapped.values()) - sum(self.stages.values())
 
     @property
     def loop(self) -> float:
-        """Time outside stages, orchestrator and tracker: the loop itself, mostly reading manifests.
+        """Seconds of the loop itself, outside stages, wrapper and tracker: mostly reading manifests.
 
-        With ``train.lag`` stages run side by side, which makes it too small.
+        Too small with ``train.lag``, because stages then run side by side.
         """
         return max(self.steps - sum(self.wrapped.values()) - self.tracking, 0.0)
 
@@ -77,13 +77,13 @@ class Result:
     mlflow_page: tuple[str, str]
     """The command that serves MLflow (empty for a server), and the address of the run's page."""
     runs_page: str
-    """The address of MLflow's page that compares the runs; empty if MLflow was not reached."""
+    """Address of the page in MLflow that compares the runs; empty if MLflow was not reached."""
     undelivered: int
-    """Tracking records not delivered to MLflow yet."""
+    """Number of tracking records that are not delivered to MLflow yet."""
     mlflow_run_id: str
-    """Empty if MLflow was not reached."""
+    """Id of the run in MLflow; empty if MLflow was not reached."""
     promotion: Promotion | None = None
-    """The registered version and the gate's decision; None: not registered, or not yet."""
+    """The registered version and the gate's decision; None if the team is not registered, or not yet."""
 
 
 def execute(
@@ -97,8 +97,8 @@ def execute(
     """Run the steps of a run from the first uncommitted one on, and register its team.
 
     ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias. Raises ConfigError if there
-    is no such run, another process works on it, or its configuration is unusable here; RegistryError if it is to start
-    from the champion, and MLflow does not answer.
+    is no such run, another process works on it, or its configuration is unusable here; RegistryError if the run is to
+    start from the champion but MLflow does not answer.
     """
     store = RunStore.open(root, run_id)
     config = store.config()
@@ -125,10 +125,10 @@ def execute(
 
 
 def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]) -> Result:
-    """Run the steps with everything they need open."""
+    """Open everything the steps need, and run them."""
     store = attempt.store
     start = start_from_champion(store)
-    config = store.config()  # now with the weights of the champion, if asked for
+    config = store.config()  # read after start_from_champion, which may have changed it
     startup = end_startup()
     timing = Timing(loading=startup.loading)
     with RunConsole(attempt.state) as console:
@@ -174,8 +174,8 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
 def _record_status(
     tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing, console: RunConsole, began_s: float
 ) -> Iterator[None]:
-    """Record when the run began, how it ended, and what it spent loading; ``describe`` takes the status, too."""
-    status = "KILLED"  # by Ctrl-C, or cancelled by Prefect
+    """Record when the run began, how it ended, and how long it loaded; ``describe`` receives the status, too."""
+    status = "KILLED"  # stays so on Ctrl-C, or when Prefect cancels the run
     try:
         tracker.record_start(began_s)
         yield
@@ -198,7 +198,7 @@ def _record_status(
 
 
 def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequence[Observer]) -> RunStep:
-    """Add up in ``seconds`` how long each stage takes, and notify ``observers`` after each step."""
+    """Add up the seconds of each stage in ``seconds``, and notify ``observers`` after each step."""
 
     one_at_a_time = Lock()  # with train.lag, steps run in several threads
 

@@ -1,9 +1,9 @@
 """The rule of the gate: whether a team is better than the champion, by the returns of both on the same problems.
 
-Every night's team is compared, so some pass by luck: of thirty teams that are no better, each with a chance of 2.5 %,
-one passes with a chance of up to 53 %. The comparison that selects a team cannot confirm it. So a team that passes the
-first comparison, of evaluations made anyway, is evaluated again together with the champion on fresh and more samples,
-and must pass a stricter comparison of those alone.
+A team is compared every night, so some pass by luck: of thirty teams that are no better, each with a chance of 2.5 %,
+at least one passes with a chance of up to 53 %. The comparison that selects a team therefore cannot confirm it. A team
+that passes the first comparison, of evaluations made anyway, is evaluated again together with the champion on fresh and
+more samples, and must pass a stricter comparison of these samples alone.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from magrpo.reports.figures import format_difference
 from magrpo.types import Interval
 
 _SEED = 0
-"""Seed of the resampling, as in ``magrpo compare``."""
+"""Seed of the bootstrap, as in ``magrpo compare``; fixed, so that the decision can be reproduced."""
 
 
 class Bar(NamedTuple):
@@ -29,11 +29,11 @@ class Bar(NamedTuple):
 FIRST = Bar(tail=2.5, num_resamples=1000)
 CONFIRMATION = Bar(tail=0.1, num_resamples=10_000)
 FRESH_SAMPLES = 4
-"""Samples of the confirmation for each of ``eval.num_samples``: what the stricter bar asks for in precision."""
+"""Samples in the confirmation for each of ``eval.num_samples``: the stricter bar needs more precision."""
 
 
 class Lead(NamedTuple):
-    """By how much a team is better than another, a fraction of the maximum, paired by problem."""
+    """The lead of one team over another, as a fraction of the maximum, paired by problem."""
 
     difference: Interval
     num_problems: int
@@ -54,7 +54,7 @@ class Lead(NamedTuple):
 
 
 def lead_over(ours: Mapping[str, float], theirs: Mapping[str, float], bar: Bar) -> Lead | None:
-    """The lead of ``ours`` over ``theirs``, mean returns by problem; None if they have no problem in common."""
+    """Compute the lead of ``ours`` over ``theirs``, mean returns by problem; None if they share no problem."""
     differences = [[difference] for difference in subtract_means(ours, theirs).values()]
     if not differences:
         return None

@@ -1,8 +1,8 @@
 """Keys of steps: digests of everything that an output depends on, by which a committed output is found again.
 
 A key covers the inputs, the sections of the configuration that the stage names, and the text of the prompts where it
-prompts agents. Of a section it has what differs from the defaults, so a new option at its default changes no key. Code
-is not in keys: not that of stages, and not that of plug-ins.
+prompts agents. A section contributes only its differences from the defaults, so a new option at its default changes no
+key. Code does not enter keys: neither the code of stages nor that of plug-ins.
 """
 
 import logging
@@ -23,17 +23,17 @@ log = logging.getLogger(__name__)
 
 
 def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
-    """The key of a step that takes these inputs."""
+    """Compute the key of a step that takes these inputs."""
     sections = {name: list_changes(getattr(config, name)) for name in step.spec.sections}
     if "train" in sections and config.optim.schedule == "constant":
-        # Only a learning rate that decays depends on the length of the run.
+        # The length of the run matters only to a learning rate that decays.
         sections["train"].pop("num_iterations", None)
     prompts = [PROMPTS] if step.spec.shows_prompts else []
     return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs], *prompts)
 
 
 def list_changes(value: Any) -> Any:
-    """``value`` as plain JSON; of each section what differs from its defaults, and the ``kind`` of each plug-in."""
+    """Return ``value`` as plain JSON: for each section its differences from defaults, and the ``kind`` of plug-ins."""
     if isinstance(value, BaseModel):
         defaults = {
             name: field.get_default(call_default_factory=True)
@@ -51,9 +51,9 @@ def list_changes(value: Any) -> Any:
 
 
 def set_aside_stale(store: RunStore, config: RunConfig) -> None:
-    """Set aside the first output whose key is no longer the one it was committed with, and all after it.
+    """Set aside the first output whose key has changed since it was committed, and all outputs after it.
 
-    They would be computed again in any case, and so stay readable. An output that lacks an input is not judged.
+    They would be computed again in any case; set aside, they stay readable. An output that lacks an input is skipped.
     """
     every, pointers = steps(config), dict[str, Pointer]()
     for position, step in enumerate(every):

@@ -1,7 +1,7 @@
-"""The loop of a run: every step in its order, from the first one that is not committed.
+"""The loop of a run: every step in order, from the first uncommitted one on.
 
-With ``train.lag`` the samples of an iteration are made in a thread, which begins as soon as the checkpoint that they
-are drawn from is committed. Updates, evaluations and records stay in the calling thread, in the order of the steps.
+With ``train.lag`` a thread makes the samples of an iteration; it starts as soon as the checkpoint that they are drawn
+from is committed. Updates, evaluations and records stay in the calling thread, in the order of the steps.
 """
 
 from collections import defaultdict
@@ -19,17 +19,17 @@ from magrpo.run.store import Pointer, RunStore
 from magrpo.training.recorder import RunRecorder
 
 RunStep = Callable[[Step, Sequence[Pointer]], Pointer]
-"""Computes a step from its committed inputs, or finds its output committed. Clock, observers and tasks wrap it."""
+"""Computes a step from its committed inputs, or finds its output committed. Timing, observers and tasks wrap it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a finished run leaves."""
+    """The outcome of a finished run."""
 
     problems: Pointer
     checkpoint: Pointer
     evaluations: dict[int, Pointer]
-    """By iteration, ascending; a run of baselines has none: its rows are in the report."""
+    """Evaluations by iteration, ascending; empty for a run of baselines, whose rows are in the report."""
     report: Pointer
 
 
@@ -40,9 +40,9 @@ def run_steps(
     recorder: RunRecorder,
     abort: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Run the steps of ``config`` in their order and record each.
+    """Run the steps of ``config`` in order and record each one.
 
-    An error ends the run after the steps in progress. On an interrupt ``abort`` is called, to end those in threads.
+    An error ends the run after the steps in progress. An interrupt calls ``abort``, which ends steps in other threads.
     """
     checkpoint, evaluations = "", {}
     every, outputs = steps(config), _Outputs(store, run_step)
@@ -63,17 +63,17 @@ def run_steps(
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
-    """The outputs of the steps so far. Several threads may compute steps of different iterations."""
+    """The outputs of the steps so far. Safe while several threads compute steps of different iterations."""
 
     store: RunStore
     run_step: RunStep
     pointers: dict[str, Pointer] = field(default_factory=dict)
-    """By folder."""
+    """Output of each step, by folder."""
     ended: set[int] = field(default_factory=set)
-    """The iterations in which every episode has ended early."""
+    """Iterations in which every episode has ended early."""
 
     def compute(self, step: Step) -> Pointer | None:
-        """The output of ``step``, computed from those of its inputs; None for a turn after the end of all episodes."""
+        """Compute the output of ``step`` from its inputs; None for a turn after the end of all episodes."""
         if step.belongs_to_turn and step.iteration in self.ended:
             return None
         pointer = self.run_step(step, [self.pointers[name] for name in step.inputs if name in self.pointers])
@@ -89,7 +89,7 @@ class _SamplingThreads(AbstractContextManager["_SamplingThreads"]):
     def __init__(self, config: RunConfig, every: Sequence[Step], outputs: _Outputs, abort: Callable[[], None]) -> None:
         self._outputs, self._abort = outputs, abort
         self._waiting: dict[str, list[list[Step]]] = defaultdict(list)
-        """The steps of each iteration that has not begun, by the checkpoint that it samples from."""
+        """Steps of each iteration that has not begun, by the checkpoint that it samples from."""
         self._begun: dict[int, Future[None]] = {}
         self._stopped = Event()
         self._errors: list[BaseException] = []
@@ -111,20 +111,20 @@ class _SamplingThreads(AbstractContextManager["_SamplingThreads"]):
         self._threads.shutdown(cancel_futures=True)
 
     def computes(self, step: Step) -> bool:
-        """Whether ``step`` is computed in a thread. Raises the error of a thread, if there is one."""
+        """Whether a thread computes ``step``. Raises the error of a thread that failed."""
         if self._errors:
             raise self._errors[0]
         return step.stage in SAMPLING_STAGES and step.iteration in self._begun
 
     def sample_from(self, checkpoint: str) -> None:
-        """Begin the iterations that sample from ``checkpoint``, which is committed."""
+        """Start the iterations that sample from ``checkpoint``, which is committed."""
         for iteration_steps in self._waiting.pop(checkpoint, []):
-            # The context holds the flow run, for Prefect's tasks.
+            # Prefect's tasks find their flow run in the context, which a new thread does not inherit.
             begun = self._threads.submit(copy_context().run, self._sample, iteration_steps)
             self._begun[iteration_steps[0].iteration] = begun
 
     def wait_for(self, step: Step) -> Pointer | None:
-        """The output of ``step``, once its iteration is sampled; None if it was left out."""
+        """Wait for the iteration of ``step`` and return its output; None if the step was skipped."""
         self._begun[step.iteration].result()
         if self._errors:
             raise self._errors[0]
@@ -136,7 +136,7 @@ class _SamplingThreads(AbstractContextManager["_SamplingThreads"]):
                 return
             try:
                 self._outputs.compute(step)
-            except BaseException as error:  # raised again in the thread of the run, the first one of all threads
+            except BaseException as error:  # the run's own thread raises the first error of all threads again
                 self._errors.append(error)
                 self._stopped.set()
                 raise

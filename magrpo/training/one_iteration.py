@@ -2,8 +2,8 @@
 
     python -m magrpo.training.one_iteration rollout.problems_per_iteration=8
 
-A run repeats these steps and commits the output of each: :mod:`magrpo.training.loop`. Section numbers are those of
-the paper, arXiv 2508.04652.
+A run repeats these steps and commits the output of each: see :mod:`magrpo.training.loop`. Section numbers refer to the
+paper, arXiv 2508.04652.
 """
 
 import sys
@@ -39,16 +39,16 @@ class Iteration(NamedTuple):
 
 
 def train_iteration(config: RunConfig, updater: Updater, backend: Backend, iteration: int) -> Iteration:
-    """One iteration of MAGRPO. Afterwards ``updater.policy`` holds the new weights."""
+    """Compute one iteration of MAGRPO; afterwards ``updater.policy`` holds the new weights."""
     team = Team.of(config)
 
     # 1. Problems: every iteration draws some from the training split.
     splits = prepare(config.problems, config.rollout.problems_per_iteration)
     problems = draw_problems(splits["train"], iteration, config.rollout.problems_per_iteration, config.train.seed)
 
-    # 2. Rollout and reward: at every node each agent samples a group of completions from its own prompt, without seeing
-    #    the others'. Completions with the same index make a joint action, whose program runs in the sandbox; all agents
-    #    earn the same joint reward. In runs of several turns, joint actions open the nodes of the next turn.
+    # 2. Rollout and reward: at every node each agent samples a group of completions from its own prompt, not seeing
+    #    those of others. Completions with the same index make a joint action, whose program runs in the sandbox; all
+    #    agents earn the same joint reward. With several turns, joint actions open the nodes of the next turn.
     nodes = root_nodes(problems, config.rollout)
     scored: list[RolloutGroup[ScoredTurn]] = []
     for turn in range(config.env.num_turns):
@@ -70,7 +70,7 @@ def train_iteration(config: RunConfig, updater: Updater, backend: Backend, itera
 
 
 def run_once(config: RunConfig) -> Iteration:
-    """Open everything that an iteration needs, run the first one, and print what changed."""
+    """Open everything that an iteration needs, run the first one, and print the change."""
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
     before = {name: flat_weights(policy, name) for name in policy.agents}
     with (
@@ -91,7 +91,7 @@ def run_once(config: RunConfig) -> Iteration:
 
 
 def flat_weights(policy: Policy, agent: str) -> Tensor:
-    """A copy of all trained weights of an agent, as one vector."""
+    """Copy all trained weights of an agent into one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters(agent).values()])
 
 

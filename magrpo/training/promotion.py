@@ -1,6 +1,6 @@
 """After a run: its team becomes a version of a registered model, and the champion if it passes the gate.
 
-A team is promoted if there is no champion, or if it is better twice (:mod:`magrpo.training.gate`): by the run's last
+A team is promoted if there is no champion, or if it is better twice (:mod:`magrpo.training.gate`): in the run's last
 evaluation on the champion's held-out problems, sampled alike, and on fresh samples. Every part can be repeated safely:
 a version is registered once for a run's weights, evaluations for the gate are runs of their own, and the decision is
 committed in the run directory like the output of a stage.
@@ -31,10 +31,10 @@ from magrpo.types import HEADLINE
 log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation.json"
-"""The file of a version with what the gate compares."""
+"""File of a version with the returns that the gate compares."""
 
 Undo = Callable[[Callable[[], None]], AbstractContextManager[None]]
-"""Makes a context that calls a function if its block fails."""
+"""Makes a context that calls the given function if its block fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Promotion:
     model: str
     version: int
     promoted: bool
-    """Whether it became the champion."""
+    """Whether the version became the champion."""
     reason: str
     champion: int | None
-    """The version that was the champion before."""
+    """Number of the previous champion; None if there was none."""
     fresh: bool = True
-    """Whether this process decided, not an earlier process of the same run."""
+    """Whether this process decided, rather than an earlier process of the same run."""
 
     def __str__(self) -> str:
         verdict = "is now the champion" if self.promoted else "is registered; the champion stays"
@@ -69,9 +69,9 @@ def undo_on_error(undo: Callable[[], None]) -> Iterator[None]:
 def register_team(
     store: RunStore, outcome: Outcome, mlflow_run_id: str, evaluate: Callable[[str], Outcome], undo: Undo
 ) -> Promotion | None:
-    """Register the team of a finished run and ask the gate; None: nothing to register, or MLflow is away.
+    """Register the team of a finished run and ask the gate; None if there is nothing to register, or MLflow is away.
 
-    ``evaluate`` executes a run of no iterations in the same root. If MLflow is away, a later call continues.
+    ``evaluate`` executes a run without iterations in the same root. If MLflow is away, a later call continues.
     """
     config = store.config()
     if config.registry.model is None or not config.train.num_iterations:
@@ -91,7 +91,7 @@ def register_team(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """The team of a finished run. ``evaluate`` executes a run of no iterations."""
+    """The team of a finished run. ``evaluate`` executes a run without iterations."""
 
     store: RunStore
     config: RunConfig
@@ -100,7 +100,7 @@ class _Candidate:
     evaluate: Callable[[str], Outcome]
 
     def register(self, mlflow_run_id: str) -> Pointer:
-        """The committed record of the version: the files that describe it, and ``version.json``."""
+        """Register the version and commit a record of it: the files that describe it, and ``version.json``."""
         store, config, registry, outcome = self.store, self.config, self.registry, self.outcome
         last, checkpoint = config.train.num_iterations, outcome.checkpoint
 
@@ -121,7 +121,7 @@ class _Candidate:
             (described / CONFIG).write_text(team.portable_config().resolved(), encoding="utf-8")
             facts = {"protocol": self._protocol(), "returns": returns}
             (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-            # The list of versions shows the first line of this, so no heading.
+            # The list of versions shows the first line of this text, so the heading must go.
             text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
             tags = {"magrpo.run_id": store.run_id, "continued_from": parent, "return": shown}
             registry.describe_version(version, described, text, tags)
@@ -133,7 +133,7 @@ class _Candidate:
         return store.find(name, key) or store.commit(name, key, write)
 
     def _protocol(self) -> str:
-        """A digest of everything an evaluation depends on except the agents; equal ones compare problem by problem."""
+        """Digest everything an evaluation depends on except the agents; equal digests allow a comparison by problem."""
         sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
         tree = json.loads(self.config.model_dump_json(include=sections))
         del tree["eval"]["every"]
@@ -156,7 +156,7 @@ class _Candidate:
             champion = registry.find_champion()
             promotion = self._judge(version, champion)
             if registry.find_champion() == champion:
-                break  # no other run promoted its team while this one was judged
+                break  # no other run promoted its team meanwhile, so the verdict holds
 
         def write(folder: Path) -> Mapping[str, float]:
             (folder / "promotion.json").write_text(json.dumps(asdict(promotion), indent=1), encoding="utf-8")
@@ -186,7 +186,7 @@ class _Candidate:
             promoted, reason = False, "registry.promote is off"
         elif champion is None:
             promoted, reason = True, "there was no champion before"
-        elif champion.number == version.number:  # a process of this run was killed just after the alias moved
+        elif champion.number == version.number:  # a process of this run was killed just after it moved the alias
             promoted, reason, noted = True, champion.tags["reason"], champion.tags["champion_before"]
             before = None if noted == "none" else int(noted)
         else:
@@ -198,7 +198,7 @@ class _Candidate:
         return Promotion(self.registry.model, version.number, promoted, reason, before)
 
     def _compare(self, version: TeamVersion, champion: TeamVersion) -> tuple[bool, str]:
-        """Whether the team is better than the champion, twice, and a sentence with the figures."""
+        """Return whether the team is better than the champion twice, and a sentence with the figures."""
         theirs, how = self._returns_of(champion)
         own_evaluation = self.outcome.evaluations[self.config.train.num_iterations]
         lead = lead_over(self._read_returns(self.store, own_evaluation), theirs, FIRST)
@@ -211,7 +211,7 @@ class _Candidate:
         return fresh is not None and fresh.passes, f"{reason}; on fresh samples {fresh or 'no problem was shared'}{how}"
 
     def _returns_of(self, champion: TeamVersion) -> tuple[dict[str, float], str]:
-        """The champion's return on each problem, and how it was measured."""
+        """Return the champion's return on each problem, and a description of the measurement."""
         facts = json.loads(self.registry.read_file(champion, EVALUATION))
         if facts["protocol"] == self._protocol():
             return facts["returns"], ""
@@ -222,7 +222,7 @@ class _Candidate:
         return self._evaluate_again(evaluation), how
 
     def _lead_on_fresh_samples(self, version: TeamVersion, champion: TeamVersion) -> tuple[Lead | None, str]:
-        """The lead over the champion with a seed no evaluation has used, each in a run of its own, made or resumed."""
+        """Measure the lead over the champion with an unused seed, in one run for each team, made or resumed."""
         ours, theirs = version.number, champion.number
         seed = derive_seed("confirm", self.store.run_id, ours, theirs)
         num_samples = FRESH_SAMPLES * self.config.eval.num_samples
@@ -237,7 +237,7 @@ class _Candidate:
         return lead, f", in runs {team.run_id} and {other.run_id}"
 
     def _evaluate_again(self, run: RunStore) -> dict[str, float]:
-        """The return on each problem in a run of no iterations, which is executed unless it is finished."""
+        """Return the return on each problem from a run without iterations, executing it unless it is finished."""
         return self._read_returns(run, self.evaluate(run.run_id).evaluations[0])
 
     def _read_returns(self, run: RunStore, evaluation: Pointer) -> dict[str, float]:

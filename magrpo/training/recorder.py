@@ -1,4 +1,4 @@
-"""What a run records with the tracker: a description, and of each step metrics, artifacts, datasets and traces."""
+"""Records a run with the tracker: a description, and for each step its metrics, artifacts, datasets and traces."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, T
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description, in Markdown."""
 FLOW_RUN_URL = "prefect.flow_run_url"
-"""The tag that leads from a run in MLflow to its flow run."""
+"""Tag that links a run in MLflow to its flow run."""
 _STATES = {"RUNNING": "Under way", "FINISHED": "Finished", "FAILED": "Stopped by an error", "KILLED": "Interrupted"}
 ItemT = TypeVar("ItemT")
 
 
 def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
-    """The tags that describe a run as its directory has it now; ``status`` is MLflow's."""
+    """Return the tags that describe a run by the current state of its directory; ``status`` is MLflow's term."""
     config, tags = store.config(), dict[str, str]()
     agents = ", ".join(
         f"`{agent.name}` ({agent.model.rstrip('/').rpartition('/')[2]}, {agent.weights})" for agent in config.agents
@@ -76,12 +76,12 @@ class RunRecorder:
         self._on_evaluation = on_evaluation
         self._checkpoint: Pointer | None = None
         self._outputs: dict[str, Pointer] = {}
-        """Outputs of the iteration so far, by the step's name."""
+        """Outputs of the current iteration so far, by the step's name."""
         self._metrics: dict[str, float] = {}
-        """Metrics of the iteration so far."""
+        """Metrics of the current iteration so far."""
 
     def record_step(self, step: Step, pointer: Pointer) -> None:
-        """Record a committed step; metrics are recorded once an iteration."""
+        """Record a committed step; metrics are recorded once per iteration."""
         store, tracker = self._store, self._tracker
         folder = store.folder(pointer)
         if step.stage == "prepare":
@@ -138,7 +138,7 @@ class RunRecorder:
             self._tracker.trace(trajectory, iteration, times[: len(trajectory.steps)])
 
     def _trace_evaluation(self, iteration: int, evaluation: Pointer) -> None:
-        """Record the first sampled trajectory of some held-out problems, the same at every evaluation of a run."""
+        """Record the first sampled trajectory of some held-out problems, the same ones at every evaluation of a run."""
         if not self._config.tracking.traces:
             return
         trajectories = read_records(self._store.folder(evaluation) / files.TRAJECTORIES, Trajectory)
@@ -149,14 +149,14 @@ class RunRecorder:
 
 
 def spread_evenly(items: Sequence[ItemT], count: int) -> Sequence[ItemT]:
-    """At most ``count`` of the items, evenly spaced, starting with the first."""
+    """Return at most ``count`` of the items, evenly spaced, starting with the first."""
     return items[:: max(1, len(items) // count)][:count]
 
 
 def first_trajectory(
     root: RolloutGroup[ScoredTurn], levels: Sequence[Sequence[RolloutGroup[ScoredTurn]]]
 ) -> Trajectory:
-    """The trajectory from ``root`` along the first joint action that was continued, to its end."""
+    """Follow the trajectory from ``root`` along the first continued joint action of each node to its end."""
     nodes = [root]
     for level in levels[1:]:
         place = root.problem.task_id, nodes[-1].path

@@ -42,7 +42,7 @@ PartT = TypeVar("PartT", bound=_Closable)
 
 
 class _Part(Generic[PartT]):
-    """A part of a run that the first thread that needs it opens, and the others find open."""
+    """A part of a run, opened by the first thread that needs it and shared with the others."""
 
     def __init__(self, open_part: Callable[[], PartT], lock: RLock) -> None:
         self._open_part, self._lock = open_part, lock
@@ -54,7 +54,7 @@ class _Part(Generic[PartT]):
         return bool(self._opened)
 
     def get(self) -> PartT:
-        """The part; if it was closed for good, a closed one."""
+        """Return the part, opening it if need be; a part that was closed for good is returned closed."""
         with self._lock:
             if not self._opened:
                 self._opened.append(self._open_part())
@@ -63,13 +63,13 @@ class _Part(Generic[PartT]):
             return self._opened[0]
 
     def discard(self) -> None:
-        """Close it; the next use opens another one."""
+        """Close the part; the next use opens a new one."""
         with self._lock:
             while self._opened:
                 self._opened.pop().close()
 
     def close(self) -> None:
-        """Close it for good. Waits for no other thread: one that is at work with it fails."""
+        """Close the part for good, without waiting for other threads: one that is using it fails."""
         self._closed = True
         for part in self._opened:
             part.close()
@@ -111,8 +111,8 @@ class Resources:
         self._updates = _Part(self._open_updates, self._opening)
         self._engine = _Part(self._open_engine, self._serving)
         self._served: dict[str, tuple[int, Served]] = {}
-        """What the engine holds, and its version, by name."""
-        self._rows: dict[str, int] = {}  # rows of baselines by name, numbered
+        """Version of each set of weights that the engine holds, by name."""
+        self._rows: dict[str, int] = {}  # number of each row of baselines, by name
 
     @property
     def lineup(self) -> Lineup:
@@ -121,7 +121,7 @@ class Resources:
 
     @property
     def updates(self) -> Updates:
-        """Computes the updates of the run. Call :meth:`free_gpus` before."""
+        """Return the part that computes updates. Call :meth:`free_gpus` before."""
         if self._lag and not self._engine.is_open:
             # Its policy must not be loaded while an update computes: loading sets torch's defaults.
             self._engine.get()
@@ -220,12 +220,12 @@ class Resources:
         return torch.device("cuda") if self._place.is_elsewhere and self._config.model.device == "cuda" else None
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
-        """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
+        """Load the weights of ``checkpoint`` into the engine and wake it. May be called from several threads."""
         weights = locate_weights(self._store.folder(checkpoint), _names_of(self._config.agents))
         return self._serve(checkpoint["sha"], checkpoint_iteration(checkpoint), weights)
 
     def serve_row(self, row: BaselineRow, untrained: Pointer) -> Served:
-        """The weights named by ``row``, which match no checkpoint, on the engine."""
+        """Load the weights named by ``row``, which match no checkpoint, into the engine."""
         weights = locate_weights(self._store.folder(untrained), _names_of(row.agents)) | start_weights(row.agents)
         version = self._rows.setdefault(row.name, len(self._rows) + 1)
         return self._serve(f"row {row.name}", version, weights)
@@ -238,7 +238,7 @@ class Resources:
     def discard_dead(self, error: EngineError | SandboxDied | BrokenExecutor, discarded_before: Counter[str]) -> None:
         """Close the part whose death ``error`` reports; the next use opens another one.
 
-        No-op if another thread did so since :attr:`num_discarded` was ``discarded_before``.
+        No-op if another thread has done so since :attr:`num_discarded` was ``discarded_before``.
         """
         part: _Part[Any]
         if isinstance(error, EngineError):
@@ -264,7 +264,7 @@ class Resources:
                 stack.callback(part.close)
 
     def _serve(self, name: str, version: int, weights: Mapping[str, Path]) -> Served:
-        """The weights called ``name``, which replace the oldest version if there are too many."""
+        """Load the weights called ``name``, which replace the oldest version if the engine holds too many."""
         with self._serving:
             if self._served:
                 self._engine.get().wake()

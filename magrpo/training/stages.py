@@ -26,7 +26,7 @@ from magrpo.training.resources import Resources
 
 
 class StepAborted(BaseException):
-    """The run ends before a step that another thread computes. No error of the step: nothing tries it again."""
+    """The run ended before this step of another thread did. Not an error of the step, so nothing retries it."""
 
 
 class StageRunner(AbstractContextManager["StageRunner"]):
@@ -45,12 +45,12 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         self.abort_steps()
 
     def abort_steps(self) -> None:
-        """Close engine and sandbox, end the steps in progress in other threads with StepAborted, and let none begin."""
+        """Close engine and sandbox, and let no step begin; steps in progress in other threads end with StepAborted."""
         self._aborted = True
         self._resources.close()
 
     def run_step(self, step: Step, inputs: Sequence[Pointer]) -> Pointer:
-        """The committed output of ``step``, computed if need be; a :data:`magrpo.training.loop.RunStep`."""
+        """Return the committed output of ``step``, computing it if need be; a :data:`magrpo.training.loop.RunStep`."""
         key = make_key(self._config, step, inputs)
         found = self._store.find(step.folder, key)
         pointer = found or self._compute(step, inputs, key)
@@ -98,7 +98,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             raise
 
     def _prune(self, newest: int) -> None:
-        """Delete what nothing needs of earlier checkpoints that are not evaluated."""
+        """Delete files that nothing needs any more from earlier checkpoints that are not evaluated."""
         keep, train = self._config.optim.keep, self._config.train
         old = {newest - keep: [OPTIMIZER, OPTIMIZER_SHARDS]}
         if train.keep_weights == "evaluated":  # the rollout of iteration k samples from checkpoint k - 1 - lag
@@ -117,7 +117,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
 
 def load_writer(spec: StageSpec) -> Writer:
-    """The writer of a stage; its module, and with it torch or matplotlib, is imported here first."""
+    """Load the writer of a stage; this imports its module, and with it torch or matplotlib."""
     module, _, function = spec.writer.partition(":")
     writer: Writer = getattr(import_module(module), function)
     return writer

@@ -2,7 +2,7 @@
 
 The plain implementation takes one agent after another on all cores, runs every decoding step through the modules of
 transformers, and updates through peft's own layers in micro-batches of :data:`PLAIN_TOKENS` tokens. Afterwards the time
-of one core is split by kind of operation.
+of one core is divided among kinds of operation.
 """
 
 import tempfile
@@ -46,7 +46,7 @@ TARGET = 1.6
 """Sampling and update should each be this many times as fast as the plain implementation."""
 KINDS = ("matrix products", "attention", "elementwise and copies", "Python")
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::addmm_"})
-_ATTENTION = frozenset({"aten::bmm", "aten::_softmax"})  # of decoding steps; of the rest by name
+_ATTENTION = frozenset({"aten::bmm", "aten::_softmax"})  # in decoding steps; other operations are recognized by name
 
 
 def bench_iteration(
@@ -76,7 +76,7 @@ def bench_iteration(
 
 
 def score_batches(config: RunConfig, number: int) -> list[RolloutGroup[ScoredTurn]]:
-    """Sample and score the first batches of a run, with the weights before training."""
+    """Sample and score the first batches of a run with the weights before training."""
     store, groups = RunStore.create(config, "bench"), list[RolloutGroup[ScoredTurn]]()
     with (
         RunConsole(RunState(number, config.reward)) as console,
@@ -94,7 +94,7 @@ def score_batches(config: RunConfig, number: int) -> list[RolloutGroup[ScoredTur
 def _compare_sampling(
     config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int
 ) -> Callable[[], object]:
-    """Print the ratio; returns how sampling runs on one core."""
+    """Print the ratio; return a function that samples on one core."""
     sampling, size = sampling_params(config.rollout), config.rollout.group_size
     requests = [
         Request(agent, prompt.token_ids, sampling, derive_seed(config.train.seed, group.problem.task_id, agent, index))
@@ -103,7 +103,7 @@ def _compare_sampling(
         for index in range(size)
     ]
     requests.sort(key=lambda request: (len(request.prompt_ids), request.prompt_ids))
-    policy.sources = {}  # the engine samples from what it holds
+    policy.sources = {}  # the engine must sample from the weights it holds
 
     def sample_on(num_threads: int) -> object:
         return LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
@@ -121,7 +121,7 @@ def _compare_sampling(
 def _compare_updates(
     config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int, folder: Path
 ) -> Callable[[], object]:
-    """Print the ratio; returns how the update runs on one core."""
+    """Print the ratio; return a function that updates on one core."""
     samples, _ = credit(groups, config.algo, [a.name for a in config.agents if a.trained], config.own_estimators)
     ours, plain = (Updater.of(policy, config, folder / "failed-batch") for _ in range(2))
     plain.memory.micro_batch_tokens, plain.gradients.at_once = PLAIN_TOKENS, 1
@@ -190,7 +190,7 @@ def _print_kinds(runs: Mapping[str, Callable[[], object]]) -> None:
 
 
 def _time_operations(run: Callable[[], object]) -> dict[str, float]:
-    """Seconds in torch's operations, by kind; what is called by none of them is Python's."""
+    """Return the seconds in torch's operations, by kind; time outside of any operation counts as Python's."""
     with torch.autograd.profiler.profile(use_kineto=False) as profile:
         run()
     spent = dict.fromkeys(KINDS, 0.0)

@@ -23,7 +23,7 @@ from magrpo.types import Execution
 from pipelines.arguments import Positive
 
 SOURCE = "import os\ndef f(n):\n    return n + 1\n# {}\n"
-"""Has a process of its own; without its import it is self-contained and shares one."""
+"""A program that needs a process of its own; without its import it is self-contained and shares one."""
 ASSERTS = ["assert {}(1) == 2", "assert {}(2) == 3", "assert {}(7) == 8"]
 TEST = "def check(candidate):\n" + "".join(f"    {line.format('candidate')}\n" for line in ASSERTS)
 PEER = SOURCE + "\n".join(line.format("f") for line in ASSERTS) + "\nprint('passed')\n"
@@ -32,7 +32,7 @@ WARM_UP = 20
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement, with a limit if it has one."""
+    """One measurement, with its limit if it has one."""
 
     name: str
     value: float
@@ -61,7 +61,7 @@ def bench_sandbox(*, workers: Positive = 2) -> int:
     for figure in measure_sandbox(workers):
         verdict = ("met" if figure.met else "missed") if figure.target else ""
         table.add_row(figure.name, f"{figure.value:.1f} {figure.unit}", figure.target, verdict)
-    Console(highlight=False, width=100).print(table)  # the same width for files
+    Console(highlight=False, width=100).print(table)  # a fixed width, so that files look the same
     return 0
 
 

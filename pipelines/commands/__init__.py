@@ -1,5 +1,6 @@
-"""What the commands of ``magrpo`` do, one module for each command.
+"""The commands of ``magrpo``, one module for each command.
 
-``pipelines/cli.py`` lists the commands and parses their arguments. ``inputs`` checks problems and models before a run
-starts; ``dry_run``, ``first_prompts`` and ``plan_lines`` print the plan of a run; ``answer_view`` prints answers.
+``pipelines/cli.py`` lists the commands and parses their arguments: begin there. ``inputs`` checks problems and models
+before a run starts; ``dry_run``, ``first_prompts`` and ``plan_lines`` print the plan of a run; ``answer_view`` prints
+answers.
 """

@@ -1,4 +1,4 @@
-"""How ``magrpo ask`` shows answers: agents side by side, tests and parts of the reward; or as JSON."""
+"""Shows the answers of ``magrpo ask``: agents side by side, tests and parts of the reward; or everything as JSON."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from magrpo.reports.figures import quantity_title
 from magrpo.types import PENDING, ExecutionReport, Problem
 
 _COLUMN = 36
-"""Columns that an agent's text needs beside another."""
+"""Narrowest column, in characters, for an agent's text beside another."""
 _NUM_FAILURES = 3
 _HOW_TO_RAISE = "an answer was cut off: allow more tokens with --set rollout.max_new_tokens=N, here and in training"
 _CANDIDATE = re.compile(r"\bcandidate\b")
@@ -29,7 +29,7 @@ _THEME = "ansi_dark"
 class AnswerView:
     """Shows the answers of teams to one problem on a console.
 
-    ``reward`` scores them; ``author`` is the agent that writes the function a problem asks for.
+    ``reward`` scores the answers; ``author`` is the agent that writes the function a problem asks for.
     """
 
     def __init__(self, console: Console, reward: Reward, author: str) -> None:
@@ -41,7 +41,7 @@ class AnswerView:
         self._console.print(self._highlight(problem.prompt))
 
     def show_heading(self, title: str) -> None:
-        """Print whose answer follows."""
+        """Print the title of the answer that follows."""
         self._console.print(Text(f"\n{title}", style="bold"))
 
     def show_remark(self, text: str) -> None:
@@ -70,7 +70,7 @@ class AnswerView:
             self._console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
     def show_comparison(self, answers: Mapping[str, Answer]) -> None:
-        """Print the joined program of the first answer and the parts of the reward of all, by title."""
+        """Print the joined program of the first answer, and the parts of the reward of all answers, by title."""
         first = next(iter(answers.values()))
         if first.program:
             self._console.print(Text("\njoined program", style="bold"))
@@ -88,7 +88,7 @@ class AnswerView:
         self._console.print(table)
 
     def _describe_outcome(self, answer: Answer) -> list[str]:
-        """A line about the tests, then one for each of the first failures."""
+        """Describe the tests in one line, then each of the first failures in another."""
         if answer.unmeasured:
             return [answer.unmeasured]
         report = answer.report
@@ -102,16 +102,16 @@ class AnswerView:
         return [passed, *map(make_printable, lines), *more]
 
     def _highlight(self, text: str) -> RenderableType:
-        """A program with its syntax coloured on a terminal, any other text wrapped between words."""
+        """Render a program with its syntax coloured on a terminal, any other text wrapped between words."""
         text = make_printable(text.strip("\n"))
         if writes_programs(self._reward) and self._console.is_terminal:
             return Syntax(text, "python", theme=_THEME, background_color="default", word_wrap=True)
         return Text(text)
 
     def _arrange(self, texts: Mapping[str, str], cut_at: Mapping[str, int] | None = None) -> RenderableType:
-        """Texts by title: side by side where the terminal is wide enough, else one below the other.
+        """Arrange texts by title: side by side where the terminal is wide enough, else one below the other.
 
-        ``cut_at``: the number of tokens of the texts that were cut off there, by title.
+        ``cut_at``: for texts that were cut, their number of tokens, by title.
         """
         marks = {title: [Text(f"[cut at {tokens} tokens]", "yellow")] for title, tokens in (cut_at or {}).items()}
         if not self._console.is_terminal:
@@ -133,12 +133,12 @@ class AnswerView:
 
 
 def make_printable(text: str) -> str:
-    """The text with control characters escaped: a model's text must not command a terminal."""
+    """Escape the text's control characters, because a model's text must not command a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def answer_as_json(answer: Answer, reward: Reward) -> dict[str, Any]:
-    """An answer as plain JSON values; ``return`` is a fraction of the maximum."""
+    """Return an answer as plain JSON values; ``return`` is a fraction of the maximum."""
     is_measured = not answer.unmeasured
     report = answer.report
     return {

@@ -23,28 +23,28 @@ from magrpo.types import Problem
 from pipelines.commands.answer_view import AnswerView, answer_as_json
 
 TRAINED, BASE = "trained", "base"
-"""The teams that answer, as columns of the table and keys of the JSON name them."""
+"""The teams that answer, as named in columns of the table and in keys of the JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A problem, as text or as the id of one of the run's, and how to answer it; by default the first held-out one."""
+    """A problem, as text or as an id in the run, and how to answer it; by default the first held-out problem."""
 
     text: str | None = None
     problem: str | None = None
     """Id of a problem of the run, or a part of it."""
     tests: Sequence[str] = ()
     seed: int | None = None
-    """Seed of a sampled answer; None: a greedy one."""
+    """Seed of a sampled answer; None: decode greedily."""
     with_base: bool = True
     """Whether the base models answer, too."""
     as_json: bool = False
     prompts: bool = False
-    """Whether the prompt that each agent read is shown."""
+    """Whether to show the prompt of each agent."""
 
 
 def ask_agents(run: str, root: Path, checkpoint: int | None, overrides: Sequence[str], question: Question) -> int:
-    """Answer ``question`` by the team called ``run``; the exit code. Raises ConfigError if either is unusable."""
+    """Let the team called ``run`` answer; return the exit code. Raises ConfigError if team or question is unusable."""
     asked = find_asked_team(run, root, checkpoint, overrides)
     problem = _choose_problem(asked, question)
     try:
@@ -77,7 +77,7 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem:
 
 @contextmanager
 def _open_agents(asked: AskedTeam, with_base: bool) -> Iterator[AskedAgents]:
-    """The loaded agents; meanwhile standard error says what is being loaded."""
+    """Load the agents, showing on standard error what is being loaded."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.print("loading libraries, agents and sandbox", soft_wrap=True)
@@ -91,7 +91,7 @@ def _open_agents(asked: AskedTeam, with_base: bool) -> Iterator[AskedAgents]:
 
 
 def _list_teams(asked: AskedTeam, agents: AskedAgents) -> Mapping[str, Team]:
-    """The teams that answer; that of a run before its first update is its base models."""
+    """Return the teams that answer; a run before its first update has only its base models."""
     teams = {TRAINED if asked.weights else BASE: agents.trained}
     if agents.untrained is not None:
         teams[BASE] = agents.untrained
@@ -114,7 +114,7 @@ def _show_answers(asked: AskedTeam, agents: AskedAgents, problem: Problem, quest
         view.show_heading((asked.title if is_asked else "base models") + how)
         for answer in agents.answer_problem(team, problem, question.seed):
             prompts = agents.read_prompts(answer.steps[-1])
-            if question.prompts and prompts not in prompts_shown:  # both teams may have read the same
+            if question.prompts and prompts not in prompts_shown:  # both teams may have had the same prompts
                 view.show_prompts(prompts)
                 prompts_shown.append(prompts)
             view.show_turn(answer, team.env.num_turns)
@@ -123,7 +123,7 @@ def _show_answers(asked: AskedTeam, agents: AskedAgents, problem: Problem, quest
 
 
 def _answer_as_json(asked: AskedTeam, agents: AskedAgents, problem: Problem, question: Question) -> dict[str, object]:
-    """The answers of all teams as plain JSON values."""
+    """Return the answers of all teams as plain JSON values."""
     answers = {}
     for name, team in _list_teams(asked, agents).items():
         *_, whole = agents.answer_problem(team, problem, question.seed)
@@ -136,7 +136,7 @@ def _answer_as_json(asked: AskedTeam, agents: AskedAgents, problem: Problem, que
 
 
 def describe_knowledge(problem: Problem, config: RunConfig) -> str:
-    """What to expect of the answers to a problem written by a user; empty for one worded like the training problems."""
+    """State what to expect of answers to a user's own problem; empty if it is worded like the training problems."""
     if problem.task_id != TASK_ID:
         return ""
     if problem.tags:

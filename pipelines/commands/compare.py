@@ -1,4 +1,4 @@
-"""``magrpo compare``: runs, runs of baselines, or sweeps side by side; printed, and written as pages and pictures."""
+"""``magrpo compare``: compares runs, runs of baselines, or sweeps; prints the result and writes pages and pictures."""
 
 import json
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from magrpo.types import HEADLINE
 from pipelines.arguments import Json, Root, RunId
 
 NUM_PRINTED = 6
-"""Differing keys of the configuration that are printed; the page has all."""
+"""Number of differing configuration keys that are printed; the page has all of them."""
 
 
 def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False, root: Root = Path("runs")) -> int:
@@ -104,7 +104,7 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
 
 
 def _describe_run(run: EvaluatedRun) -> dict[str, Any]:
-    """A run for scripts; fractions of the maximum."""
+    """Describe a run for scripts, in fractions of the maximum."""
     verdict = judge_run(run)
     summaries = {key: {name: asdict(value) for name, value in of.items()} for key, of in run.last.summary.items()}
     budget = asdict(run.budgets[-1])
@@ -112,7 +112,7 @@ def _describe_run(run: EvaluatedRun) -> dict[str, Any]:
 
 
 def _overview_table(runs: Sequence[EvaluatedRun], root: Path) -> ReportTable:
-    """The runs, and where their pages in MLflow are."""
+    """Tabulate the runs with the addresses of their pages in MLflow."""
     rows, notes = [], []
     for run in runs:
         page = "not recorded"

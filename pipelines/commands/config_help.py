@@ -1,4 +1,4 @@
-"""``magrpo config show``: keys with types, defaults and meanings, read from the classes, and whole configurations."""
+"""``magrpo config show``: prints keys with types, defaults and meanings from the classes, and whole configurations."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from magrpo.run.config_diff import list_changed_values
 from pipelines.arguments import Overrides, complete_configs, list_shipped, locate_config
 
 TOP = "(top level)"
-"""Title of the keys outside sections."""
+"""Title for the keys outside sections."""
 
 
 def _complete_topics(context: CompletionContext) -> Iterator[str]:
@@ -54,7 +54,7 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
 
 
 def _format_values(config: RunConfig) -> Iterator[str]:
-    """The whole configuration as TOML; values that differ from their default are marked, secrets hidden."""
+    """Format the whole configuration as TOML, marking values that differ from their default; secrets are hidden."""
     changed = [re.fullmatch(r"(\S+) = .* \(default (.*)\)", line) for line in list_changed_values(config)]
     defaults = {match[1]: match[2] for match in changed if match}
     sections = json.loads(config.resolved())
@@ -71,7 +71,7 @@ def _format_values(config: RunConfig) -> Iterator[str]:
 
 
 def format_value(value: object) -> str:
-    """A value as TOML; a table stands in braces."""
+    """Format a value as TOML, a table in braces."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key} = {format_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -82,7 +82,7 @@ def format_value(value: object) -> str:
 
 
 def _format_overview() -> str:
-    """One line for each section, and how to see more."""
+    """Format one line for each section, and how to see more."""
     lines = ["Sections of a configuration:"]
     for name, field in RunConfig.model_fields.items():
         section = AgentConfig if name == "agents" else field.annotation
@@ -100,7 +100,7 @@ def _format_overview() -> str:
 
 
 def _format_topic(topic: str) -> str:
-    """The keys of a section, or one key, as lines no longer than the terminal is wide."""
+    """Format the keys of a section, or one key, in lines no wider than the terminal."""
     name, _, key = topic.partition(".")
     lines, known = list[str](), dict[str, None]()
     for title, fields in _list_sections():
@@ -114,7 +114,7 @@ def _format_topic(topic: str) -> str:
 
 
 def format_config_help() -> str:
-    """One line for each key: ``section.key  type  default``, and its meaning under it."""
+    """Format one line for each key, ``section.key  type  default``, with its meaning below."""
     lines = ["Keys of a configuration file (CONFIG) and of overrides (section.key=value):"]
     for section, fields in _list_sections():
         lines += ["", section, *_format_fields(fields)]
@@ -133,7 +133,7 @@ def format_place_help() -> str:
 
 
 def print_wrapped(text: str) -> None:
-    """Print lines broken between words at the terminal's width, without the marks of names."""
+    """Print lines broken between words at the terminal's width, without backticks around names."""
     width = min(shutil.get_terminal_size().columns, 100)
     for line in text.replace("``", "").splitlines():
         column = re.match(r" *(?:\w+ {2,})?", line)
@@ -142,7 +142,7 @@ def print_wrapped(text: str) -> None:
 
 
 def _format_fields(fields: dict[str, FieldInfo]) -> Iterator[str]:
-    """A line for each key with its type and default, and its meaning below."""
+    """Format a line for each key with its type and default, and its meaning below."""
     for key, field in fields.items():
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         shown = "" if default is None else f" = {list(default) if isinstance(default, tuple) else default}"
@@ -152,7 +152,7 @@ def _format_fields(fields: dict[str, FieldInfo]) -> Iterator[str]:
 
 
 def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
-    """Every section with its keys; a plug-in section appears once for each kind."""
+    """Yield every section with its keys; a plug-in section appears once for each kind."""
     top: dict[str, FieldInfo] = {}
     for name, field in RunConfig.model_fields.items():
         if name == "agents":

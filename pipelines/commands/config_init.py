@@ -1,4 +1,4 @@
-"""``magrpo config init``: a configuration file of one's own, from the answers to five questions."""
+"""``magrpo config init``: writes a new configuration file from the answers to five questions."""
 
 import sys
 import tomllib
@@ -84,14 +84,14 @@ def write_own_config(
 
 
 def read_title(name: str) -> str:
-    """The first sentence of the comment that begins a shipped configuration."""
+    """Return the first sentence of the comment at the top of a shipped configuration."""
     lines = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").splitlines()
     comment = " ".join(line[2:] for line in lines[:6] if line.startswith("# "))
     return f"{comment.partition('. ')[0].rstrip('.')}."
 
 
 def format_commented(tree: Mapping[str, Any], title: str) -> Iterator[str]:
-    """Lines of TOML with the values of ``tree``, each below its meaning and its choices; a list is explained once."""
+    """Yield ``tree`` as lines of TOML, each value below its meaning and choices; the first item explains a list."""
     schema = read_schema()
     yield f"#:schema {SCHEMA_FILE.as_uri()}"
     yield f"# {title}"

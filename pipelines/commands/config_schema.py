@@ -24,12 +24,12 @@ def print_schema(*, output: Path | None = None) -> int:
 
 
 def format_schema() -> str:
-    """The schema as text."""
+    """Return the schema as text."""
     return json.dumps(build_schema(), indent=1) + "\n"
 
 
 def build_schema() -> dict[str, Any]:
-    """The schema of a whole configuration; a plug-in's section allows the keys of the kind that it names."""
+    """Build the schema of a whole configuration; a plug-in's section allows the keys of the kind that it names."""
     schema = RunConfig.model_json_schema()
     definitions = schema["$defs"]
     for section in TABLES:
@@ -47,7 +47,7 @@ def build_schema() -> dict[str, Any]:
 
 
 def _list_variants(section: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The schemas of the kinds of a section, one for classes of one's own, and the definitions that they use."""
+    """Return the schemas of a section's kinds, one for user-defined classes, and the definitions that they use."""
     variants, inner = list[dict[str, Any]](), dict[str, Any]()
     for kind in TABLES[section]:
         variant = import_plugin(TABLES[section], kind).model_json_schema()
@@ -60,7 +60,7 @@ def _list_variants(section: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def _clean(value: Any, *, of_names: bool = False) -> Any:
-    """The schema without titles that only repeat a name, without defaults that TOML cannot hold, with Markdown.
+    """Drop titles that only repeat a name and defaults that TOML cannot hold, and turn descriptions into Markdown.
 
     ``of_names``: the keys of ``value`` are names of fields or definitions.
     """

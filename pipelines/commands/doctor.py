@@ -27,19 +27,19 @@ from pipelines.flows.local_server import find_fault
 
 ENOUGH_DISK_GIB = 5.0
 MIN_CAPABILITY = (8, 0)
-"""Compute capability of the first cards with bfloat16 arithmetic."""
+"""Lowest compute capability with bfloat16 arithmetic."""
 MIN_FREE_FRAC = 0.9
-"""Fraction of a card's memory that no other process should use."""
+"""Fraction of a card's memory that should be free of other processes."""
 MIN_DRIVER = 580
-"""The first NVIDIA driver for CUDA 13, for which PyTorch is built."""
+"""Oldest NVIDIA driver for CUDA 13, which PyTorch is built for."""
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
-"""Exists where an NVIDIA driver is loaded."""
+"""Device file that exists where an NVIDIA driver is loaded."""
 STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. ``note``: works, but could be better, or something optional was not found."""
+    """The result of one check. ``note``: it works but could be better, or something optional was not found."""
 
     name: str
     verdict: Literal["ok", "note", "missing"]
@@ -133,7 +133,7 @@ def check_sandbox() -> Iterator[Finding]:
 
 
 def check_servers(root: Path) -> Iterator[Finding]:
-    """Reach the servers of Prefect and MLflow that are named, if any."""
+    """Check that the Prefect and MLflow servers named in the settings, if any, answer."""
     version, url = _find_version("prefect"), prefect_target()
     if not version:
         yield Finding("Prefect", "missing", "not installed", "pip install prefect, or make setup in a clone")
@@ -158,7 +158,7 @@ def check_servers(root: Path) -> Iterator[Finding]:
 
 
 def check_disk(root: Path) -> Iterator[Finding]:
-    """Look for space, and for leave to write, in ``root``."""
+    """Check that ``root`` is writable and has free space."""
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / GIB
     if not os.access(existing, os.W_OK):
@@ -170,5 +170,5 @@ def check_disk(root: Path) -> Iterator[Finding]:
 
 
 def _find_version(distribution: str) -> str:
-    """The installed version; empty if there is none."""
+    """Return the installed version of a distribution; empty if it is not installed."""
     return next((found.version for found in metadata.distributions(name=distribution)), "")

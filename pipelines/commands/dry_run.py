@@ -32,7 +32,7 @@ from pipelines.commands.first_prompts import describe_problems
 from pipelines.commands.plan_lines import Entry, Line, print_lines
 
 WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
-"""Sections of the configuration that an earlier run must share for its seconds to count."""
+"""Sections of the configuration that an earlier run must share for its measured seconds to count."""
 
 
 def show_plan(
@@ -71,7 +71,7 @@ def show_plan(
 
 
 def _list_stages(planned: Sequence[Step]) -> Iterator[Line | Entry]:
-    """One line for consecutive iterations with the same stages."""
+    """Yield one line for consecutive iterations with the same stages."""
     yield Line("stages", f"{len(planned)}, in this order")
     rows = [
         (iteration, " ".join(step.title for step in members))
@@ -175,7 +175,7 @@ def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) ->
 
 
 def _describe_disk(config: RunConfig, root: Path) -> Iterator[Line | Entry]:
-    """The disk that the whole run takes, beside what is free."""
+    """Show the disk space that the whole run takes, beside the free space."""
     copies = tracking_uri(config.tracking, root).startswith("sqlite:")
     sizes = estimate_disk(config, copies=copies)
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
@@ -210,7 +210,7 @@ def _format_bytes(size: float) -> str:
 
 
 def mean_stage_seconds(root: Path, config: RunConfig) -> tuple[dict[str, float], int]:
-    """Mean seconds of each stage, by turn, over the runs of ``root`` with the same work; the number of those runs."""
+    """Average the seconds of each stage, by turn, over the runs of ``root`` with the same work; count these runs."""
     seconds_by_stage: dict[str, list[float]] = defaultdict(list)
     num_runs, sections = 0, set(WORK_SECTIONS.split(", "))
     same_work = config.model_dump(mode="json", include=sections)
@@ -218,7 +218,7 @@ def mean_stage_seconds(root: Path, config: RunConfig) -> tuple[dict[str, float],
         store = RunStore(root, path.parent.name)
         try:
             is_same = store.config().model_dump(mode="json", include=sections) == same_work
-        except ValueError:  # of another version of this project
+        except ValueError:  # written by another version of this project
             continue
         stage_metrics = list(store.stage_metrics()) if is_same else []
         if stage_metrics:

@@ -12,15 +12,15 @@ from magrpo.types import Problem
 from pipelines.commands.plan_lines import Line
 
 _MAX_CHARS = 1200
-"""Longest prompt shown whole, in characters."""
+"""Length in characters up to which a prompt is shown whole."""
 _MAX_COUNTED = 1000
-"""Number of prompts of each agent whose tokens are counted: the longest texts."""
+"""Number of prompts of each agent whose tokens are counted, taking the longest texts."""
 
 
 def describe_problems(config: RunConfig, lineup: Lineup, committed: Splits | None) -> Iterator[Line]:
-    """The size of each split, the longest prompt, and the first prompt of each agent.
+    """Show the size of each split, the longest prompt, and the first prompt of each agent.
 
-    ``committed``: the problems of a run that has loaded them. Raises ConfigError as the run would.
+    ``committed``: the problems of a run that has loaded them. Raises ConfigError where the run would.
     """
     try:
         with show_activity("reading the problems"):
@@ -52,7 +52,7 @@ def _load_problems(config: RunConfig, lineup: Lineup) -> Splits:
 
 
 def _count_longest(config: RunConfig, lineup: Lineup, splits: Splits) -> str:
-    """``312 tokens``, with the number of prompts looked at if there are more."""
+    """Count the tokens of the longest prompt: ``312 tokens``, with the number of prompts counted if there are more."""
     problems = [problem for members in splits.values() for problem in members]
     longest, is_complete = 0, True
     for team, _ in Room.of(config, lineup).teams:
@@ -67,7 +67,7 @@ def _count_longest(config: RunConfig, lineup: Lineup, splits: Splits) -> str:
 
 
 def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> Line:
-    """The prompt of an agent for a problem, special tokens included; a long one without its middle."""
+    """Show an agent's prompt for a problem, special tokens included; a long one without its middle."""
     role = team.roles[agent]
     if role not in team.env.acting(0):
         return Line("prompt", f"{agent} acts in a later turn and reads the earlier answers")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LABEL, _AMOUNT = 8, 11
-"""Columns of a label, and of an amount."""
+"""Width in columns of a label and of an amount."""
 
 
 @dataclass(frozen=True, slots=True)

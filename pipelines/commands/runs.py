@@ -1,4 +1,4 @@
-"""``magrpo runs`` and ``magrpo sync``: the table of runs, and delivery of the records that MLflow lacks."""
+"""``magrpo runs`` prints the table of runs; ``magrpo sync`` delivers records that MLflow lacks."""
 
 import json
 import re
@@ -28,12 +28,12 @@ from pipelines.arguments import Json, Root, RunId
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 MAX_KEYS = 4
-"""If runs differ in more keys of the configuration than this, their problems and models stand for them."""
+"""Number of differing keys up to which runs are described by these keys; above, by problems and models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One row of the table. ``started_s`` is seconds since 1970; ``seconds`` leaves out pauses between processes."""
+    """One row of the table. ``started_s``: seconds since 1970; ``seconds``: without pauses between processes."""
 
     name: str
     state: str
@@ -67,7 +67,7 @@ def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
         return 0
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 200  # files and pipes have no width
+        console.width = 200  # files and pipes have no width of their own
     console.print(format_runs(runs, console.width))
     if elsewhere:
         console.print(
@@ -95,7 +95,7 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
 
 
 def summarize_folder(folder: Path) -> Summary:
-    """The row of a run directory."""
+    """Summarize a run directory in a row."""
     records = read_run_records(folder)
     statuses = [record["value"] for record in records if record["kind"] == "status"]
     state = STATES.get(statuses[-1], "unknown") if statuses else "not started"
@@ -124,7 +124,7 @@ def _summarize_record(run: RecordedRun) -> Summary:
 
 
 def _describe_summary(run: Summary) -> dict[str, object]:
-    """A run for scripts: returns are fractions of the maximum, by evaluation; ``started`` is in UTC."""
+    """Describe a run for scripts: returns as fractions of the maximum, by evaluation; ``started`` in UTC."""
     return {
         "run": run.name,
         "state": run.state,
@@ -138,9 +138,9 @@ def _describe_summary(run: Summary) -> dict[str, object]:
 
 
 def _describe_configs(configs: Sequence[Mapping[str, str]]) -> tuple[str, list[str]]:
-    """What configurations differ in, with the title of the column.
+    """Describe how configurations differ, after the title of that column.
 
-    Those that differ in many keys are told apart by problems and models, then by what differs among equal ones.
+    Where many keys differ, problems and models describe the runs, followed by differences among runs equal in these.
     """
     if values := _list_differences(configs):
         return "differs in", values
@@ -153,7 +153,7 @@ def _describe_configs(configs: Sequence[Mapping[str, str]]) -> tuple[str, list[s
 
 
 def _list_differences(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """``key=value`` lines of each configuration; none at all if they are equal, or differ in many keys."""
+    """List each configuration's differing ``key=value`` lines; empty if none differ, or many do."""
     keys = list_differing_keys(configs)
     if not 0 < len(keys) <= MAX_KEYS:
         return []
@@ -168,7 +168,7 @@ def _describe_task(config: Mapping[str, str]) -> str:
 
 
 def format_runs(runs: Sequence[Summary], width: int) -> Table:
-    """The table of runs; below 100 columns without start and configuration, below 80 without duration, too."""
+    """Tabulate the runs; below 100 columns without start and configuration, below 80 also without duration."""
     title, described = _describe_configs([run.config for run in runs])
     columns = [
         Column("run", overflow="fold"),

@@ -1,4 +1,4 @@
-"""``magrpo score``: score joint completions from files, one line of the report for each. No policies, no training."""
+"""``magrpo score``: scores joint completions from files, one line of the report each, without policies or training."""
 
 import gzip
 import json
@@ -149,7 +149,7 @@ def _score_lines(
 
 
 def _find_status(result: Scored, program: ExecutionReport | None) -> str:
-    """The status of the program, or why it was not judged."""
+    """Return the status of the program, or why it was not judged."""
     if result.masked:
         statuses = {status for report in result.reports.values() for status in report.statuses}
         return min(statuses & UNJUDGED)
@@ -195,7 +195,7 @@ def _read_completions(path: Path, problems: dict[str, Problem]) -> list[Completi
 
 
 def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
-    """The lines of a JSONL file with their positions, ``file:line``; skips blank lines."""
+    """Yield the lines of a JSONL file with their positions, ``file:line``, skipping blank lines."""
     decoder = msgspec.json.Decoder(line_type)
 
     def decode(line: bytes) -> LineT:
@@ -206,7 +206,7 @@ def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT
                 tree = json.loads(line.decode("utf-8", "surrogatepass"))
             except (ValueError, RecursionError):
                 raise error from None
-            return msgspec.convert(replace_surrogates(tree), line_type)  # it held lone surrogates
+            return msgspec.convert(replace_surrogates(tree), line_type)  # the line held lone surrogates
 
     try:
         with _open(path, "rb") as file:

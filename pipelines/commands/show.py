@@ -1,4 +1,4 @@
-"""``magrpo show``: a run on one screen, and its report in the browser."""
+"""``magrpo show``: prints a run on one screen, and opens its report in the browser."""
 
 import json
 import os
@@ -48,7 +48,7 @@ from pipelines.arguments import Json, Root, RunId
 from pipelines.commands.runs import Summary, summarize_folder
 
 MAX_ROWS = 9
-"""Evaluations shown; of more, evenly spaced ones with the first and the last."""
+"""Number of evaluations shown at most: the first, the last and evenly spaced ones in between."""
 
 
 def show_run(
@@ -87,13 +87,13 @@ def show_run(
 
 
 def locate_run(name: str, root: Path) -> RunStore:
-    """The run with the id ``name`` in ``root``, or the one in the folder ``name``; ConfigError if neither exists."""
+    """Find the run with the id ``name`` in ``root``, or in the folder ``name``; ConfigError if neither exists."""
     folder = Path(name).resolve()
     return RunStore(folder.parent, folder.name) if (folder / CONFIG).is_file() else RunStore.open(root, name)
 
 
 def has_display() -> bool:
-    """Whether a browser can open a window here."""
+    """Whether a browser can open a window on this machine."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
@@ -158,7 +158,7 @@ def _print_screen(
 
 
 def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
-    """The mean return, unless ``narrow`` with its interval, at each evaluation and on each split, and pass@1."""
+    """Tabulate the mean return (with its interval unless ``narrow``) and pass@1 at each evaluation, for each split."""
     last = len(reports) - 1
     chosen = (
         sorted({round(i * last / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}) if last >= MAX_ROWS else range(last + 1)

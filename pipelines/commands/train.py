@@ -46,7 +46,7 @@ def check_given_place(config: RunConfig, place: Place | None) -> None:
 
 
 def start_run(config: RunConfig, name: str | None, place: Place | None = None, *, local: bool) -> int:
-    """Start a run of ``config``; returns the exit code. Raises ConfigError before a folder is made if it cannot run."""
+    """Start a run of ``config``; return the exit code. Raises ConfigError before creating a folder if it cannot run."""
     check_given_place(config, place)
     if config.model.device == "cuda" and not (place is not None and place.is_elsewhere):
         from magrpo.model.lineup import device_of  # torch, transformers
@@ -59,10 +59,10 @@ def start_run(config: RunConfig, name: str | None, place: Place | None = None, *
 def train_run(
     store: RunStore, place: Place | None = None, *, local: bool, is_new: bool = False, is_checked: bool = False
 ) -> int:
-    """Start or resume the run in ``store`` at ``place`` (None: where it ran last); returns the exit code.
+    """Start or resume the run in ``store`` at ``place`` (None: its last place); return the exit code.
 
-    Problems and models are checked first unless ``is_checked``, or the problems are prepared. A new run whose
-    configuration is refused before it has sampled anything is removed: its name stays free.
+    Problems and models are checked first, unless ``is_checked`` or the problems are prepared. A new run whose
+    configuration is refused before it has sampled anything is removed, so that its name stays free.
     """
     check_given_place(store.config(), place)
     keep_place(store, place)
@@ -100,8 +100,8 @@ def _remove_run(store: RunStore) -> None:
 
 
 def resume_run(store: RunStore, from_stage: str | None, place: Place | None = None, *, local: bool) -> int:
-    """Resume the run in ``store``, first rewound to ``from_stage`` if given; returns the exit code."""
-    check_given_place(store.config(), place)  # nothing is set aside for a place where the run cannot run
+    """Resume the run in ``store``, rewound to ``from_stage`` if given; return the exit code."""
+    check_given_place(store.config(), place)  # first, so that nothing is set aside for a place where the run cannot run
     if from_stage is not None:
         rewind_run(store, from_stage)
     return train_run(store, place, local=local)
@@ -117,14 +117,14 @@ def rewind_run(store: RunStore, name: str) -> None:
 
 def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> int:
     """Execute the unfinished runs of ``sweep`` at ``place``; the exit code is 1 if a run failed."""
-    from magrpo.experiments.sweep_run import run_sweep  # matplotlib: a run's first line need not wait for it
+    from magrpo.experiments.sweep_run import run_sweep  # imports matplotlib, which a run's first line need not wait for
 
     keep_sweep_place(sweep, place)
     console = open_console()
     folder = shorten_path(sweep.folder)
     console.print(f"sweep {sweep.name}, {format_count(len(sweep.children), 'runs')}, in {folder}", markup=False)
     resume = resume_command("sweep --resume", sweep.name, sweep.root, local=local)
-    with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
+    with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one server for all runs
         if server is not None:
             with show_activity(LOADING["Prefect"]):
                 server.wait_until_ready()
@@ -161,13 +161,13 @@ def serve_schedule(
 
 
 def _tell_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
-    """Print how the command ended and how to resume it; returns its exit code."""
+    """Print how the command ended and how to resume it; return its exit code."""
     text = f"\n{describe_interrupt(error)}; finished work is kept. Resume with:\n  {resume}"
     console.print(text, markup=False, soft_wrap=True)
     return find_exit_code(error)
 
 
 def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
-    """The command line that resumes a run (``command`` is ``resume``) or a sweep (``sweep --resume``)."""
+    """Return the command line that resumes a run (``command`` is ``resume``) or a sweep (``sweep --resume``)."""
     line = f"{find_command('magrpo')} {command} {name} --root {shlex.quote(str(shorten_path(root)))}"
     return f"{line} --local" if local else line

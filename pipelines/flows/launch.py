@@ -1,4 +1,4 @@
-"""Executing a run here, as a Prefect flow or without Prefect, which is imported only for a flow."""
+"""Executes a run in this process, as a Prefect flow or without Prefect, which is imported only for a flow."""
 
 from magrpo.process.faults import name_full_disk
 from magrpo.progress.activity import LOADING, begin_startup, end_startup, show_activity
@@ -41,6 +41,6 @@ def _run_flow(store: RunStore) -> Result:
 
 
 def _has_work(store: RunStore) -> bool:
-    """Whether a step of the run is not committed yet."""
+    """Whether any step of the run is not committed yet."""
     config = store.config()
     return first_missing(config, store) < len(steps(config))

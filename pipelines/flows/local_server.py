@@ -35,11 +35,11 @@ _JSON = "application/json"
 _NO_ADDRESS = "it is not an address such as http://127.0.0.1:4200/api"
 _REMEDY = "; start that server, unset the variable, or run with --local"
 _CHOSEN_S = 30.0
-"""Seconds within which a server that the user has chosen must answer."""
+"""Seconds within which a server chosen by the user must answer."""
 
 
 class ServerError(RuntimeError):
-    """The Prefect server of a run did not start, or the one that the user has chosen does not answer."""
+    """The Prefect server of a run did not start, or the server chosen by the user does not answer."""
 
 
 class LocalServer:
@@ -55,7 +55,7 @@ class LocalServer:
         self._home = home.absolute()
         self._log = self._home / "server.log"
         self.process: subprocess.Popen[bytes] | None = None
-        """None if the user has chosen a server."""
+        """Process of the server; None if the user has chosen a server."""
         self._variables: set[str] = set()
         self._is_ready = False
 
@@ -70,7 +70,7 @@ class LocalServer:
         self._home.mkdir(parents=True, exist_ok=True)
         [port] = find_free_ports(1)
         with self._log.open("ab") as log:
-            # In a session of its own: Ctrl-C ends the run, which must still report its end to the server.
+            # A session of its own: Ctrl-C must end the run but not the server, to which the run still reports its end.
             module = [sys.executable, "-m", "pipelines.flows.local_server"]
             command = [*module, str(port), str(os.getpid()), *self._flags]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -83,7 +83,7 @@ class LocalServer:
     def wait_until_ready(self) -> None:
         """Return when the server answers.
 
-        Raises ServerError if it ended, or did not answer within two minutes; one of the user has half a minute.
+        Raises ServerError if it ended or did not answer within two minutes, or half a minute for a server of the user.
         """
         url = prefect_target() or ""
         deadline = time.monotonic() + (_CHOSEN_S if self.process is None else _START_S)
@@ -106,7 +106,7 @@ class LocalServer:
         if self.process is not None:
             if self._is_ready:
                 self.process.send_signal(signal.SIGINT)
-            else:  # it heeds signals late
+            else:  # it reacts late to signals
                 self.process.kill()
             with show_activity("stopping Prefect's server"):
                 try:
@@ -126,7 +126,7 @@ def is_address(url: str) -> bool:
 
 
 def find_fault(url: str) -> str:
-    """Why the Prefect API at ``url`` cannot be used; empty if it answers."""
+    """Return why the Prefect API at ``url`` is unusable; empty if it answers."""
     if not is_address(url):
         return _NO_ADDRESS
     try:
@@ -146,16 +146,16 @@ def serve_api(port: int, parent: int, *, schedules: bool) -> None:
 
     SIGTERM is ignored: systemd and Slurm send it to all processes of a run, which must still report its end.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a script starts with &
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job (&) starts with SIGINT ignored
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         return
-    import uvicorn  # uvicorn and prefect: a run needs neither to start this process
+    import uvicorn  # a run that starts this process needs neither uvicorn nor prefect
     from prefect.server.api.server import create_app
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            """Start, one server of a home after the other: two that create the tables at once both fail."""
+            """Start one server of a home at a time: if two create the tables at once, both fail."""
             home = Path(os.environ["PREFECT_HOME"])
             home.mkdir(parents=True, exist_ok=True)
             with lock_folder(home):

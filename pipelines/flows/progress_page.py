@@ -1,7 +1,7 @@
-"""Prefect's page of a run: a line of log for each stage, its progress and its results as artifacts of the flow run.
+"""Prefect's page of a run: a log line for each stage, and progress and results as artifacts of the flow run.
 
-A thread updates the Prefect server every ``PERIOD_S`` seconds: a slow or absent server costs the run nothing, and a
-run that ends waits for it ``PATIENCE_S`` seconds at most.
+A thread updates the Prefect server every ``PERIOD_S`` seconds, so a slow or absent server costs the run nothing. At its
+end a run waits for the thread at most ``PATIENCE_S`` seconds.
 """
 
 import logging
@@ -29,9 +29,9 @@ PATIENCE_S = 10.0
 
 
 class ProgressPage(Observer):
-    """Observes the run of a flow run; between start and end its thread reads the state by itself.
+    """Observes the run of a flow run; between its start and its end a thread reads the state.
 
-    Artifacts of one key are versions of each other on Prefect's page: ``name`` is the run's id, or the deployment's.
+    Artifacts of one key are versions of each other on Prefect's page. ``name``: the run's id, or the deployment's name.
     """
 
     def __init__(self, name: str, flow_run_id: UUID) -> None:
@@ -41,11 +41,11 @@ class ProgressPage(Observer):
         self._progress: UUID | None = None
         self._ending = self._promotion = ""
         self._lines: list[LogCreate] = []
-        """Lines of log that wait for the thread."""
+        """Log lines that wait for the thread."""
 
     def attempt_started(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        # Its own client: that of the flow run is closed with it.
+        # Not the flow run's client, which is closed together with the flow run.
         client = get_client(sync_client=True, httpx_settings={"timeout": 5.0})
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
@@ -96,7 +96,7 @@ class ProgressPage(Observer):
         self._lines.append(LogCreate(name="magrpo", level=level, message=text, timestamp=now, flow_run_id=flow_run_id))
 
     def _update_progress(self, client: SyncPrefectClient) -> None:
-        """Create the progress artifact, or update it if the state changed."""
+        """Create the progress artifact, or update it if the state has changed."""
         state = self._attempt.state
         done = state.trained_iterations / max(state.num_iterations, 1)
         percent = 100.0 if self._ending == "finished" else 100.0 * done
@@ -117,7 +117,7 @@ class ProgressPage(Observer):
         return f"MLflow: [{page}]({page})" + (f", after starting `{command}`" if command else "") if page else ""
 
     def _closing_tables(self) -> str:
-        """The verdict of the finished run and the first table of its report, in Markdown."""
+        """Return the verdict on the finished run and the first table of its report, in Markdown."""
         store, state = self._attempt.store, self._attempt.state
         verdict = read_verdict(store)
         returns = state.describe_returns() if verdict is None else verdict.sentence
@@ -128,5 +128,5 @@ class ProgressPage(Observer):
 
 
 def artifact_key(name: str) -> str:
-    """``name`` as a key of Prefect, which allows lower-case letters, digits and dashes."""
+    """Turn ``name`` into a Prefect key, which allows lower-case letters, digits and dashes."""
     return "magrpo-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

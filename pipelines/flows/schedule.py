@@ -32,7 +32,7 @@ FLOW = "magrpo-scheduled"
 
 
 def build_schedule(timetable: Timetable) -> Schedule:
-    """The schedule as Prefect takes it. Raises ConfigError if it cannot use it."""
+    """Convert the timetable to Prefect's schedule. Raises ConfigError if Prefect cannot use it."""
     try:
         return Schedule(cron=timetable.cron, interval=timetable.interval, timezone=timetable.timezone)
     except ValueError as error:
@@ -54,7 +54,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
     _cancel_waiting_runs(f"skipped: the run of {name} due at {due} replaces it")
     run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
     store = RunStore(Path(root), run_id)
-    given = parse_place(place) if place else None  # before a folder is created
+    given = parse_place(place) if place else None  # checked before a folder is created
     if not store.exists():
         resolved = load_config(locate_config(config), [*overrides, f"root={root}"])
         check_place(resolved, given or Place())
@@ -66,7 +66,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
 
 
 def _cancel_waiting_runs(message: str) -> None:
-    """Cancel the other runs of this deployment that are due: those that came due during an earlier, longer run.
+    """Cancel the other due runs of this deployment, which came due during an earlier, longer run.
 
     Prefect would start all of them, one after another.
     """
@@ -96,7 +96,7 @@ def serve_flow(
         "place": str(place.absolute()) if place is not None else "",
     }
     runner = _Runner(name=name, limit=limit)
-    # The last process that served the deployment paused it when it ended.
+    # The last process that served the deployment paused it at its end.
     runner.add_flow(scheduled, name=name, parameters=parameters, schedule=schedule, paused=False)
     api = str(PREFECT_API_URL.value()).rstrip("/")
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -109,11 +109,11 @@ def serve_flow(
 
 class _Runner(Runner):
     def handle_sigterm(self, *_: object) -> None:
-        """Leave SIGTERM to the event loop: Prefect's handler leaves the run in progress behind, still running."""
+        """Leave SIGTERM to the event loop; Prefect's handler would exit and leave the run in progress running."""
 
 
 async def _run_until_interrupted(runner: Runner) -> None:
-    """Run ``runner`` as ``Flow.serve`` does, but on a signal stop it the way that cancels the run in progress."""
+    """Run ``runner`` like ``Flow.serve``, but stop it on a signal in the way that cancels the run in progress."""
     task = asyncio.current_task()
     assert task is not None
     stopping = set[asyncio.Task[None]]()

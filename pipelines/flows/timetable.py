@@ -1,4 +1,4 @@
-"""When scheduled runs start: the flags of ``magrpo schedule``, checked without Prefect."""
+"""The timetable of scheduled runs: the flags of ``magrpo schedule``, checked without Prefect."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,7 +9,7 @@ from magrpo.plugins import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """When runs start: by a cron expression or at an interval. Raises ConfigError unless exactly one is given.
+    """The times at which runs start: a cron expression or an interval. Raises ConfigError unless exactly one is given.
 
     Prefect checks the values in ``cron``.
     """

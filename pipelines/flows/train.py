@@ -1,7 +1,7 @@
 """A training run as a Prefect flow: the loop of :mod:`magrpo.training.loop` with each step a task.
 
-Prefect's result cache is off on purpose. The run directory is the one memory of a run: a step that runs again finds its
-output committed and returns within milliseconds. A second memory could only disagree with it.
+Prefect's result cache is off on purpose. The run directory is the only memory of a run: a step that runs again finds
+its output committed and returns within milliseconds. A second memory could only disagree with it.
 """
 
 import logging
@@ -77,7 +77,7 @@ def execute_in_flow(root: Path, run_id: str) -> Result:
 
 
 def mark_killed(run_id: str) -> None:
-    """Mark earlier flow runs of this run, killed before they could report it, as crashed."""
+    """Mark earlier flow runs of this run as crashed if they were killed before they could report it."""
     running = {"name": {"any_": [run_id]}, "state": {"type": {"any_": [StateType.RUNNING]}}}
     hurried = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1})
     with hurried, get_client(sync_client=True, httpx_settings={"timeout": 10.0}) as client:
@@ -97,7 +97,7 @@ def name_server() -> Iterator[None]:
 
 
 def is_transient(_task: Any, task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether to retry a failed step; logs that it will. Prefect asks only while retries are left."""
+    """Decide whether to retry a failed step, and log a retry. Prefect asks only while retries are left."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, TRANSIENT):
         log.warning("%s failed, retrying: %s", task_run.name, error)
@@ -105,7 +105,7 @@ def is_transient(_task: Any, task_run: TaskRun, state: State[Any]) -> bool:
 
 
 def run_as_tasks(run_step: RunStep) -> RunStep:
-    """``run_step``, each call a Prefect task run named like its folder in the run directory."""
+    """Wrap ``run_step`` so that each call is a Prefect task, named like its folder in the run directory."""
 
     def run_task(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         as_task: Task[[Step, Sequence[Pointer]], Pointer] = task(
@@ -123,7 +123,7 @@ def run_as_tasks(run_step: RunStep) -> RunStep:
 
 @contextmanager
 def undo_in_transaction(undo: Callable[[], None]) -> Iterator[None]:
-    """A Prefect transaction with ``undo`` as its rollback hook; an ``Undo`` of :mod:`magrpo.training.promotion`."""
+    """Open a Prefect transaction that rolls back with ``undo``; an ``Undo`` of :mod:`magrpo.training.promotion`."""
     with transaction() as open_transaction:
         open_transaction.stage(None, on_rollback_hooks=[lambda _: undo()])
         yield

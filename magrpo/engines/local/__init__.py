@@ -1,1 +1,7 @@
-"""Sampling from models in this process: decoding, its steps, drawing tokens, agents side by side."""
+"""Sampling from models in this process, without a server.
+
+Begin with :mod:`magrpo.engines.local.decoding`, which completes a batch of prompts token by token.
+:mod:`~magrpo.engines.local.steps` computes one decoding step of any model, and
+:mod:`~magrpo.engines.local.llama_steps` a faster one for small Llama and Qwen2 models on a CPU.
+:mod:`~magrpo.engines.local.sampling` draws tokens from logits.
+"""

@@ -1,4 +1,4 @@
-"""Batched decoding with a key-value cache: each prompt runs once for all its siblings, finished rows go."""
+"""Batched decoding with a key-value cache: each prompt runs once for all its siblings; finished rows are dropped."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _PREFILL_TOKENS = 16384
 
 @contextmanager
 def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
-    """The agent's causal language model, prepared for many small steps.
+    """Return the agent's causal language model, prepared for many small steps.
 
-    A float32 adapter is merged into a copy that shares all other tensors with the base: one matrix product a layer
-    instead of three, exact to rounding. On a bfloat16 base the adapter stays separate, because a merged weight would
+    A float32 adapter is merged into a copy that shares all other tensors with the base: one matrix product per layer
+    instead of three, exact up to rounding. On a bfloat16 base the adapter stays separate, because a merged weight would
     lose its small updates.
     """
     with policy.active(agent) as model:
@@ -57,7 +57,7 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
 
 
 def can_decode_apart(policy: Policy) -> bool:
-    """Whether each agent's :func:`decoding_model` is its own, on cores that several may share."""
+    """Whether each agent has its own :func:`decoding_model`, on cores that several may share."""
     has_own = policy.dtype == torch.float32 or all(policy.lineup.holder(name) == name for name in policy.agents)
     return policy.device.type == "cpu" and policy.shares_no_modules and has_own
 
@@ -71,9 +71,9 @@ def decode_batch(
     stop: Callable[[], bool] = lambda: False,
     make_step: Callable[[PreTrainedModel, Prompts, int], DecodingStep] = make_step,
 ) -> list[Completion]:
-    """One completion for each request of one agent, in order. Log-probabilities are nan where logits are not finite.
+    """Complete each request of one agent, in order. Log-probabilities are nan where logits are not finite.
 
-    Raises CancelledError once ``stop()`` is true.
+    Raises CancelledError once ``stop()`` returns true.
     """
     device = model.device
     limits = torch.tensor([request.sampling.max_new_tokens for request in requests], device=device)  # (B,)
@@ -85,10 +85,10 @@ def decode_batch(
     support: list[list[list[int]]] = [[] for _ in requests]
     lengths = limits.clone()
     logits, prompts = _prefill(model, requests)
-    positions = prompts.mask.sum(-1)[prompts.parents]  # (B,) of the first new token
+    positions = prompts.mask.sum(-1)[prompts.parents]  # (B,) positions of the first new token
     live = torch.arange(len(requests), device=device)
     run_step = make_step(model, prompts, room)
-    del prompts  # the step has what it needs of them
+    del prompts  # free the prompts: the step has copied what it needs
     for step in range(room):
         if stop():
             raise CancelledError
@@ -112,7 +112,7 @@ def decode_batch(
 
 
 def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tensor, Prompts]:
-    """Run every distinct prompt once; returns logits (B, V) of the first new token, and the prompts."""
+    """Run every distinct prompt once; return logits (B, V) of the first new token, and the prompts."""
     device = model.device
     prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
     index = {prompt: i for i, prompt in enumerate(prompts)}
@@ -136,14 +136,14 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
         outputs.append(output.logits[:, -1])
         states.append([_cached_states(layer) for layer in cache.layers])
     joined = []
-    for chunks in zip(*states, strict=True):  # of one layer
+    for chunks in zip(*states, strict=True):  # one layer at a time
         keys, values = map(torch.cat, zip(*chunks, strict=True))
         joined.append((keys, values))
     return torch.cat(outputs)[parents], Prompts(joined, mask, parents)
 
 
 def _cached_states(layer: object) -> tuple[Tensor, Tensor]:
-    """Keys and values (P, heads, width, size) that a layer has cached."""
+    """Return the keys and values (P, heads, width, size) that a layer has cached."""
     if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
         raise ConfigError("the model has layers without a plain key-value cache; use engine.kind = 'vllm' for it")
     return layer.keys, layer.values

@@ -1,7 +1,7 @@
-"""One decoding step of Llama and Qwen2 models on a CPU, without calls of modules: small models spend as long on those
-as on products. Siblings read the keys and values of their prompt together; the rest is computed as the model does.
+"""One decoding step of Llama and Qwen2 models on a CPU, without calls of modules, which take small models as long as
+the products. Siblings read the keys and values of their prompt together; the rest is computed as the model does.
 
-Shapes: n live rows of P prompts, H heads of keys, each for g queries, of size E; W slots for a prompt, T new tokens.
+Shapes: n live rows of P prompts; H heads of keys, each for g queries, of size E; W slots for a prompt; T new tokens.
 """
 
 from typing import Any, Protocol
@@ -23,8 +23,7 @@ class _Linear(Protocol):
 
 
 def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
-    """The step of a causal language model in eval mode, for ``room`` more tokens: without its modules where these do
-    nothing else."""
+    """Make the step of a causal language model in eval mode, for up to ``room`` more tokens."""
     return LlamaStep(model, prompts, room) if _is_plain(model) else ModuleStep(model, prompts, room)
 
 
@@ -89,7 +88,7 @@ class LlamaStep(DecodingStep):
         rows = drop_rows([past.own for past in self._past], over)
         mask, parents = self._siblings.mask, self._siblings.parents[rows]
         alive = torch.unique(parents)
-        if len(alive) <= len(mask) / 2:  # seldom, as this copies
+        if len(alive) <= len(mask) / 2:  # seldom, because this copies
             mask, parents = mask[alive], torch.searchsorted(alive, parents)
             for past in self._past:
                 past.keys, past.values = past.keys[alive], past.values[alive]
@@ -98,44 +97,44 @@ class LlamaStep(DecodingStep):
 
 
 class _Siblings:
-    """The place of each live row in a table of the prompts and their siblings, G or fewer."""
+    """The place of each live row in a table with P prompts by G siblings or fewer."""
 
     def __init__(self, mask: Tensor, parents: Tensor) -> None:
         self.mask, self.parents = mask, parents  # (P, W), (n,)
         self._padding = ~mask[:, None, None]
-        self._ranks = (parents[:, None] == parents).tril(-1).sum(-1)  # (n,) the number of siblings before each row
-        self._most = max(self._ranks.tolist(), default=0) + 1  # siblings of one prompt
+        self._ranks = (parents[:, None] == parents).tril(-1).sum(-1)  # (n,) number of siblings before each row
+        self._most = max(self._ranks.tolist(), default=0) + 1  # largest number of siblings of one prompt
 
     def score_keys(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Products (n, H, g, W) of each row's queries (n, H, g, E) with the keys (P, H, W, E) of its prompt."""
+        """Multiply each row's queries (n, H, g, E) by the keys (P, H, W, E) of its prompt; return (n, H, g, W)."""
         scores = (self._spread(queries) @ keys.mT).masked_fill_(self._padding, -torch.inf)
         return self._collect(scores, queries.shape[2])
 
     def mix_values(self, shares: Tensor, values: Tensor) -> Tensor:
-        """Sums (n, H, g, E) of the values (P, H, W, E) of each row's prompt, by its shares (n, H, g, W)."""
+        """Sum the values (P, H, W, E) of each row's prompt, weighted by its shares (n, H, g, W), to (n, H, g, E)."""
         return self._collect(self._spread(shares) @ values, shares.shape[2])
 
     def _spread(self, of_rows: Tensor) -> Tensor:
-        """The table (P, H, G * g, any) that holds what the rows have (n, H, g, any), and 0 elsewhere."""
+        """Arrange values of the rows (n, H, g, any) in a table (P, H, G * g, any) that is 0 elsewhere."""
         _, heads, groups, size = of_rows.shape
         table = of_rows.new_zeros(len(self.mask), heads, self._most, groups, size)
         table[self.parents, :, self._ranks] = of_rows
         return table.flatten(2, 3)
 
     def _collect(self, table: Tensor, groups: int) -> Tensor:
-        """The inverse of :meth:`_spread`."""
+        """Invert :meth:`_spread`."""
         return table.view(*table.shape[:2], -1, groups, table.shape[3])[self.parents, :, self._ranks]
 
 
 class _Past:
-    """Keys and values of one layer: those of the prompts (P, H, W, E), and what the rows added (n, H, T, E)."""
+    """Keys and values of one layer: of the prompts (P, H, W, E), and of the tokens that the rows added (n, H, T, E)."""
 
     def __init__(self, keys: Tensor, values: Tensor, parents: Tensor, room: int) -> None:
         self.keys, self.values = keys, values
         self.own = CacheLayer(keys[parents, :, :0], values[parents, :, :0], room)
 
     def attend(self, siblings: _Siblings, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention (n, H, g, E) of scaled queries (n, H * g, E), with the rows' new keys and values (n, H, E)."""
+        """Attend with scaled queries (n, H * g, E), adding the rows' keys and values (n, H, E); return (n, H, g, E)."""
         own_keys, own_values = self.own.update(keys[:, :, None], values[:, :, None])  # (n, H, T, E)
         queries = queries.view(*keys.shape[:2], -1, keys.shape[2])  # (n, H, g, E)
         shares = torch.cat([siblings.score_keys(queries, self.keys), queries @ own_keys.mT], dim=-1).softmax(-1)

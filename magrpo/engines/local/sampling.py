@@ -72,10 +72,10 @@ class TokenSampler:
 
 
 def kept_tokens(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Which tokens, (n, V) bool, are in each row's top-k and, among those, in its nucleus.
+    """Return which tokens, (n, V) bool, are in each row's top-k and, among these, in its nucleus.
 
     The nucleus is the smallest set of the likeliest tokens whose probability reaches ``top_p`` (Holtzman et al. 2020,
-    arXiv 1904.09751). ``top_k = 0`` and ``top_p = 1`` keep everything. Of equal weights the first ids come first.
+    arXiv 1904.09751). ``top_k = 0`` and ``top_p = 1`` keep everything. Ties go to the lower ids.
     """
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(weights.shape[-1], device=weights.device)
@@ -88,7 +88,7 @@ def kept_tokens(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    """Sums (n, ceil(V / block)) of consecutive blocks of the vocabulary, in float64."""
+    """Sum consecutive blocks of the vocabulary, in float64; return (n, ceil(V / block))."""
     n, vocab = weights.shape
     whole = vocab // _BLOCK * _BLOCK
     sums = weights[:, :whole].reshape(n, -1, _BLOCK).sum(-1) if whole else weights.new_zeros(n, 0)
@@ -98,7 +98,7 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
-    """Token ids (n,) at which the cumulative weight passes ``uniforms`` (n,) of the total: block first, then token."""
+    """Find the ids (n,) whose cumulative weight passes ``uniforms`` (n,) of the total: first block, then token."""
     reached = sums.cumsum(-1)
     target = uniforms[:, None] * reached[:, -1:]
     block = torch.searchsorted(reached, target, right=True).clamp_(max=sums.shape[-1] - 1)  # (n, 1)

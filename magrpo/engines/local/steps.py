@@ -1,4 +1,4 @@
-"""One decoding step of any model, and what a step remembers: keys and values of the prompts and of each row."""
+"""One decoding step of any model, and its memory: keys and values of the prompts and of each row."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ class Prompts:
     """The distinct prompts of a batch, each run once, and the rows that continue them."""
 
     states: Sequence[tuple[Float[Tensor, "P heads width size"], Float[Tensor, "P heads width size"]]]
-    """Keys and values in each layer."""
+    """Keys and values of each layer."""
     mask: Bool[Tensor, "P width"]
-    """False on the left padding."""
+    """False on the left padding, true on tokens."""
     parents: Int[Tensor, " B"]
-    """Which prompt each row continues."""
+    """Index of the prompt that each row continues."""
 
 
 class DecodingStep(ABC):
-    """Logits (n, V) of the next tokens of live rows, from their last tokens (n,) and the positions of these (n,)."""
+    """Computes logits (n, V) of the next tokens of live rows from their last tokens (n,) and positions (n,)."""
 
     @abstractmethod
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor: ...
 
     @abstractmethod
     def drop_rows(self, over: Tensor) -> Tensor:
-        """Forget the rows where ``over`` (n,); returns the old index of every row that is left, in the new order."""
+        """Drop the rows where ``over`` (n,); return the old index of every remaining row, in the new order."""
 
 
 class ModuleStep(DecodingStep):
@@ -63,7 +63,7 @@ class ModuleStep(DecodingStep):
 
 
 class CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Copies of keys and values (B, heads, length, size) of one layer with ``room`` for more; the first rows live."""
+    """Copies of keys and values (B, heads, length, size) of one layer with ``room`` for more; live rows come first."""
 
     keys: Tensor
     values: Tensor

@@ -1,6 +1,7 @@
-"""Imports ``random`` such that a fork leaves its state alone.
+"""Imports ``random`` in such a way that a fork leaves its state alone.
 
-A seed from the system in each of the zygote's children would copy much memory. :mod:`.seeds` seeds programs and tests.
+Python reseeds ``random`` in every child, which would copy much of the zygote's memory; :mod:`.seeds` seeds programs and
+tests instead.
 """
 
 import os

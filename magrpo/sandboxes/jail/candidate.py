@@ -1,6 +1,6 @@
-"""Runs one candidate's code and answers calls with claimed outputs, none of which can be trusted.
+"""Runs a candidate's code and answers calls with claimed outputs, none of which can be trusted.
 
-Runs in the same process as foreign code, so it protects nothing; it only has to serve honest programs well.
+This runs in the same process as foreign code, so it protects nothing; it only has to serve honest programs well.
 """
 
 import ast
@@ -27,7 +27,7 @@ from .values import MAX_NODES, Decoder, Encoder
 
 MODULE = "candidate"
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
-HELLO = "confined"  # the first message, sent before any foreign code is there to send it
+HELLO = "confined"  # first message, sent before any foreign code exists that could forge it
 COMPILED = "compiled"  # sent before any of the program runs
 
 
@@ -46,7 +46,7 @@ class Watch:
         def watched(*args: Any, **kwargs: Any) -> Any:
             outermost = self.running and self.depth == 0
             if outermost and self.hide == "changes":
-                with suppress(Exception):  # a change of an argument that cannot be copied is not hidden
+                with suppress(Exception):  # if an argument cannot be copied, changes of it are not hidden
                     args, kwargs = deepcopy((args, kwargs))
             self.depth += 1
             try:
@@ -65,7 +65,7 @@ HIDDEN = ("result", "changes", "value")
 
 
 def exchange_value(value: Any) -> Any:
-    """Another value of the same builtin type; the value itself if it is of another type."""
+    """Return another value of the same builtin type; a value of any other type is returned itself."""
     kind = type(value)
     if kind is bool:
         return not value
@@ -81,7 +81,7 @@ def exchange_value(value: Any) -> Any:
 
 
 class HiddenResultUsed(Exception):
-    """The program used a hidden result."""
+    """Raised when the program uses a hidden result."""
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -124,14 +124,14 @@ class CandidateProgram:
                 module.__dict__[self.watch] = tracer(watched)
 
         module.__dict__["__watch__"] = begin
-        exec(self.code, module.__dict__)  # the one purpose of this process
+        exec(self.code, module.__dict__)  # running foreign code is the purpose of this process
         return module.__dict__[self.entry_point], tracer
 
     def answer_call(self, question: Any) -> list[Any]:
         """Call the entry point: ``[status, value, changes, calls of the watched function]``.
 
-        ``question``: encoded changes of the surroundings, arguments and keyword arguments; ``changes``: number and new
-        content of each mutable container among the arguments whose content is another one now.
+        ``question``: encoded changes of the surroundings, arguments and keyword arguments. ``changes``: number and new
+        content of each mutable container among the arguments whose content the call has changed.
         """
         decoder = Decoder()
         surroundings, args, kwargs = decoder.decode(question)
@@ -149,7 +149,7 @@ class CandidateProgram:
             status, answer = "ok", encoder.encode(value)
         finally:
             tracer.running = False
-        encoder.budget = MAX_NODES  # as much again for the changed arguments
+        encoder.budget = MAX_NODES  # the changed arguments get a budget of their own
         changes = [
             [number, encoder.encode_content(container)]
             for number, (container, content) in enumerate(zip(decoder.containers, contents, strict=True))
@@ -180,9 +180,9 @@ class CandidateProgram:
 
 
 def begin_watch(source: str, watch: str) -> ast.Module:
-    """The program's tree, with a call of ``__watch__`` behind the last top-level statement that binds ``watch``.
+    """Return the program's tree with a call of ``__watch__`` after the last top-level statement that binds ``watch``.
 
-    A function that is bound to the name later, by other means, is another one and is not watched.
+    A function that is bound to the name later, by other means, is a different one and is not watched.
     """
     tree = ast.parse(source, "<program>")
     for i in reversed(range(len(tree.body))):
@@ -193,7 +193,7 @@ def begin_watch(source: str, watch: str) -> ast.Module:
 
 
 def list_bound_names(statement: ast.stmt) -> set[str]:
-    """Names that a top-level statement defines, imports or assigns to."""
+    """List the names that a top-level statement defines, imports or assigns to."""
     names: set[str] = set()
     for node in ast.walk(statement):
         match node:
@@ -207,14 +207,14 @@ def list_bound_names(statement: ast.stmt) -> set[str]:
 
 
 def copy_content(container: Any) -> Any:
-    """The items of a mutable container, to be compared by :func:`has_changed`."""
+    """Copy the items of a mutable container, for comparison by :func:`has_changed`."""
     if isinstance(container, dict):
         return [*container.keys(), *container.values()]
     return bytes(container) if isinstance(container, bytearray) else list(container)
 
 
 def has_changed(container: Any, content: Any) -> bool:
-    """Whether a container holds other objects than it did; containers inside it are compared by themselves."""
+    """Whether a container holds other objects than before; containers inside it are compared separately."""
     now = copy_content(container)
     if isinstance(now, bytes):
         return bool(now != content)
@@ -222,12 +222,12 @@ def has_changed(container: Any, content: Any) -> bool:
 
 
 def strip_addresses(answer: list[Any]) -> str:
-    """An answer without the addresses in its texts, so that equal calls have equal answers."""
+    """Return an answer without the addresses in its texts, so that equal calls have equal answers."""
     return ADDRESS.sub("", json.dumps(answer))
 
 
 class Local(recorder.Callee):
-    """The candidate, for a test that runs in the same process."""
+    """The candidate, for a test that runs in its process."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -244,12 +244,12 @@ class Local(recorder.Callee):
         if isinstance(function, FunctionType):
             update_wrapper(call, function).__dict__ = vars(function)
             self.entry = call
-        else:  # a class, or another object that the test may use in more ways than by calls, which go unnoticed
+        else:  # a class, or an object that the test may use in ways other than calls, which go unnoticed
             self.entry, self.has_answered = function, True
 
 
 def _summarize(error: BaseException) -> tuple[str, str]:
-    """Status and message of an exception."""
+    """Return status and message of an exception."""
     status, (known, _, text, _) = describe_error(error)
     return status, recorder.describe_exception(known, text)
 
@@ -277,7 +277,7 @@ class Server:
             wire.send_message(self.channel, [index, *reply])
 
     def answer_verb(self, verb: str, *rest: Any) -> list[Any]:
-        """``[status, value, changes, calls of the watched function]``."""
+        """Carry out a request: ``[status, value, changes, calls of the watched function]``."""
         if verb == "load":
             self.program = CandidateProgram(*rest)
             wire.send_message(self.channel, COMPILED)
@@ -294,7 +294,7 @@ class Server:
         return self.forget_program()
 
     def forget_program(self) -> list[Any]:
-        """Destroy the program and all it holds, at its own expense: CPython may overflow its stack over it."""
+        """Destroy the program and all it holds here, in its own process, because CPython may overflow its stack."""
         self.program = None
         del sys.modules[MODULE]
         gc.collect()

@@ -1,4 +1,4 @@
-"""A candidate's process, observed from the tester: CPU time and memory."""
+"""A candidate's process as seen from the tester: its CPU time and memory."""
 
 import json
 import os
@@ -13,19 +13,19 @@ PARENT, CPU_TIMES, OWN_CPU_TIMES, THREADS, RESIDENT = 1, slice(11, 15), slice(11
 
 
 class CandidateProcess:
-    """The ``channel`` to a process, its ``pid`` in this namespace, and the descriptor of a ``/proc`` that shows it."""
+    """The ``channel`` to a process, its ``pid`` in this namespace, and a descriptor ``proc`` of a ``/proc`` with it."""
 
     def __init__(self, channel: socket.socket, pid: int, proc: int) -> None:
         self.channel, self.pid, self.proc = channel, pid, proc
-        self.has_greeted = False  # that it is confined
+        self.has_greeted = False  # whether it has reported that it is confined
         self.family_cpu_s = 0.0
-        self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
+        self.clock = (~pid << 3) | 2  # CPU clock of another process, computed as in clock_getcpuclockid(3)
         self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self.own_schedstat = os.open("thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
 
     def read_times(self) -> tuple[float, float]:
-        """CPU seconds, and seconds that its main thread or this process waited for a CPU; zeros once it is dead.
+        """Return CPU seconds, and seconds that its main thread or this process waited for a CPU; zeros once it is dead.
 
         Includes the CPU time that :meth:`measure_family` found last.
         """
@@ -36,7 +36,7 @@ class CandidateProcess:
             return 0.0, 0.0
 
     def read_peak_memory(self) -> int:
-        """Peak resident size in bytes; 0 once it is dead."""
+        """Return the peak resident size in bytes; 0 once it is dead."""
         try:
             _, found, rest = os.pread(self.status, 4096, 0).partition(b"VmHWM:")
         except OSError:
@@ -44,10 +44,10 @@ class CandidateProcess:
         return int(rest.split()[0]) * 1024 if found else 0
 
     def measure_family(self) -> int:
-        """Resident bytes of the process and all its descendants; shared memory counts for each of them.
+        """Return the resident bytes of the process and all its descendants, counting shared memory once for each.
 
-        Also updates ``family_cpu_s``, the CPU seconds of descendants, dead or alive. The process is the first of its
-        pid namespace and so adopts orphans: a descendant never has a parent outside.
+        Also updates ``family_cpu_s``, the CPU seconds of descendants, dead or alive. The process is the first in its
+        pid namespace and so adopts orphans: no descendant ever has a parent outside.
         """
         resident = cpu_ticks = 0
         for name, fields in self._read_family():
@@ -58,12 +58,12 @@ class CandidateProcess:
         return resident * PAGE
 
     def is_alone(self, children: bool) -> bool:
-        """Whether it lives, with one thread and, where it may have ``children``, no descendant."""
+        """Whether it lives, has a single thread and, where it may have ``children``, no descendant."""
         family = self._read_family() if children else [(str(self.pid), _read_stat(self.proc, str(self.pid)))]
         return [(int(name), fields and int(fields[THREADS])) for name, fields in family] == [(self.pid, 1)]
 
     def _read_family(self) -> Iterator[tuple[str, list[bytes]]]:
-        """Number and fields of ``stat`` of the process and all its descendants."""
+        """Yield the number and ``stat`` fields of the process and all its descendants."""
         outside = {0, 1, os.getppid()}
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.proc)
         try:
@@ -75,7 +75,7 @@ class CandidateProcess:
             os.close(folder)
 
     def close(self) -> None:
-        """Close the channel; the process counts as dead from here on, whoever gets its descriptors' numbers."""
+        """Close the channel; from here on the process counts as dead, because its descriptors may be reused."""
         self.channel.close()
         os.close(self.schedstat)
         os.close(self.own_schedstat)
@@ -86,9 +86,10 @@ class CandidateProcess:
 def replace_process(
     process: CandidateProcess, requests: socket.socket, how: bytes
 ) -> tuple[CandidateProcess, tuple[int, float, int]]:
-    """Have the zygote kill ``process`` and start another: that one, and exit status, CPU seconds, memory of the first.
+    """Have the zygote kill ``process`` and start another; return that one, and how the old one ended.
 
-    ``requests``: channel to the zygote; ``how``: ``GONE`` if the process died, so that its exit status tells the cause.
+    The end is the old process's exit status, CPU seconds and memory. ``requests``: channel to the zygote; ``how``:
+    ``GONE`` if the process died, so that its exit status shows the cause.
     """
     process.close()
     requests.send(how)
@@ -98,12 +99,12 @@ def replace_process(
 
 
 def _read_waiting(schedstat: int) -> int:
-    """Nanoseconds that a thread has waited for a CPU."""
+    """Return the nanoseconds that a thread has waited for a CPU."""
     return int(os.pread(schedstat, 100, 0).split()[1])
 
 
 def _read_stat(folder: int, name: str) -> list[bytes] | None:
-    """Fields of a ``stat`` file after the name; None if the process is gone."""
+    """Return the fields of a ``stat`` file after the name; None if the process is gone."""
     try:
         with os.fdopen(os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -112,7 +113,7 @@ def _read_stat(folder: int, name: str) -> list[bytes] | None:
 
 
 def _read_thread_memory(folder: int, name: str, threads: int) -> int:
-    """Resident pages of a process whose main thread has ended, so that only the others show its memory."""
+    """Return the resident pages of a process whose main thread has ended: only the other threads still show them."""
     if threads < 2:
         return 0
     try:

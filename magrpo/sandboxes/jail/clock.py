@@ -10,7 +10,7 @@ from .recorder import OutOfTime
 
 
 def start_clock(seconds: float) -> None:
-    """Raise OutOfTime in the main thread when this process has used so much more CPU time."""
+    """Raise OutOfTime in the main thread once this process has used so many more seconds of CPU time."""
     _signal.signal(_signal.SIGPROF, _raise)
     _signal.setitimer(_signal.ITIMER_PROF, seconds)
 
@@ -23,7 +23,7 @@ def stop_clock() -> None:
 
 @contextmanager
 def limit_cpu(seconds: float) -> Iterator[None]:
-    """A stricter limit for a while: OutOfTime is raised at whichever comes first."""
+    """Set a stricter limit for a while; OutOfTime is raised at whichever limit comes first."""
     left, _ = _signal.getitimer(_signal.ITIMER_PROF)
     if not 0 < seconds < left:
         yield

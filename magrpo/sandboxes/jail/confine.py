@@ -1,4 +1,4 @@
-"""The isolation levels, as each process of the jail applies them to itself; the jail's command line does the rest.
+"""The restrictions that each process of the jail puts on itself; the jail's command line does the rest.
 
 Landlock lets a process read listed files only, and denies the rest of the file system and TCP.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .seccomp import build_base_filter, build_foreign_filter, find_call
 
 OWN_PROCESSES = 4
-"""Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready."""
+"""Number of the jail's own processes that count towards the user's limit: bubblewrap, zygote, tester, ready."""
 DEVICES = ("/dev/null", "/dev/urandom")
 """Devices that exist in a jail; some packages open the second."""
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
@@ -22,15 +22,15 @@ PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 24, 3
 PR_CAP_AMBIENT_CLEAR_ALL, SET_MODE_FILTER, NEW_LISTENER = 4, 1, 8
 CAPABILITY_VERSION_3, LAST_CAPABILITY = 0x20080522, 40
 
-# Landlock; its calls have the same numbers on every architecture
+# Landlock: its system calls have the same numbers on every architecture.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 CREATE_RULESET_VERSION, RULE_PATH_BENEATH = 1, 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """Rights known to each version of the interface; the newest version not above the kernel's is used."""
 NET_SINCE, NET_RIGHTS = 4, 3
-ASKING_SINCE = (5, 5)  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
-SCOPE_SINCE, SCOPES = 6, 3  # no abstract unix sockets of, and no signals to, processes outside
+ASKING_SINCE = (5, 5)  # kernel version that introduced SECCOMP_USER_NOTIF_FLAG_CONTINUE
+SCOPE_SINCE, SCOPES = 6, 3  # abstract unix sockets of, and signals to, processes outside are denied
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -83,12 +83,14 @@ def forbid_privileges() -> None:
 
 
 def landlock_version() -> int:
-    """Version of the kernel's Landlock interface; 0: none."""
+    """Return the version of the kernel's Landlock interface; 0 if there is none."""
     return max(0, int(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), CREATE_RULESET_VERSION)))
 
 
 def create_ruleset(paths: list[str]) -> int:
-    """Descriptor of a Landlock rule set that allows reading ``paths``, files and folders. Missing paths are ignored.
+    """Create a Landlock rule set that allows reading the files and folders ``paths``; return its descriptor.
+
+    Missing paths are ignored.
 
     Raises:
         OSError: the kernel has no Landlock.
@@ -116,7 +118,7 @@ def create_ruleset(paths: list[str]) -> int:
 def install_filter(code: bytes, ask: bool = False) -> int:
     """Install a filter on this process and all it will fork. Requires ``no_new_privs``.
 
-    Returns a listener's descriptor if the filter asks one about some calls, else 0.
+    Returns the descriptor of a listener if the filter asks one about some calls, else 0.
 
     Raises:
         OSError: the kernel, or a container's runtime that listens itself, refuses.
@@ -131,8 +133,8 @@ def install_filter(code: bytes, ask: bool = False) -> int:
 class Level:
     """The restrictions that the zygote, each candidate and each tester put on themselves.
 
-    ``limits``: of every candidate; ``readable``: files and folders that Landlock lets a candidate read;
-    ``package_bytes``: addresses that imported packages take, for which no process has to pay.
+    ``limits``: limits of every candidate; ``readable``: files and folders that Landlock lets a candidate read;
+    ``package_bytes``: address space taken by imported packages, which counts towards no process's limit.
 
     Raises:
         OSError: the kernel does not offer what the level needs.
@@ -159,26 +161,26 @@ class Level:
             self.processes = count_own_tasks() + self.max_tasks + OWN_PROCESSES
 
     def confine_zygote(self) -> None:
-        """Called once, before the first fork."""
+        """Confine the zygote; called once, before the first fork."""
         forbid_privileges()
-        check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")  # not inspected by processes of this user
+        check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")  # processes of the same user may not inspect it
         if self.namespaces:  # open descriptors of /proc keep working
             unmount("/proc")
-            for device in DEVICES:  # they have the host's dates
+            for device in DEVICES:  # the devices have the host's dates
                 kept = os.statvfs(device).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
                 mount_path("none", device, "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
-            for capability in range(LAST_CAPABILITY + 1):  # refused without CAP_SETPCAP, where there is none to lose
+            for capability in range(LAST_CAPABILITY + 1):  # fails without CAP_SETPCAP, but then there is none to drop
                 libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
         if self.confined:
             install_filter(self.base_filter)
 
     def confine_candidate(self) -> int:
-        """Called when only the channel's descriptor is still needed, before any foreign code.
+        """Confine a candidate; called before any foreign code, when only the channel's descriptor is still needed.
 
-        Returns the descriptor at which the candidate's threads ask for more, 0 at levels where none ask.
+        Returns the descriptor at which the candidate's threads ask for more threads, 0 at levels where none ask.
         """
         limits = self.limits
-        null = os.open("/dev/null", os.O_RDWR)  # flags and locks of a shared one would stay for the next candidate
+        null = os.open("/dev/null", os.O_RDWR)  # flags and locks of a shared one would outlive this candidate
         for standard in range(3):
             os.dup2(null, standard)
         if self.namespaces:
@@ -194,7 +196,7 @@ class Level:
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_MSGQUEUE, 0),
-            (resource.RLIMIT_SIGPENDING, 0),  # no timers in the kernel
+            (resource.RLIMIT_SIGPENDING, 0),  # no kernel timers
             (resource.RLIMIT_NPROC, self.processes),
         ):
             if value is not None:
@@ -202,11 +204,11 @@ class Level:
         return self._drop_rights(self.candidate_files, self.candidate_filter, self.asks)
 
     def confine_tester(self) -> None:
-        """Called before the job is read."""
+        """Confine a tester; called before it reads the job."""
         self._drop_rights(self.tester_files, self.tester_filter)
 
     def _drop_rights(self, ruleset: int | None, system_calls: bytes, ask: bool = False) -> int:
-        """Drop every capability from every set, files outside ``ruleset``, and the calls that a filter denies.
+        """Drop every capability, access to files outside ``ruleset``, and the calls that a filter denies.
 
         Returns the filter's listener as :func:`install_filter` does.
         """
@@ -219,7 +221,7 @@ class Level:
 
 
 def count_own_tasks() -> int:
-    """Number of processes and threads of this user on this machine."""
+    """Count the processes and threads of this user on this machine."""
     task_count = 0
     for entry in os.scandir("/proc"):
         try:

@@ -1,4 +1,4 @@
-"""Exceptions as they cross from a program to the test that expects them."""
+"""Exceptions on their way from a program to the test that expects them."""
 
 import builtins
 import sys
@@ -14,7 +14,7 @@ MAX_NAME = 100
 
 
 def describe_error(error: BaseException) -> tuple[str, list[Any]]:
-    """Status and ``[builtin class, own class, text, details]`` of an exception, without details."""
+    """Return status and ``[builtin class, own class, text, details]`` of an exception, with empty details."""
     if isinstance(error, TooLarge):
         return "output_limit", ["Exception", "", str(error), None]
     status = "memory" if isinstance(error, MemoryError) else "exception"
@@ -38,10 +38,10 @@ def encode_details(error: BaseException, encoder: Encoder) -> list[Any]:
 
 
 def build_error(value: Any, decoder: Decoder) -> BaseException:
-    """An exception of the nearest class that the test knows, with the name, text and arguments of the original.
+    """Build an exception of the nearest class that the test knows, with the original's name, text and arguments.
 
     Raises:
-        WireError: the value is no such description. Inexpressible: it is a group, which holds other exceptions.
+        WireError: the value does not describe an exception. Inexpressible: it is a group, which holds other exceptions.
     """
     known, name, text, details = value
     path, arguments, has_more = details or (None, None, False)
@@ -69,14 +69,14 @@ _MISSING = {"__getattr__": _refuse, "__cause__": property(_refuse), "__context__
 def _make_error(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
     try:
         return kind(*arguments)
-    except (TypeError, ValueError, AttributeError):  # its constructor takes other arguments than it keeps
+    except (TypeError, ValueError, AttributeError):  # its constructor takes other arguments than it stores
         error = kind.__new__(kind)
         error.args = arguments
         return error
 
 
 def _find_exception_class(known: str, path: Any) -> type[BaseException]:
-    """The class of the standard library if it is loaded here, else the builtin one. WireError: there is none."""
+    """Find the class in the standard library if it is loaded here, else the builtin one. WireError if neither."""
     if path is not None:
         module, name = path
         found = vars(sys.modules.get(module, builtins)).get(name)

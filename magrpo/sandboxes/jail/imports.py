@@ -1,4 +1,4 @@
-"""Imports of the packages that programs may use, in the zygote."""
+"""Imports the packages that programs may use, in the zygote."""
 
 import importlib
 import re
@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import Any
 
 READY = b"ready"
-"""Sent by the zygote when it has imported everything; before each package's module it sends the module's name."""
+"""Message of the zygote after all imports; before each package's module it sends the module's name."""
 
 
 class PackageFinder:
     """Finds the modules and the metadata of allowed packages, and of nothing that is installed beside them.
 
-    ``folders``: the folder that holds each of their top-level files and folders, by name.
+    ``folders``: for each top-level file or folder of a package, by name, the folder that holds it.
     """
 
     def __init__(self, folders: dict[str, str]) -> None:
@@ -46,7 +46,7 @@ def normalize_name(name: str) -> str:
 
 
 def import_packages(control: socket, folders: dict[str, str], modules: Iterable[str]) -> int:
-    """Import ``modules`` and tell the parent which is next; return the bytes of addresses that they take.
+    """Import ``modules``, naming each to the parent beforehand; return the bytes of address space that they take.
 
     An exception ends the zygote; the parent reads it from standard error.
     """
@@ -59,6 +59,6 @@ def import_packages(control: socket, folders: dict[str, str], modules: Iterable[
 
 
 def measure_addresses() -> int:
-    """Bytes of addresses of this process."""
+    """Return the address space of this process in bytes."""
     with open("/proc/self/status", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
         return int(file.read().partition(b"VmSize:")[2].split()[0]) * 1024

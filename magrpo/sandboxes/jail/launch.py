@@ -16,18 +16,18 @@ STAGE = "/tmp"
 
 
 def main() -> None:
-    """``argv[1]``: JSON with uid, binds (option, source, destination), and the command before and after them."""
+    """Launch a jail. ``argv[1]``: JSON with uid, binds (option, source, destination), and command before and after."""
     config = json.loads(sys.argv[1])
     binds: list[list[str]] = config["binds"]
     confine.unshare_namespaces(confine.CLONE_NEWNS)
     confine.mount_path("none", "/", "", MS_REC | MS_PRIVATE)
-    opened = [os.open(source, os.O_PATH) for _, source, _ in binds]  # before the stage hides any of them
+    opened = [os.open(source, os.O_PATH) for _, source, _ in binds]  # opened before the stage hides any of them
     confine.mount_path("tmpfs", STAGE, "tmpfs", 0)
     os.chmod(STAGE, 0o755)  # noqa: PTH101 - pathlib is slow to import
     command: list[str] = config["before"]
     for k, (descriptor, (option, _, destination)) in enumerate(zip(opened, binds, strict=True)):
         target = f"{STAGE}/{k}"
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):  # by now the stage may hide the path
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):  # not by path, which the stage may hide by now
             os.mkdir(target)  # noqa: PTH102
         else:
             os.close(os.open(target, os.O_CREAT))

@@ -1,4 +1,4 @@
-"""The proxy of the candidate in the tester: a callable whose body runs in another process, under limits."""
+"""The tester's proxy of the candidate: a callable whose body runs in another process, under limits."""
 
 import os
 import signal
@@ -22,17 +22,17 @@ START_S = 10.0
 WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
 WALL_CAP = 8.0
-"""The same multiple for one call, counting all waiting: otherwise a program could wait for its own children."""
+"""Wall time for a single call, waiting included, as a multiple; else a program could wait for its own children."""
 WATCH_S = 0.05  # between two measurements of a candidate that may have children
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 REUSE_CPU_S, REUSE_MEMORY_FRACTION = 1.0, 16
-"""A process that has used more CPU time, or more than one part in so many of its memory, runs no further program."""
+"""A process that has used more CPU time, or more than this fraction of its memory (1/16), runs no further program."""
 DECODING_S = 1.0
-"""CPU time for decoding one answer: keys may collide."""
+"""CPU time in seconds for decoding one answer, which may be slow to decode because its keys collide."""
 
 
 class Broken(Abort):
-    """The jail, not the candidate, is at fault."""
+    """The fault lies with the jail, not the candidate."""
 
 
 class TooMuchMemory(wire.WireError):
@@ -66,7 +66,7 @@ class Proxy(Callee):
         self._load()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the entry point. Exceptions have their nearest builtin class.
+        """Call the entry point; its exceptions arrive as their nearest builtin class.
 
         Raises:
             CandidateFailure: there is no answer. Inexpressible: the call needs an object that is not plain data.
@@ -91,7 +91,7 @@ class Proxy(Callee):
         return value
 
     def _read_answer(self, status: str, value: Any, changes: list[Any], containers: list[Any]) -> Any:
-        """The value that an answer holds; raises the exception that it holds. Changes the ``containers`` as it says."""
+        """Return the value in an answer or raise its exception, after making its changes to the ``containers``."""
         decoder = Decoder(containers, Opaque)
         try:
             with limit_cpu(DECODING_S):
@@ -115,7 +115,7 @@ class Proxy(Callee):
             return super().describe(value)
 
     def is_result_used(self) -> bool:
-        """Whether an answer changes when the watched function's results are hidden, as claimed by the candidate.
+        """Whether an answer changes when the watched function's results are hidden; the candidate's own claim.
 
         A program that hangs or dies without the results counts as using them.
         """
@@ -130,7 +130,7 @@ class Proxy(Callee):
             return failure.args[0] in {"timeout", "crash"}
 
     def restart(self) -> None:
-        """Load the program into a fresh process, with all of its time: the test begins again."""
+        """Load the program into a fresh process with a full time budget, because the test begins again."""
         if not self.spare:
             self._replace_failed("not_run", "replaced", HUNG, "restart")
         self.spent_s = 0.0
@@ -148,12 +148,12 @@ class Proxy(Callee):
             raise self._replace_failed("protocol", "malformed cases", HUNG, "beside") from None
 
     def measure_usage(self) -> tuple[float, int]:
-        """CPU seconds of all processes so far, and the largest memory of one in bytes."""
+        """Return the CPU seconds of all processes so far, and the largest memory of one in bytes."""
         self._measure_family()
         return self.past_cpu_s + self.process.read_times()[0], max(self.past_memory, self.process.read_peak_memory())
 
     def pass_on_process(self, may_share: bool) -> CandidateProcess:
-        """The process for the next program: a fresh one, or this one if they ``may_share`` it and it is as before."""
+        """Return the next program's process: this one if they ``may_share`` it and it is unchanged, else another."""
         if self.spare:
             return self.spare
         if may_share and self.failure is None:
@@ -167,7 +167,7 @@ class Proxy(Callee):
         return replace_process(self.process, self.requests, HUNG)[0]
 
     def _leaves_no_trace(self) -> bool:
-        """Whether the process is as it was before the program, as far as can be told from outside."""
+        """Whether the process is as it was before the program, as far as can be seen from outside."""
         return (
             self.process.is_alone(self.children)
             and self.process.read_times()[0] < REUSE_CPU_S
@@ -175,7 +175,7 @@ class Proxy(Callee):
         )
 
     def _measure_family(self) -> int:
-        """Resident bytes of a candidate with its children; 0 if it may have none, or was measured a moment ago."""
+        """Return the resident bytes of a candidate and its children; 0 if it may have none, or was just measured."""
         if not self.children or time.monotonic() - self.measured < WATCH_S:
             return 0
         self.measured = time.monotonic()
@@ -209,14 +209,14 @@ class Proxy(Callee):
         self.process.has_greeted = True
 
     def _ask(self, verb: str, rest: list[Any], limit_s: float | None = None) -> list[Any]:
-        """One question, one answer, within the limits of one test or ``limit_s``."""
+        """Ask one question and return its answer, within the limits of one test or ``limit_s``."""
         self.index = index = self.index + 1
         allowed = min(limit_s or self.limits.test_s, self.limits.total_s - self.spent_s)
         process = self.process
         began, (cpu, waited) = time.monotonic(), process.read_times()
 
         def charge() -> float:
-            """The maximum of CPU time and scaled wall time without the time spent waiting for a CPU."""
+            """Return CPU time, or scaled wall time without waiting for a CPU, whichever is larger."""
             cpu_now, waited_now = process.read_times()
             wall = time.monotonic() - began
             return max(cpu_now - cpu, (wall - waited_now + waited) / WALL_FACTOR)
@@ -254,7 +254,7 @@ class Proxy(Callee):
         self._measure_family()
         cpu_before_s = self.process.read_times()[0]
         self.spare, (wait_status, cpu_s, memory) = replace_process(self.process, self.requests, how)
-        self.past_cpu_s += max(cpu_s, cpu_before_s)  # children that are killed with it count in neither's exit status
+        self.past_cpu_s += max(cpu_s, cpu_before_s)  # children killed along with it are missing from its exit status
         self.past_memory = max(self.past_memory, memory)
         if how == GONE and os.WIFSIGNALED(wait_status):
             cause = os.WTERMSIG(wait_status)
@@ -271,7 +271,7 @@ class Proxy(Callee):
 
 
 def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]:
-    """Status, message and request to the zygote for an answer that did not arrive."""
+    """Return status, message and request to the zygote for an answer that did not arrive."""
     match error:
         case TooMuchMemory():
             return "memory", str(error), HUNG
@@ -285,13 +285,13 @@ def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]
 
 
 def describe_claim(value: list[Any]) -> str:
-    """The message about an exception as :func:`magrpo.sandboxes.jail.exceptions.describe_error` describes it."""
+    """Format the message about an exception as :func:`magrpo.sandboxes.jail.exceptions.describe_error` describes it."""
     known, own, text, *_ = value
     return describe_exception(known, text if own in ("", known) else f"{own}: {text}")
 
 
 def check_answer(answer: Any, index: int) -> list[Any]:
-    """``[status, value, changes, calls]`` of an answer to question ``index``; WireError if it is malformed."""
+    """Return ``[status, value, changes, calls]`` of an answer to question ``index``; WireError if it is malformed."""
     if not (isinstance(answer, list) and len(answer) == 5 and type(answer[0]) is int and answer[0] == index):
         raise wire.WireError("not the answer to the question")
     _, status, value, changes, calls = answer

@@ -1,6 +1,7 @@
 """The recorder that instrumented test code reports to, and the other names in that code's namespace.
 
-``instrument.py`` has the rules. Runs in the tester; in the candidate's process only for tests that cannot be separated.
+``instrument.py`` has the rules. The recorder runs in the tester, or in the candidate's process for tests that cannot be
+separated from it.
 """
 
 import builtins
@@ -20,19 +21,19 @@ EXCEPTION_NAMES = frozenset(
 
 
 class CandidateFailure(BaseException):
-    """A call returned no value; no handler of the test may take that for an answer. ``args``: status and message."""
+    """A call returned no value; no handler of the test may mistake that for an answer. ``args``: status, message."""
 
 
 class Abort(BaseException):
-    """The test ends without a verdict. Passes through every handler of the test."""
+    """Ends the test without a verdict. Passes through every handler of the test."""
 
 
 class Unusable(Abort):
-    """The test, not the candidate, is at fault."""
+    """The fault lies with the test, not the candidate."""
 
 
 class EnoughCases(Abort):
-    """The test has as many cases as a test may have."""
+    """The test has reached the maximum number of cases."""
 
 
 class OutOfTime(BaseException):
@@ -40,23 +41,23 @@ class OutOfTime(BaseException):
 
 
 class Callee:
-    """The candidate's record, and ``entry``, the candidate as the test code sees it."""
+    """The record of a candidate, and ``entry``, the candidate as the test code sees it."""
 
     entry: Any
 
     def __init__(self) -> None:
-        self.values: list[Any] = []  # returned since an assert began
-        self.has_answered = False  # ever
+        self.values: list[Any] = []  # returned since the current assert began
+        self.has_answered = False  # since the test began
         self.raised: tuple[BaseException, str, str] | None = None  # the last exception, with status and message
         self.failure: tuple[str, str] | None = None  # status and message once it can no longer be called
 
     def note_value(self, value: Any) -> None:
-        """Keep the result of a call."""
+        """Record the result of a call."""
         self.values.append(value)
         self.has_answered = True
 
     def describe(self, value: Any) -> str:
-        """A short text about a value that the candidate returned."""
+        """Describe briefly a value that the candidate returned."""
         return reprlib.repr(value)
 
 
@@ -74,23 +75,23 @@ class DeadCallee(Callee):
 
 
 def escape_text(text: str) -> str:
-    """At most 500 characters, line breaks, control and other unprintable characters escaped."""
+    """Cut text to 500 characters and escape line breaks, control and other unprintable characters."""
     text = text[:MAX_MESSAGE]
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:MAX_MESSAGE]
 
 
 def describe_exception(name: str, text: str) -> str:
-    """``name: text`` for the message of a case; a name that is no builtin exception's becomes ``Exception``."""
+    """``name: text`` for the message of a case; a name of no builtin exception becomes ``Exception``."""
     return f"{name if name in EXCEPTION_NAMES else 'Exception'}: {text}"
 
 
 def name_builtin_class(error: BaseException) -> str:
-    """The name of the nearest builtin class of an exception."""
+    """Return the name of the nearest builtin class of an exception."""
     return next((base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"), "Exception")
 
 
 class Recorder:
-    """Records the cases of instrumented test code. The code calls the first six methods by name."""
+    """Records the cases of instrumented test code, which calls the first six methods by name."""
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
@@ -99,11 +100,11 @@ class Recorder:
         self.trouble: tuple[str, str] | None = None
 
     def begin(self) -> None:
-        """An assert begins."""
+        """Called when an assert begins."""
         self.callee.values.clear()
 
     def verdict(self, source: str, counts: bool, value: Any) -> None:
-        """An assert's expression was evaluated."""
+        """Called when an assert's expression was evaluated."""
         if not value:
             got = [self.callee.describe(value) for value in self.callee.values[-2:]]
             self.add_case("wrong", f"assert {source}" + (f"  # got {', '.join(got)}" if got else ""))
@@ -111,24 +112,24 @@ class Recorder:
             self.add_case("pass", "")
 
     def pass_on(self) -> None:
-        """A handler that takes every exception begins: a program that hangs or exits is not what it expects."""
+        """Called when a handler of all exceptions begins; reraises what no test expects, such as a hang."""
         error = sys.exc_info()[1]
         if isinstance(error, (CandidateFailure, Abort, OutOfTime, SystemExit)):
             raise error
 
     def error(self, source: str, error: BaseException, expecting: bool) -> None:
-        """An assert raised. ``expecting``: where the test expects an exception, it goes on to the test's handlers."""
+        """Called when an assert raised. ``expecting``: the test expects an exception, which goes on to its handlers."""
         if expecting and not isinstance(error, (CandidateFailure, OutOfTime)):
             raise error
         status, message = self.classify_error(error)
         self.add_case(status, f"assert {source}: {message}")
 
     def mark(self) -> int:
-        """A guarded statement begins."""
+        """Called when a guarded statement begins."""
         return len(self.cases)
 
     def skipped(self, error: BaseException, mark: int, number: int, names: list[str]) -> None:
-        """A guarded statement raised: it holds ``number`` asserts and would have set ``names``."""
+        """Called when a guarded statement raised: it holds ``number`` asserts and would have set ``names``."""
         status, message = self.classify_error(error)
         self.trouble = self.trouble or (status, message)
         self.undefined.update(dict.fromkeys(names, (status, message)))
@@ -139,7 +140,7 @@ class Recorder:
             self.add_case("not_run" if i else status, message)
 
     def settle(self, mark: int, number: int, hides: bool) -> None:
-        """A handler ends. The asserts that its ``try`` skipped failed if it ``hides`` the error or fails itself."""
+        """Called when a handler ends. Asserts its ``try`` skipped failed if it ``hides`` the error or fails itself."""
         cases, error = self.cases[mark:], sys.exc_info()[1]
         assert error
         if hides:
@@ -149,7 +150,7 @@ class Recorder:
                 self.add_case("not_run", "an earlier exception kept it from running")
 
     def classify_error(self, error: BaseException) -> tuple[str, str]:
-        """Status and message of an exception that reached the test."""
+        """Return status and message of an exception that reached the test."""
         if isinstance(error, Abort):
             raise error
         if isinstance(error, OutOfTime):
@@ -174,7 +175,7 @@ class Recorder:
         self.cases.append([status, escape_text(message)])
 
     def finish_test(self) -> None:
-        """Called at the end of the test: add a case for trouble outside of asserts."""
+        """Add a case for trouble outside of asserts; called at the end of the test."""
         trouble = self.trouble or self.callee.failure
         if trouble and all(case[0] == "pass" for case in self.cases):
             self.add_case(*trouble)

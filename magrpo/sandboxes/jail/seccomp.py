@@ -17,7 +17,7 @@ with open(__file__.removesuffix("py") + "toml", "rb") as _file:  # noqa: PTH123 
 """System calls by group: the number of each on every architecture, in the order of :data:`ARCHITECTURES`."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 LAST_KNOWN = 452
-"""Newer system calls, numbered above this, are unknown to :data:`CALLS` and fail with ENOSYS."""
+"""Highest system call number in :data:`CALLS`; newer calls are numbered above it and fail with ENOSYS."""
 
 AF_UNIX, SOCK_STREAM, SOCK_TYPE_MASK = 1, 1, 0xF
 CLONE_THREAD = 0x00010000
@@ -35,13 +35,13 @@ ALLOW, ASK, KILL, ERRNO = 0x7FFF0000, 0x7FC00000, 0x80000000, 0x00050000
 EPERM, EAGAIN, ENOTTY, ENOSYS = 1, 11, 25, 38
 RECEIVE_REQUEST, SEND_ANSWER, CONTINUE = 0xC0502100, 0xC0182101, 1  # seccomp_unotify(2)
 UNKNOWN = -1
-"""The number of a system call on an architecture that lacks it."""
+"""Number of a system call on an architecture that lacks it."""
 
 Instruction = tuple[int, int, int, int]
 
 
 def find_architecture() -> str:
-    """This machine's key of :data:`ARCHITECTURES`; OSError if it is not there."""
+    """Return this machine's key of :data:`ARCHITECTURES`; OSError if it is not among them."""
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(f"no system call table for {machine}")
@@ -49,7 +49,7 @@ def find_architecture() -> str:
 
 
 def find_call(name: str) -> int:
-    """Number of a system call on this machine, or UNKNOWN."""
+    """Return the number of a system call on this machine, or UNKNOWN."""
     numbers = next(group[name] for group in CALLS.values() if name in group)
     return numbers[list(ARCHITECTURES).index(find_architecture())]
 
@@ -63,12 +63,12 @@ class Filter:
             (EQUAL, 1, 0, ARCHITECTURES[find_architecture()]),
             (RETURN, 0, 0, KILL),
             (LOAD, 0, 0, 0),
-            (ABOVE, 0, 1, LAST_KNOWN),  # also all of x32
+            (ABOVE, 0, 1, LAST_KNOWN),  # also denies all calls of x32
             (RETURN, 0, 0, ERRNO | ENOSYS),
         ]
 
     def deny_calls(self, names: Iterable[str], error: int = EPERM) -> None:
-        """Deny system calls with any arguments."""
+        """Deny system calls whatever their arguments."""
         for name in names:
             number = find_call(name)
             if number != UNKNOWN:
@@ -95,7 +95,7 @@ class Filter:
         self.code += [(EQUAL, 0, len(body), find_call(name)), *body]
 
     def pack_filter(self) -> bytes:
-        """The filter as the kernel reads it; calls that no rule matches are allowed."""
+        """Return the filter as the kernel reads it; calls that no rule matches are allowed."""
         return b"".join(struct.pack("HBBI", *instruction) for instruction in [*self.code, (RETURN, 0, 0, ALLOW)])
 
 
@@ -118,7 +118,7 @@ def build_base_filter(alone: bool) -> bytes:
     built.allow_if("setsockopt", 2, (EQUAL, 0, 1, SO_SNDBUF))
     for name, flags in MESSAGE_FLAGS.items():
         built.allow_if(name, flags, (ANY_BIT, 0, 1, MSG_OOB))
-    if not alone:  # memory and CPU time that measurements of a family of processes would miss
+    if not alone:  # memory and CPU time that measurements of a process family would miss
         no_shared = [(AND, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 1, SHARED_ANONYMOUS)]
         built.allow_if("mmap", 3, (ANY_BIT, 0, 1, HUGE_PAGES), *no_shared)
         built.allow_if("madvise", 2, (EQUAL, 0, 1, MADV_PAGEOUT))

@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 SHARED = frozenset({"random", "numpy.random"})
-"""Modules whose functions draw from one generator for the whole process; numpy's is there if it is allowed."""
+"""Modules whose functions draw from one process-wide generator; numpy counts only where it is allowed."""
 _own_seeds = random.Random(0)
-"""Draws the seeds of numpy's other generators, which would take them from the system."""
+"""Draws the seeds of numpy's other generators, which would otherwise take them from the system."""
 
 
 def seed_generators() -> None:
-    """Seed as every program and every test begins: the shared generators, and numpy's that are made without a seed."""
+    """Seed the shared generators, and numpy's unseeded ones, as they are at the start of every program and test."""
     for name in SHARED & sys.modules.keys():
         module: Any = sys.modules[name]
         module.seed(0)
@@ -23,6 +23,6 @@ def seed_generators() -> None:
 
 
 def seed_children() -> None:
-    """Let this process's own children begin with another state each, as those of every Python program do."""
+    """Give each child of this process another random state, as the children of any Python program have."""
     os.register_at_fork(after_in_child=random.seed)
     os.register_at_fork(after_in_child=_own_seeds.seed)

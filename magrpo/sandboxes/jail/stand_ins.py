@@ -1,7 +1,7 @@
 """Stand-ins, in the test, for the program's entry point and for its values that are not plain data.
 
 The objects themselves stay in the program's process. A test that does more with them than call the entry point and
-compare results with data raises :class:`Inexpressible`, and has to run in that process.
+compare results with data raises :class:`Inexpressible`, and must run in the program's process.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ _ALL_OPERATIONS = OPERATIONS | set(_REFUSED_TOO.split())
 
 
 class Inexpressible(Abort):
-    """The test cannot run apart from the program: an object would have to cross that is not plain data."""
+    """The test cannot run apart from the program, because an object would have to cross that is not plain data."""
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -34,12 +34,12 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 
 def make_special_methods(operations: frozenset[str], method: Callable[..., Any]) -> dict[str, Any]:
-    """The part of a class's dictionary that has ``method`` as the special method of each operation."""
+    """Return a class dictionary that has ``method`` as the special method of each operation."""
     return {f"__{operation}__": method for operation in operations}
 
 
 def _make_refusing_base(allowed: str) -> Any:
-    """A class whose instances refuse all operations but the ``allowed`` ones, and hide their class."""
+    """Make a class whose instances refuse all but the ``allowed`` operations, and hide their class."""
     methods = make_special_methods(_ALL_OPERATIONS - set(allowed.split()), _refuse)
     return type("Refusing", (), methods | {"__class__": property(_refuse), "__doc__": property(_refuse)})
 
@@ -48,7 +48,7 @@ class Opaque(_make_refusing_base("bool eq ne repr")):  # type: ignore[misc]
     # A value of the program that is not plain data. ``kind``: its nearest builtin class; ``compares``: whether it may
     # equal data, as an instance of a subclass of a data type; another object equals none. ``is_true``: whether it is
     # true because its class says nothing else.
-    # (No docstring, which the test would take for that of the program's object.)
+    # No docstring, because the test would take it for that of the program's object.
     _is_being_described = False
 
     def __init__(self, kind: str, compares: bool, is_true: bool) -> None:
@@ -74,7 +74,7 @@ class Opaque(_make_refusing_base("bool eq ne repr")):  # type: ignore[misc]
 
 @contextmanager
 def describe_opaque_values() -> Iterator[None]:
-    """Let opaque values be turned into text, for the message of a case."""
+    """Let opaque values be turned into text for the message of a case."""
     Opaque._is_being_described = True
     try:
         yield

@@ -1,7 +1,7 @@
 """Changes that a test makes around a call: of the seed, the environment, the recursion limit, or ``sys.argv``.
 
-The test runs in another process than the program, so such changes travel with the next call. Replaced streams, clocks
-and builtin functions are objects of the test and cannot.
+The test and the program run in different processes, so these changes travel with the next call. Replaced streams,
+clocks and builtin functions cannot travel, because they are objects of the test.
 """
 
 import builtins
@@ -21,11 +21,11 @@ _REPLACED: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (time, ("monotonic", "perf_counter", "sleep", "time")),
 )
 _ORIGINALS = [(module, name, getattr(module, name)) for module, names in _REPLACED for name in names]
-_ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]  # compared by many calls: the mapping itself is slow
+_ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]  # many calls compare it, and the mapping itself is slow
 
 
 class Surroundings:
-    """Notices, in the tester, the changes that the test makes."""
+    """Notices, in the tester, changes that the test makes."""
 
     def __init__(self) -> None:
         self.environment, self.recursion_limit, self.argv = _ENVIRONMENT.copy(), sys.getrecursionlimit(), sys.argv
@@ -37,13 +37,13 @@ class Surroundings:
             module.seed = self._note_seed(name, module.seed)
 
     def restore_seeds(self) -> None:
-        """Let the next test draw the random numbers that this one drew."""
+        """Let the next test draw the same random numbers as this one."""
         for name, seeder in self.seeders.items():
             vars(sys.modules[name])["seed"] = seeder
         seed_generators()
 
     def list_changes(self) -> tuple[tuple[str, Any], ...]:
-        """Name and value of each change since the last call.
+        """List the name and the value of each change since the last call.
 
         Raises:
             Inexpressible: the test has replaced an object that the program may use.

@@ -18,7 +18,7 @@ from .recorder import CandidateFailure, Unusable, escape_text
 from .stand_ins import Inexpressible
 
 TEST_CPU_S = 10
-LEFT_S = 2  # for what follows the test, before the kernel ends the process
+LEFT_S = 2  # for the work after the test, before the kernel ends the process
 TEST_MEMORY = 1 << 30
 CLAIMS = frozenset({"pass", "wrong", "exception", "memory"})
 
@@ -35,10 +35,11 @@ def serve_jobs(
 ) -> None:
     """Read jobs from the parent, run one after another, and report on each.
 
-    Programs get a process each, but neighbours that the parent lets share one. Ends early when tests have used much CPU
-    time: the parent has the other jobs run elsewhere. ``children``: whether the candidate may have any.
+    Every program gets a process of its own, unless the parent lets neighbours share one. Ends early when tests have
+    used much CPU time; the parent then has the remaining jobs run elsewhere. ``children``: whether the candidate may
+    have child processes.
     """
-    cpu_before = time.process_time()  # the zygote, which warms up here, has imported packages
+    cpu_before = time.process_time()  # not 0 where the zygote warms up: it has imported packages
     jobs = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
     for job, following in zip(jobs, [*jobs[1:], None], strict=True):
         began = time.monotonic()
@@ -47,7 +48,7 @@ def serve_jobs(
         if proxy:
             proxy.surroundings.restore_seeds()
         spent = time.process_time() - cpu_before
-        if not following or not proxy or spent > LEFT_S:  # the next test gets all of its CPU time
+        if not following or not proxy or spent > LEFT_S:  # so that the next test gets all of its CPU time
             return
         may_share = job["may_share"] and following["may_share"] and "forgeable" not in report
         process = proxy.pass_on_process(may_share)
@@ -56,7 +57,7 @@ def serve_jobs(
 def run_job(
     job: dict[str, Any], requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
 ) -> tuple[dict[str, Any], Proxy | None]:
-    """The report on a job, and the proxy of its program, unless something went wrong outside of that."""
+    """Return the report on a job, and the proxy of its program unless something outside the program went wrong."""
     try:
         if job["verdict"]:
             return {"cases": fail_all(job, *job["verdict"])}, None
@@ -101,7 +102,7 @@ def judge_inside_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
 
 
 def run_test(job: dict[str, Any], callee: recorder.Callee) -> list[list[str]]:
-    """The cases of the test in this process, within its limit of CPU time."""
+    """Return the cases of the test, run in this process within its limit of CPU time."""
     start_clock(TEST_CPU_S)
     try:
         return recorder.run_test_code(base64.b64decode(job["code"]), job["entry_point"], callee, {})
@@ -110,6 +111,6 @@ def run_test(job: dict[str, Any], callee: recorder.Callee) -> list[list[str]]:
 
 
 def fail_all(job: dict[str, Any], status: str, message: str) -> list[list[str]]:
-    """As many failed cases as the test has when nothing can be called: a program that ends a test earns no fewer."""
+    """Fail as many cases as the test has when nothing can be called: ending a test early must not earn fewer."""
     cases = run_test(job, recorder.DeadCallee(status, message))
     return [[status, escape_text(message)]] * max(len(cases), 1)

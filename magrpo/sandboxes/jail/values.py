@@ -19,8 +19,8 @@ Values travel as JSON of exact types; an array is always a tag and its payload::
     ["&", k]                                      the k-th mutable container of this exchange, again
     ["opaque", class, compares, true]             a value of the program that is not plain data
 
-Nothing is unpickled or evaluated. Mutable containers are numbered in the order in which they are met: shared and cyclic
-ones stay so within a call, and a call can report how it changed its arguments.
+Nothing is unpickled or evaluated. Mutable containers are numbered in the order in which they are met, so shared and
+cyclic containers stay so within a call, and a call can report how it changed its arguments.
 """
 
 import builtins
@@ -38,7 +38,7 @@ from .wire import TooLarge, WireError
 
 MAX_DEPTH = 100
 MAX_NODES = 200_000
-MAX_FRACTION_BITS = 10_000  # a greatest common divisor takes time that grows with the square
+MAX_FRACTION_BITS = 10_000  # finding a greatest common divisor takes time that grows with the square
 SMALL = 2**53
 
 
@@ -76,7 +76,7 @@ class Encoder:
             number = self.numbers.setdefault(id(value), len(self.containers))
             if number < len(self.containers):
                 return ["&", number]
-            self.containers.append(value)  # and kept alive: its number is its address
+            self.containers.append(value)  # kept alive, because its number is found by its address
             return self.encode_content(value, depth)
         if kind in _FORMS:
             form = _FORMS[kind]
@@ -86,7 +86,7 @@ class Encoder:
         return self._encode_other(value, kind, depth)
 
     def encode_if_plain(self, value: Any) -> Any:
-        """The encoding of a value; None if some of it is not plain data or it is too large."""
+        """Return the encoding of a value; None if part of it is not plain data, or it is too large."""
         known, names_opaque = len(self.containers), self.names_opaque
         self.names_opaque = False
         try:
@@ -115,7 +115,7 @@ class Encoder:
         return [tag, self.encode(_FACTORY(container), depth), *parts] if kind is defaultdict else [tag, *parts]
 
     def _encode_sorted(self, items: Iterable[Any], depth: int) -> list[Any]:
-        """Encode in the order of the encodings, so that equal sets have equal encodings."""
+        """Encode items in the order of their encodings, so that equal sets have equal encodings."""
         return sorted((self.encode(item, depth) for item in items), key=json.dumps)
 
     def _encode_other(self, value: Any, kind: type, depth: int) -> Any:
@@ -144,18 +144,18 @@ class Encoder:
 
 
 def find_data_base(kind: type) -> type | None:
-    """The builtin data type that a class derives from; None if its instances hold no data of their own."""
+    """Return the builtin data type that a class derives from; None if its instances hold no data of their own."""
     return next((base for base in _MRO(kind) if base in _DATA), None)
 
 
 def list_own_names(kind: type) -> list[str]:
-    """Public names that a class and its bases add to the builtin ones: instances of it are more than data."""
+    """List public names that a class and its bases add to the builtin ones, which make an instance more than data."""
     own = (name for base in _MRO(kind) if base.__module__ != "builtins" for name in base.__dict__)
     return [name for name in own if not name.startswith("_")]
 
 
 def list_fields(kind: type) -> list[str]:
-    """The fields of a named tuple's class that adds nothing else; none if it is another class."""
+    """List the fields of a named tuple's class that adds nothing else; empty for any other class."""
     fields = kind.__dict__.get("_fields", ()) if issubclass(kind, tuple) else ()
     is_named = type(fields) is tuple and all(type(name) is str and name.isidentifier() for name in fields)
     adds_nothing = is_named and set(list_own_names(kind)) <= set(fields)
@@ -163,12 +163,12 @@ def list_fields(kind: type) -> list[str]:
 
 
 def _is_always_true(kind: type) -> bool:
-    """Whether all instances of a class are true, because it says nothing else."""
+    """Whether all instances of a class are true, because it defines neither truth nor length."""
     return not any("__bool__" in base.__dict__ or "__len__" in base.__dict__ for base in _MRO(kind))
 
 
 def _name_builtin(kind: type) -> str:
-    """The name of the nearest builtin class."""
+    """Return the name of the nearest builtin class."""
     return str(next(_NAME(base) for base in _MRO(kind) if base.__module__ == "builtins"))
 
 
@@ -196,7 +196,7 @@ class Decoder:
             raise WireError(f"malformed value: {type(error).__name__}") from None
 
     def decode_content(self, data: Any, container: Any) -> None:
-        """Give ``container`` the content that :meth:`Encoder.encode_content` wrote."""
+        """Fill ``container`` with the content that :meth:`Encoder.encode_content` wrote."""
         try:
             tag, *items = data
             if tag != _CONTAINERS[type(container)]:
@@ -249,9 +249,9 @@ class Decoder:
         raise WireError("malformed value")
 
     def _fill(self, container: Any, tag: str, items: list[Any], depth: int) -> None:
-        """Put decoded items in a container one by one: an alarm may interrupt a set or dict whose keys collide."""
+        """Fill a container item by item: an alarm must be able to interrupt a set or dict whose keys collide."""
         if tag == "l":
-            for position, item in enumerate(items):  # of no more memory than a display has, which programs measure
+            for position, item in enumerate(items):  # as little memory as a display takes, because programs measure it
                 container[position] = self._build(item, depth)
         elif tag == "B":
             [text] = items
@@ -275,7 +275,7 @@ class Decoder:
 
 @lru_cache(maxsize=1024)
 def make_named_tuple(name: Any, fields: tuple[Any, ...]) -> Any:
-    """The class of named tuples with this name and these fields, the same one each time."""
+    """Return the class of named tuples with this name and these fields, the same class each time."""
     if len(fields) > 100 or not all(isinstance(field, str) and len(field) <= 100 for field in (name, *fields)):
         raise WireError("malformed named tuple")
     return namedtuple(name, fields)
@@ -307,14 +307,14 @@ def _read_numpy(kind: str, shape: Any, text: str) -> Any:
 
 
 def read_index(value: Any) -> int:
-    """The number of a container; WireError if it is none."""
+    """Return the number of a container; WireError if the value is none."""
     if type(value) is not int or value < 0:
         raise WireError("malformed number of a container")
     return value
 
 
 class Form(NamedTuple):
-    """How an immutable type is taken apart into values and put together again; not every value ``is_plain``."""
+    """How an immutable type is taken apart into values and rebuilt; some values are not ``is_plain``."""
 
     tag: str
     take_apart: Callable[[Any], Iterable[Any]]
@@ -401,9 +401,9 @@ _TAKE_DATA: dict[type | None, Callable[[Any], Any]] = {
     dict: lambda value: dict(dict.items(value)), bytearray: lambda value: bytearray(bytes(bytearray.__iter__(value))),
     deque: lambda value: deque(deque.__iter__(value)),
 }  # fmt: skip
-"""The data of an instance of a subclass of a builtin type, read without the subclass's own methods."""
+"""Reads the data of an instance of a subclass of a builtin type, without the subclass's own methods."""
 _DATA = _TAKE_DATA.keys() | {type({}.keys()), type({}.items()), range, Decimal, Fraction, date, time, timedelta}
-"""Types whose instances, and those of their subclasses, may equal plain data."""
+"""Types whose instances, and instances of their subclasses, may equal plain data."""
 _BUILTIN_CLASSES = frozenset(name for name, item in vars(builtins).items() if isinstance(item, type))
 _NUMPY_KINDS = "?biufcSUmM"
 _MALFORMED = (TypeError, ValueError, ArithmeticError, MemoryError, AttributeError, KeyError, IndexError)

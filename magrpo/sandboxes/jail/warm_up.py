@@ -1,7 +1,7 @@
 """Runs the code of candidates and testers in the zygote, before it forks any, on a program of its own.
 
-CPython adapts code that runs repeatedly and remembers where it found attributes. What it has learned here holds in
-every process forked later, which would otherwise learn it again, and for that copy the memory it stands in.
+CPython adapts code that runs repeatedly and remembers where it found attributes. Processes forked later inherit what it
+learned here; otherwise each would learn it again, and copy the memory that holds it.
 """
 
 import json
@@ -30,9 +30,9 @@ JOB: dict[str, Any] = {**PROGRAM, "code": b64encode(TEST).decode(), "needs": [],
 
 
 def warm_up(limits: Limits) -> None:
-    """Judge a plain program twice, several times; the candidates run in threads of this process."""
+    """Let a tester judge a plain program, two jobs at a time; the candidates run in threads of this process."""
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
-    before = count_threads()  # packages may have started some, which no fork takes along
+    before = count_threads()  # packages may have started some, which a fork does not copy
     for _ in range(ROUNDS):
         parent, connection = socket.socketpair()
         requests, zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -58,7 +58,7 @@ def count_threads() -> int:
 
 
 def start_candidate() -> socket.socket:
-    """The channel to a candidate in a thread of this process."""
+    """Start a candidate in a thread of this process and return the channel to it."""
     channel, far = socket.socketpair()
     start_new_thread(candidate.Server(far).serve_calls, ())
     return channel

@@ -46,7 +46,7 @@ def frame_message(message: Any) -> bytes:
 
 
 def parse_frame(body: bytes) -> Any:
-    """The message of a frame's body; WireError if it is no JSON, too deep, or has a large integer not in hex."""
+    """Parse the body of a frame; WireError if it is not JSON, is too deep, or has a large integer not in hex."""
     try:
         return DECODER.decode(body.decode("ascii"))
     except (ValueError, RecursionError) as error:
@@ -58,7 +58,7 @@ def send_message(channel: socket, message: Any) -> None:
 
 
 class FrameReader:
-    """Reads frames from a stream socket, at most ``cap`` bytes in all; a longer frame is rejected by its header."""
+    """Reads frames from a stream socket, at most ``cap`` bytes in all; rejects a longer frame by its header."""
 
     def __init__(self, channel: socket, cap: int) -> None:
         self.channel = channel
@@ -68,7 +68,7 @@ class FrameReader:
         self.poll.register(channel, select.POLLIN)
 
     def read_message(self, wait: Callable[[], float | None]) -> Any:
-        """The next message. ``wait()`` returns the seconds to wait next: None: forever; 0 or less: give up.
+        """Return the next message. ``wait()`` returns the seconds to wait next: None: forever; 0 or less: give up.
 
         Raises:
             Late: ``wait()`` gave up. Closed: end of file. TooLarge, WireError: the other side broke the rules.
@@ -99,5 +99,5 @@ class FrameReader:
 
 
 def wait_until(deadline: float) -> Callable[[], float]:
-    """A ``wait`` for :meth:`FrameReader.read_message`: until ``time.monotonic()`` reaches ``deadline``."""
+    """Return a ``wait`` for :meth:`FrameReader.read_message`, until ``time.monotonic()`` reaches ``deadline``."""
     return lambda: deadline - time.monotonic()

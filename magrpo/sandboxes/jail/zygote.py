@@ -1,8 +1,9 @@
-"""The zygote: the process from which every candidate is forked. Imports once, sees no data, runs no foreign code.
+"""The zygote: the process that forks every candidate. Imports packages once, sees no data, runs no foreign code.
 
-One request on the control socket is one candidate: a byte and the descriptor of a connection to the parent. The zygote
-forks the candidate, then the tester, which reads the jobs from that connection. It replaces the candidate on the
-tester's request, decides about new threads where the kernel does not count them, and reports the tester's exit status.
+Each request on the control socket is a byte with the descriptor of a connection to the parent, and stands for one
+candidate. The zygote forks the candidate, then the tester, which reads the jobs from that connection. It replaces the
+candidate on the tester's request, decides about new threads where the kernel does not count them, and reports the
+tester's exit status.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ class Zygote:
             message, descriptors, _, _ = socket.recv_fds(self.control, 16, 1)
             if not message:
                 return
-            if self.dying:  # the next candidate needs the memory and the places of the last one's processes
+            if self.dying:  # the next candidate needs the memory and the process slots of the last one
                 os.waitpid(self.dying, 0)
             with socket.socket(fileno=descriptors[0]) as connection:
                 requests, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -88,10 +89,10 @@ class Zygote:
                 if ended in ready:
                     _, status, usage = os.wait4(testing, 0)
                     return status, usage.ru_maxrss * 1024
-                if requests.fileno() not in ready:  # the tester comes first: a candidate may ask all the time
+                if requests.fileno() not in ready:  # the tester comes first, because a candidate may ask all the time
                     if ready[life.listener] & select.POLLIN:
                         answer_thread_request(life.listener, self.count_threads(life.pid) < self.level.max_tasks)
-                    else:  # it is dead
+                    else:  # the candidate is dead
                         sources.discard(life.listener)
                     continue
                 request = requests.recv(16)
@@ -113,18 +114,18 @@ class Zygote:
             self.dying = life.pid
 
     def take_ready_candidate(self) -> LiveCandidate:
-        """The ready candidate, replaced if it was killed while waiting."""
+        """Return the ready candidate, replaced if it was killed while waiting."""
         if os.waitpid(self.ready.pid, os.WNOHANG)[0] != 0:
             self.ready.channel.close()
             self.ready = self.fork_candidate()
         if self.level.asks:
             descriptors = socket.recv_fds(self.ready.channel, 1, 1)[1]
-            if descriptors:  # else it could not be confined, as the tester will notice
+            if descriptors:  # without them it could not be confined, as the tester will notice
                 return self.ready._replace(listener=descriptors[0])
         return self.ready
 
     def count_threads(self, pid: int) -> int:
-        """Number of threads of a process, at least 1."""
+        """Count the threads of a process, at least 1."""
         with open(os.open(f"{pid}/status", os.O_RDONLY, dir_fd=self.proc), "rb") as file:  # noqa: PTH123
             return int(file.read().partition(b"Threads:")[2].split()[0])
 
@@ -139,7 +140,7 @@ class Zygote:
                 listener = self.level.confine_candidate()
                 if self.level.asks:
                     socket.send_fds(far, [b"l"], [listener])
-                most = self.level.limits.descriptors  # not earlier: all that the user has in flight counts for it
+                most = self.level.limits.descriptors  # not earlier: descriptors in flight count, too
                 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
@@ -147,7 +148,7 @@ class Zygote:
                 candidate.Server(socket.socket(fileno=CHANNEL_FD)).serve_calls()
             finally:
                 os._exit(0)
-        if self.level.namespaces:  # the next children start in the zygote's own pid namespace again
+        if self.level.namespaces:  # later children must start in the zygote's own pid namespace again
             confine.check_call(confine.libc.setns(self.own_pids, confine.CLONE_NEWPID), "setns")
         far.close()
         return LiveCandidate(pid, near)
@@ -167,7 +168,7 @@ class Zygote:
 
 
 def fork_process() -> int:
-    """``os.fork``; waits for a place if the machine has none left."""
+    """Fork, waiting for a free process slot if the machine has none."""
     deadline = time.monotonic() + FORK_S
     while True:
         try:
@@ -179,7 +180,7 @@ def fork_process() -> int:
 
 
 def wait_for_any(descriptors: set[int]) -> dict[int, int]:
-    """Events of the descriptors that are ready, at least one; negative descriptors are ignored."""
+    """Return the events of the descriptors that are ready, at least one; negative descriptors are ignored."""
     poll = select.poll()
     for descriptor in descriptors:
         if descriptor >= 0:
@@ -195,7 +196,7 @@ def close_listener(life: LiveCandidate) -> None:
 def bury_candidate(pid: int, patience_s: float) -> tuple[int, float, int]:
     """Kill a candidate and, with its namespace, its descendants; return exit status, CPU seconds, memory.
 
-    A candidate that hung up gets ``patience_s`` to die by itself, so that its exit status tells the cause.
+    A candidate that hung up gets ``patience_s`` to die by itself, so that its exit status shows the cause.
     """
     if patience_s:
         ended = os.pidfd_open(pid)
@@ -209,7 +210,7 @@ def bury_candidate(pid: int, patience_s: float) -> tuple[int, float, int]:
 def kill_candidate(pid: int) -> None:
     """Kill a candidate and its process group. The candidate must not be reaped yet, so that its pid is still its own.
 
-    With a pid namespace all descendants die too; without, those that stayed in the process group.
+    With a pid namespace all descendants die, too; without one, only those that stayed in the process group.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
@@ -217,15 +218,15 @@ def kill_candidate(pid: int) -> None:
 
 
 def fill_holes() -> list[bytes]:
-    """Objects that fill the gaps in memory that imports leave.
+    """Make objects that fill the gaps in memory that imports leave.
 
-    What a forked process allocates then lies together, and few pages are copied for it.
+    Memory that a forked process allocates is then contiguous, and few pages are copied for it.
     """
     return [bytes(size - sys.getsizeof(b"")) for size in range(48, 513, 16) for _ in range((1 << 14) // size)]
 
 
 def main() -> None:
-    """``argv[1]`` is the configuration as JSON; standard input is the control socket, standard output a null device."""
+    """Run the zygote. ``argv[1]``: configuration (JSON); standard input: control socket; standard output: /dev/null."""
     config = json.loads(sys.argv[1])
     control = socket.socket(fileno=os.dup(0))
     os.dup2(1, 0)
