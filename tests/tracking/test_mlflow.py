@@ -208,7 +208,7 @@ def test_a_database_that_was_replaced_gets_the_whole_history(tmp_path: Path, mon
     shutil.copy(tmp_path / "one.db", tmp_path / "backup.db")
     assert record_steps("one.db", 2, 3) == [0, 1, 2, 3]
     assert record_steps("new.db", 4) == [0, 1, 2, 3, 4]
-    (tmp_path / "run-1" / "tracking.sent").unlink()  # the remedy of docs/cli.md for a restored backup
+    (tmp_path / "run-1" / "tracking.sent").unlink()  # the remedy of docs/faults.md for a restored backup
     assert record_steps("backup.db") == [0, 1, 2, 3, 4]
 
 
