@@ -91,7 +91,7 @@ DEFINED = (r"^(?:async )?(?:def|class) {}\b", r"^{}\b.*=", r"^from .* import (?:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_paths_and_names_exist(path: Path) -> None:
-    if path.name == "CHANGELOG.md":  # tells of what was, too
+    if path.name == "CHANGELOG.md":  # it may name what has been removed
         return
     text = path.read_text(encoding="utf-8")
     inline = code(read_prose(path)) - EXAMPLES
