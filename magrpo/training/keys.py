@@ -9,8 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, TypeAdapter
 
 from magrpo.config.run import RunConfig
 from magrpo.envs.prompts import PROMPTS
@@ -19,6 +18,7 @@ from magrpo.run.manifest import digest
 from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore
 
+_ANY = TypeAdapter(Any)
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ def list_changes(value: Any) -> Any:
         return {str(key): list_changes(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [list_changes(item) for item in value]
-    return to_jsonable_python(value)
+    return _ANY.dump_python(value, mode="json")
 
 
 def set_aside_stale(store: RunStore, config: RunConfig) -> None:
