@@ -1,5 +1,5 @@
-"""Asking trained agents for the answer to one problem, without a terminal.
+"""Asking trained agents to solve one problem; the command line and the library both use it.
 
-Begin with ``answers.open_asked_agents``, which loads a team; ``teams`` finds it by the name of a run, a folder or a
-champion, and ``problems`` makes a problem of a user's words.
+Begin with ``answers.open_asked_agents``, which loads a team and answers problems. ``teams`` finds the team by the name
+of a run, a folder or a champion, and ``problems`` makes a problem from a user's words.
 """

@@ -1,4 +1,4 @@
-"""The answer of a team to one problem: what each agent wrote, the joined program, its tests and its reward."""
+"""The answer of a team to one problem: the text of each agent, the joined program, its tests and its reward."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Answer:
 
     problem: Problem
     steps: tuple[TrajectoryStep, ...]
-    """The turns taken; in an unmeasured one the reward is :data:`magrpo.types.PENDING`."""
+    """The turns taken; the reward of an unmeasured turn is :data:`magrpo.types.PENDING`."""
     program: str
-    """The program that the texts join into; empty if there is none."""
+    """The program made of the texts; empty if there is none."""
     unmeasured: str = ""
-    """Why the reward was not measured, in words; empty: it was."""
+    """The reason why the reward was not measured; empty if it was."""
 
     @property
     def texts(self) -> dict[str, str]:
@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def cut_at(self) -> dict[str, int]:
-        """The number of tokens at which the latest text of an agent was cut off, of those that were."""
+        """The length in tokens, by agent, of each latest text that was cut off."""
         latest = {agent: action for step in self.steps for agent, action in step.actions.items()}
         return {agent: len(one.token_ids) for agent, one in latest.items() if one.finish_reason == "length"}
 
@@ -82,7 +82,7 @@ class Answer:
         return max(own or self.reports.values(), key=lambda report: report.tests_passed, default=None)
 
     def explain_missing_program(self, author: str) -> str:
-        """Why the texts are no runnable program. ``author``: the agent that was asked for the problem's function."""
+        """Explain why the texts form no runnable program. ``author``: the agent that was asked for the function."""
         wanted = self.problem.entry_point
         source = extract_module(self.texts.get(author, ""), wanted, self.problem.prompt).source
         functions = [node.name for node in parse_source(source).body if isinstance(node, ast.FunctionDef)]
@@ -106,15 +106,15 @@ class AskedAgents:
     rollout: RolloutConfig
 
     def read_prompts(self, step: TrajectoryStep) -> dict[str, str]:
-        """The prompt of each agent that acts in a step, as its model reads it: special tokens included."""
+        """The prompt of each agent that acts in a step, as its model reads it, with special tokens."""
         prompts = {agent: step.prompts[agent].token_ids for agent in step.actions}
         return {agent: str(self.lineup.tokenizer(agent).decode([*ids])) for agent, ids in prompts.items()}
 
     def answer_problem(self, team: Team, problem: Problem, seed: int | None = None) -> Iterator[Answer]:
-        """The answer of ``team`` after each turn, the last one whole; greedy, or sampled with ``seed``.
+        """Yield the answer of ``team`` after each turn; greedy, or sampled with ``seed``.
 
-        A problem whose programs have no tests ends with the turn in which every role has written, since further turns
-        need feedback.
+        If programs have no tests, the answer ends with the first turn by which every role has written, since further
+        turns need feedback.
 
         Raises:
             ConfigError: a prompt is too long, or an expert that gives feedback does not answer.
@@ -147,7 +147,7 @@ class AskedAgents:
 
 
 def _say_unmeasured(turn: ScoredTurn) -> str:
-    """Why a turn has no reward; empty if it has one."""
+    """The reason why a turn has no reward; empty if it has one."""
     if turn.masked:
         failed = any("infra_error" in report.statuses for report in turn.reports.values())
         return SANDBOX_FAILED if failed else TEST_FAILED
@@ -156,7 +156,7 @@ def _say_unmeasured(turn: ScoredTurn) -> str:
 
 @contextmanager
 def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Iterator[AskedAgents]:
-    """Load the agents of ``asked``, trained and, beside them, untrained; open the engine and the sandbox.
+    """Load the agents of ``asked``, trained and perhaps untrained as well, and open the engine and the sandbox.
 
     Raises:
         ConfigError: the base model, the weights or the device cannot be used here.
@@ -164,7 +164,8 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
     """
     from magrpo.model.policy import Policy  # torch and transformers
 
-    config, untrained = asked.trained_agents(), None
+    config = asked.trained_agents()
+    untrained = None
     agents = config.agents
     if with_untrained and asked.weights:
         untrained = asked.untrained_agents()
@@ -183,14 +184,14 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
 
 
 def _make_step(group: RolloutGroup[Turn], turn: ScoredTurn, prefix: str) -> TrajectoryStep:
-    """The step of a joint action, its agents named without ``prefix``."""
+    """Make the step of a joint action, with agents named without ``prefix``."""
     prompts = {agent.removeprefix(prefix): prompt for agent, prompt in group.prompts.items()}
     actions = {agent.removeprefix(prefix): group.actions[agent][i] for agent, i in turn.picks.items()}
     return TrajectoryStep(prompts, actions, turn)
 
 
 def _find_best_source(wanted: Mapping[str, Execution], reports: Mapping[str, ExecutionReport]) -> str:
-    """The source of the first program, among those that run first, that passed the most tests; empty if none ran."""
+    """The source of the program in ``wanted`` that passed the most tests, the first on ties; empty if none ran."""
     ran = [name for name in wanted if name in reports]
     best = max(ran, key=lambda name: reports[name].tests_passed, default=None)
     return "" if best is None else wanted[best].source

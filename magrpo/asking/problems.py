@@ -1,4 +1,4 @@
-"""Problems to ask: found in the run's problem set by id, or written from a user's words and tests."""
+"""Problems to ask: found by id in the run's problem set, or written from a user's words and tests."""
 
 import ast
 import builtins
@@ -24,7 +24,7 @@ _ORDER: tuple[Split, ...] = ("test", "ood", "train")
 _DEFINITION = re.compile(r"^(?:async\s+)?def\s+(\w+)\s*\(", re.MULTILINE)
 _DOCSTRING_BEHIND = re.compile(r"^(def .*:)[ \t]+(\"\"\"|''')", re.MULTILINE)
 _ARGUMENTS = (("xs", r"lists?|numbers|integers|values|items"), ("s", r"strings?|text|words?|letters?|characters?"))
-"""Names of the argument of a function that is only described, with the words that call for them."""
+"""Names for the argument of a function that is only described, each with the words that suggest it."""
 
 
 def load_asked_problems(team: AskedTeam) -> dict[str, Problem]:
@@ -58,14 +58,15 @@ def writes_programs(reward: Reward) -> bool:
 
 
 def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Problems) -> Problem:
-    """A problem from a user's words, for agents trained on ``problems``.
+    """Write a problem from a user's words, for agents trained on ``problems``.
 
-    For a reward of programs, ``text`` is a function's signature with a docstring, or a sentence that becomes the
-    docstring of a function. The function has the name that the tests call, else the name that ``problems`` give it if
-    they can read the sentence, else ``solve``. The tests are ``tests``, the lines of ``text`` that begin with
-    ``assert``, and the examples (``>>>``) in the docstring; without any, those that ``problems`` make for the sentence,
-    whose tags the problem then has.
-    For any other reward the problem is the text. Tests may call the function ``candidate``.
+    For a reward of programs, ``text`` is the signature of a function with a docstring, or a sentence that becomes the
+    docstring of a function. The function is named as in the tests, else by ``problems`` if they can read the sentence,
+    else ``solve``. The tests are ``tests``, the lines of ``text`` that begin with ``assert``, and the examples
+    (``>>>``) in the docstring; if there are none, the tests that ``problems`` make for the sentence, whose tags the
+    problem then has. Tests may call the function ``candidate``.
+
+    For any other reward, the problem is the text.
 
     Raises:
         ConfigError: the text is empty, a test is unusable, or the reward takes no tests.
@@ -104,7 +105,7 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
 
 
 def explain_words(problem: Problem, problems: Problems) -> str:
-    """What ``problems`` cannot read in the description of a problem written by a user; empty if nothing."""
+    """Explain which part of a user's description ``problems`` cannot read; empty if they can read all of it."""
     docstrings = _list_docstrings(problem.prompt)
     description = docstrings[-1].partition(">>>")[0] if docstrings else ""
     _, remark = _read_sentence(description, problems) if description.strip() else (None, "")
@@ -132,7 +133,7 @@ def _parse_test(test: str) -> list[ast.stmt]:
 
 
 def _find_called_name(tests: Sequence[ast.stmt]) -> str:
-    """The first function that the tests call and Python does not define."""
+    """The first function that the tests call and that is not a builtin."""
     for test in tests:
         for node in ast.walk(test):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -143,7 +144,7 @@ def _find_called_name(tests: Sequence[ast.stmt]) -> str:
 
 
 def _name_argument(text: str) -> str:
-    """A name for the argument of the described function: ``xs`` for a list, ``s`` for a text, else ``n``."""
+    """Choose a name for the argument of the described function: ``xs`` for a list, ``s`` for a text, else ``n``."""
     found = (name for name, words in _ARGUMENTS if re.search(rf"\b(?:{words})\b", text, re.IGNORECASE))
     return next(found, "n")
 
@@ -154,7 +155,7 @@ def _quote_docstring(text: str) -> str:
 
 
 def _parse_examples(prompt: str) -> list[ast.stmt]:
-    """The examples with a result in the docstrings of a prompt, as asserts."""
+    """Turn the examples in the docstrings of a prompt that show a result into asserts."""
     found: list[ast.stmt] = []
     try:
         docstrings = _list_docstrings(prompt)
@@ -165,7 +166,7 @@ def _parse_examples(prompt: str) -> list[ast.stmt]:
         try:
             found += parse_python(f"assert ({example.source.strip()}) == ({example.want.strip()})").body
         except SyntaxError:
-            continue  # a statement, or a result that is no expression
+            continue  # a statement, or a result that is not an expression
     return found
 
 

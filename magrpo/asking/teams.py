@@ -1,4 +1,4 @@
-"""Finding the team that is asked: a run, one of its checkpoints, a folder of agents, or the champion of a model."""
+"""Finding the team to ask: that of a run, of one of its checkpoints, of a folder, or the champion of a model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,25 +17,25 @@ from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import CHAMPION, ModelRegistry
 
 CHAMPIONS = "champions"
-"""The folder in the root of runs that downloaded champions go to."""
+"""Folder for downloaded champions, in the root of runs."""
 UNTRAINED = "untrained-"
-"""Names of the agents before training begin with this."""
+"""Prefix of the names of untrained agents, beside those of the trained ones."""
 _NUM_PARENTS = 4
-"""A folder of agents may lie this deep below the configuration of its run."""
+"""Largest depth of a folder of agents below the configuration of its run."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedTeam:
-    """A team and what it needs to answer."""
+    """A team, with its configuration and weights."""
 
     config: RunConfig
-    """The configuration it was trained with, changed for asking: see :func:`find_asked_team`."""
+    """The configuration that the team was trained with, changed for asking: see :func:`find_asked_team`."""
     weights: Mapping[str, Path]
     """The folder of trained weights of each agent; empty for untrained agents."""
     title: str
-    """Where the weights come from, in words."""
+    """Description of the weights, for people."""
     store: RunStore | None = None
-    """The run, if its folder is at hand: it holds the problems."""
+    """The run, whose folder holds the problems; None if it is not at hand."""
 
     def trained_agents(self) -> RunConfig:
         """The configuration whose agents start from the weights."""
@@ -58,13 +58,14 @@ class AskedTeam:
 
 
 def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overrides: Sequence[str] = ()) -> AskedTeam:
-    """The team called ``name``.
+    """Find the team called ``name``.
 
-    ``name`` is the id of a run in ``root``, a run's folder, a folder with one of weights for each agent, ``champion``
-    (of the only registered model of the runs in ``root``), ``MODEL@champion`` or ``models:/MODEL@champion``.
+    ``name`` is the id of a run in ``root``, the folder of a run, a folder that holds a folder of weights for each
+    agent, ``champion`` (of the only registered model of the runs in ``root``), ``MODEL@champion`` or
+    ``models:/MODEL@champion``.
 
     The engines ``auto`` and ``vllm`` are replaced by ``transformers``, which starts faster, and
-    ``model.device = "cuda"`` by ``"auto"``; ``overrides`` are applied after that.
+    ``model.device = "cuda"`` by ``"auto"``. Then ``overrides`` are applied.
 
     Raises:
         ConfigError: there is no such team or checkpoint, or an override is unusable.
@@ -110,7 +111,7 @@ def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[st
 
 
 def _team_in_folder(folder: Path, overrides: Sequence[str], title: str) -> AskedTeam:
-    """The team whose agents lie in ``folder``; the configuration lies beside them or in a folder above."""
+    """Find the team whose agents are in ``folder``, with the configuration beside them or in a folder above."""
     above = [folder, *folder.parents[:_NUM_PARENTS]]
     path = next((parent / CONFIG for parent in above if _is_run_config(parent / CONFIG)), None)
     if path is None:
@@ -128,7 +129,7 @@ def _team_in_folder(folder: Path, overrides: Sequence[str], title: str) -> Asked
 
 
 def _is_run_config(path: Path) -> bool:
-    """Whether ``path`` is the configuration of a run, not that of a model."""
+    """Whether ``path`` is the configuration of a run, rather than that of a model, which has the same name."""
     if not path.is_file():
         return False
     try:
@@ -138,7 +139,7 @@ def _is_run_config(path: Path) -> bool:
 
 
 def _change_config(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -> RunConfig:
-    """The configuration read from ``path``, changed for asking, with ``overrides``."""
+    """Change the configuration that was read from ``path`` for asking, and apply ``overrides``."""
     if tree["engine"]["kind"] in ("auto", "vllm"):
         tree["engine"] = {"kind": "transformers"}
     if tree["model"]["device"] == "cuda":
@@ -147,7 +148,7 @@ def _change_config(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -
 
 
 def _find_champion(model: str, root: Path, overrides: Sequence[str]) -> AskedTeam:
-    """The champion of a registered model, downloaded into ``root/champions`` unless it is there."""
+    """Find the champion of a registered model, and download it into ``root/champions`` unless it is there."""
     registry = ModelRegistry(tracking_uri(TrackingConfig(), root), model)
     try:
         version = registry.find_champion()
@@ -165,9 +166,10 @@ def _find_only_model(root: Path) -> str:
     """The registered model that the runs in ``root`` name, if it is the only one."""
     models: set[str] = set()
     for path in root.glob(f"*/{CONFIG}"):
-        with suppress(ConfigError):  # a damaged run, or a model
+        with suppress(ConfigError):  # a damaged run, or the folder of a model
             model = RunStore(root, path.parent.name).config_tree().get("registry", {}).get("model")
-            models |= {model} if model else set()
+            if model:
+                models.add(model)
     if len(models) == 1:
         return models.pop()
     found = f"the runs in {root} name {', '.join(sorted(models))}" if models else f"no run in {root} registers a model"

@@ -1,5 +1,5 @@
-"""Calls of plug-ins: they check the result at once, so that a mistake is reported where it was made.
+"""Calling plug-ins, and checking their results at once, so that a mistake is reported where it was made.
 
-Begin with :mod:`~magrpo.checks.calls`, which words the errors. Texts of problems, observations, completions and reports
-leave here without lone surrogates (:mod:`magrpo.text`).
+There is one module for each kind of plug-in. Begin with :mod:`~magrpo.checks.calls`, which words the errors. The texts
+of problems, observations, completions and reports are returned without lone surrogates (:mod:`magrpo.text`).
 """

@@ -1,4 +1,4 @@
-"""A call of a plug-in's method, named in every message about it: section, class, method and problem."""
+"""A call of a plug-in's method. Every message about it names the section, class, method and problem."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from types import TracebackType
 from magrpo.plugins import ConfigError, PluginFailed, quote_value
 
 _MAX_FRAMES = 3
-"""Number of stack frames that are shown of an exception inside a plug-in."""
+"""Number of stack frames to show of an exception inside a plug-in."""
 
 
 class PluginUnavailable(PluginFailed, ConnectionError):
-    """A method of a plug-in raised an OSError: a file, or a remote service. Another attempt may succeed."""
+    """A method of a plug-in raised an OSError, from a file or a remote service. Another attempt may succeed."""
 
 
 class PluginCall:
-    """One call of a plug-in. As a context manager around it, it turns exceptions of the plug-in into PluginFailed.
+    """One call of a plug-in; as a context manager, turns the exceptions of the plug-in into PluginFailed.
 
-    ConfigErrors, and MemoryErrors, which no plug-in causes alone, pass unchanged.
+    A ConfigError passes unchanged, and so does a MemoryError, which no plug-in causes alone.
     """
 
     __slots__ = ("_item", "_method", "_noun", "_plugin", "_section")
 
     def __init__(self, section: str, plugin: object, method: str, item: str = "", noun: str = "problem") -> None:
-        """``method`` is written with parentheses unless it is an attribute; ``item``: the ``noun`` that it is about."""
+        """``method`` ends in parentheses unless it is an attribute. ``item`` is the ``noun`` that the call is about."""
         self._section, self._plugin, self._method = section, plugin, method
         self._item, self._noun = item, noun
 
@@ -47,13 +47,13 @@ class PluginCall:
         raise PluginFailed(f"{message}\n{shown}".rstrip()) from error
 
     def describe(self, what: str) -> str:
-        """A message that begins with the call: ``reward my_reward:Brief: price() failed ...``."""
+        """Make a message that begins with the call: ``reward my_reward:Brief: price() failed ...``."""
         cls = type(self._plugin)
         name = f"{self._section} {cls.__module__}:{cls.__qualname__}".lstrip()
         return f"{name}: {self._method} {what}"
 
     def refuse_value(self, value: object, expected: str) -> ConfigError:
-        """The error about a value that is not ``expected``."""
+        """Make the error about a value that is not ``expected``."""
         verb, remedy = "is", f"it must be {expected}"
         if self._method.endswith(")"):
             verb, remedy = "returned", f"it must return {expected}"
@@ -64,7 +64,7 @@ class PluginCall:
         return ConfigError(self.describe(f"{verb} {shown}{self._about}; {remedy}"))
 
     def refuse(self, fault: str, remedy: str) -> ConfigError:
-        """The error about a part of a value: ``fault`` continues the name of the method."""
+        """Make the error about a part of a value. In the message, ``fault`` follows the name of the method."""
         return ConfigError(self.describe(f"{fault}{self._about}; {remedy}"))
 
     @property

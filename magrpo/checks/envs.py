@@ -1,4 +1,4 @@
-"""Calls of environments, with the result checked."""
+"""Calling environments, and checking their results."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def count_turns(env: Env) -> int:
 
 
 def observe_problem(env: Env, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-    """The observation of the agent in ``role``, lone surrogates replaced.
+    """The observation of the agent in ``role``, with lone surrogates replaced.
 
-    Raises ConfigError, naming environment and problem, if it is none.
+    Raises ConfigError, naming environment and problem, if the result is not an observation.
     """
     call = PluginCall("env", env, "observe()", problem.task_id)
     with call:

@@ -1,7 +1,7 @@
 """The names that the parts of a reward may have.
 
-A part ``tests`` becomes the metrics ``reward/tests`` and ``eval/tests`` and a quantity of every evaluation, beside
-quantities of this project. A part with the name of one of those would replace it.
+A part ``tests`` becomes the metrics ``reward/tests`` and ``eval/tests`` and a quantity of every evaluation. A part with
+the name of one of the project's own metrics or quantities would replace it.
 """
 
 import re
@@ -18,15 +18,15 @@ RESERVED_PARTS = frozenset(
         "reward",  # of a trace, beside its parts
     }
 )
-"""Names of quantities that stand beside the parts of a reward."""
+"""Names of the project's own quantities, which stand beside the parts of a reward."""
 RESERVED_PATTERN = re.compile(r"pass_at_.*|joint_turn_.*|.*_constant")
-"""Names of families of such quantities; ``<part>_constant`` says whether a part never varied."""
+"""Matches families of such names; ``<part>_constant`` says whether a part never varied."""
 _SIGNS = "_-. "
-"""Signs that MLflow accepts in the keys of metrics, but ``/``, which would begin another family of them, and ``:``."""
+"""Signs that MLflow accepts in the keys of metrics, except ``:`` and ``/``, which would begin another family."""
 
 
 def check_part_names(names: Iterable[str], call: PluginCall) -> None:
-    """Raise ConfigError unless the parts that ``call`` returned may have these names."""
+    """Raise ConfigError if the parts that ``call`` returned may not have these names."""
     for name in names:
         if name.lower() in RESERVED_PARTS or RESERVED_PATTERN.fullmatch(name.lower()):
             raise call.refuse(f"names a part {name!r}", "metrics of magrpo have that name: choose another one")

@@ -1,4 +1,4 @@
-"""Calls of problem sets, with the result checked."""
+"""Calling problem sets, and checking their results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TEXTS = ("task_id", "prompt", "entry_point", "test", "canonical_solution", "hid
 
 
 def load_problems(problems: Problems) -> dict[Split, list[Problem]]:
-    """The splits of a problem set, lone surrogates replaced.
+    """Load the splits of a problem set, with lone surrogates replaced.
 
-    Raises ConfigError, naming the set, for anything but splits of Problems.
+    Raises ConfigError, naming the set, if the result is anything but splits of problems.
     """
     call = PluginCall("problems", problems, "load()")
     with call:
@@ -35,7 +35,7 @@ def load_problems(problems: Problems) -> dict[Split, list[Problem]]:
                 f"returned {quote_value(members)} for the split {split!r}", "it must be a list of Problems"
             )
         with call:
-            listed = list(members)  # maybe of a generator
+            listed = list(members)  # inside ``call``, because a generator runs here
         for problem in listed:
             if not isinstance(problem, Problem):
                 raise call.refuse(

@@ -1,4 +1,4 @@
-"""Calls of rewards, with the result checked."""
+"""Calling rewards, and checking their results."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from magrpo.plugins import ConfigError, list_choices, quote_value
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 LARGEST_REWARD = 1e15
-"""Largest size of a reward and its parts: sums of squares of larger ones lose their meaning in float32."""
+"""Largest absolute value of a reward and its parts; sums of squares of larger ones are meaningless in float32."""
 _TOLERANCE = 1e-6
-"""By how much a part or a total may exceed its maximum, as a fraction of it: sums in float32 are inexact."""
+"""Fraction by which a part or a total may exceed its maximum, since sums in float32 are inexact."""
 
 
 def check_maxima(reward: Reward) -> Reward:
-    """Return ``reward`` if its ``maxima`` give every part a usable name and a finite maximum above 0; else ConfigError.
+    """Return ``reward`` if its ``maxima`` have usable names and finite values above 0; else raise ConfigError.
 
-    Messages do not name the section: they are for the validation of a configuration, which does.
+    Messages do not name the section, because the validation of a configuration adds it.
     """
     call = PluginCall("", reward, "maxima")
     with call:
@@ -41,7 +41,7 @@ def check_maxima(reward: Reward) -> Reward:
 def request_executions(
     reward: Reward, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
 ) -> dict[str, Execution]:
-    """The executions that ``reward`` still needs. Raises ConfigError if they are none, or were made already."""
+    """The executions that ``reward`` still needs. Raises ConfigError for anything else, or for one with a report."""
     call = PluginCall("reward", reward, "executions()", problem.task_id)
     with call:
         wanted: Any = reward.executions(problem, texts, reports)
@@ -65,10 +65,10 @@ def request_executions(
 def compute_price(
     reward: Reward, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
 ) -> JointReward:
-    """The price of a joint action, its numbers as floats.
+    """The price of a joint action, with all numbers as floats.
 
-    Raises ConfigError, naming reward and problem, if it is no JointReward, has other parts than ``maxima``, or holds a
-    number that is not finite or above its maximum.
+    Raises ConfigError, naming reward and problem, if the price is not a JointReward, does not have the parts of
+    ``maxima``, or holds a number that is not finite or above its maximum.
     """
     call = PluginCall("reward", reward, "price()", problem.task_id)
     with call:
@@ -112,7 +112,7 @@ def _refuse_parts(call: PluginCall, parts: Mapping[str, float], maxima: Mapping[
 
 
 def _check_total(call: PluginCall, reward: Reward, problem: Problem, total: float) -> None:
-    """Refuse a total above the maximum, which only ``fraction`` knows: scale and shift are the reward's own."""
+    """Refuse a total above the maximum. Only ``fraction`` knows it, because scale and shift belong to the reward."""
     fraction = _take_fraction(reward, problem, total)
     # Beside a large shift the rounding of the total itself may exceed the tolerance.
     if fraction > 1 + _TOLERANCE and _take_fraction(reward, problem, total - 4 * math.ulp(total)) > 1 + _TOLERANCE:
@@ -133,7 +133,7 @@ def _take_fraction(reward: Reward, problem: Problem, total: float) -> float:
 
 
 def _check_finite(name: str, value: float, problem: Problem) -> None:
-    if not abs(value) <= LARGEST_REWARD:  # nor is NaN
+    if not abs(value) <= LARGEST_REWARD:  # true of NaN, too
         raise ConfigError(
             f"reward: {name} = {value} for problem {quote_value(problem.task_id)}; a reward must be a "
             f"finite number of at most {LARGEST_REWARD:g}: fix its price(), or lower reward.scale"
@@ -147,7 +147,7 @@ def _read_numbers(call: PluginCall, values: Any, field: str) -> dict[str, float]
 
 
 def _read_number(call: PluginCall, value: Any, field: str, name: object = None) -> float:
-    if type(value) is float:  # nearly always, and the check below takes longer
+    if type(value) is float:  # nearly always; the check below takes longer
         return value
     if not _is_number(value):
         where = field if name is None else f"{field}[{name!r}]"
@@ -156,7 +156,7 @@ def _read_number(call: PluginCall, value: Any, field: str, name: object = None) 
 
 
 def _is_number(value: object) -> bool:
-    """Whether ``value`` is one number, maybe of NumPy or PyTorch."""
+    """Whether ``value`` is a single number, perhaps of NumPy or PyTorch."""
     if not isinstance(value, SupportsFloat):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Calls of sandboxes and engines, with the result checked. Their exceptions pass unchanged: callers know them."""
+"""Calling sandboxes and engines, and checking their results. Their exceptions, which callers know, pass unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_engine(plugin: EnginePlugin, host: EngineHost) -> Engine:
 
 
 def serve_weights(engine: Engine, version: int, weights: Mapping[str, Path]) -> Served:
-    """Serve weights on an engine. Raises ConfigError if it returns anything but what samples from them."""
+    """Serve weights on an engine. Raises ConfigError if the engine returns anything but a Served."""
     served: Any = engine.serve(version, weights)
     if not isinstance(served, Served):
         raise PluginCall("engine", engine, "serve()").refuse_value(served, "a Served: generate() and close()")
@@ -45,9 +45,9 @@ def serve_weights(engine: Engine, version: int, weights: Mapping[str, Path]) -> 
 def run_executions(
     sandbox: Sandbox, executions: Sequence[Execution], progress: Progress | None
 ) -> list[ExecutionReport]:
-    """Run programs; lone surrogates in messages are replaced.
+    """Run programs; replaces lone surrogates in the messages of reports.
 
-    Raises ConfigError unless the sandbox returns one report for each.
+    Raises ConfigError unless the sandbox returns one report for each program.
     """
     reports: Any = sandbox.run(executions, progress)
     call = PluginCall("sandbox", sandbox, "run()")
@@ -65,7 +65,7 @@ def _clean_case(case: Case) -> Case:
 
 
 def generate_completions(engine: Served, requests: Sequence[Request], progress: Progress | None) -> list[Action]:
-    """Sample completions; lone surrogates in their texts are replaced.
+    """Sample completions; replaces lone surrogates in their texts.
 
     Raises ConfigError unless the engine returns one whole completion for each request.
     """

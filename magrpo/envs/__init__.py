@@ -1,1 +1,6 @@
-"""Environments: roles, prompts and what happens between turns."""
+"""Environments: the roles of agents, their prompts, and the feedback between turns.
+
+Begin with :mod:`magrpo.envs.coding`, the environments of programmers; ``writing`` is that of two authors. The texts of
+prompts are in ``prompts.toml``. ``diagnosis`` words the feedback on a program, and ``expert`` asks another model for
+edits.
+"""

@@ -1,4 +1,4 @@
-"""Environments of programmers: a helper and a main who write one program at once or in turn, one alone, or a team."""
+"""Environments of programmers: a helper and a main who act at once or in turn, a single programmer, or a team."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from magrpo.types import Message, Observation, PastTurn, Problem
 
 
 class ProgramEnv(Plugin):
-    """Base class: every agent writes a part of one program; from the second turn on it gets feedback on the program.
+    """Base class: every agent writes a part of one program and, from the second turn on, gets feedback on it.
 
-    Feedback is made from the joint reward's parts and the execution report ``program``.
+    Feedback is made from the parts of the joint reward and the execution report ``program``.
     """
 
     system: ClassVar[Mapping[str, str]]
@@ -106,7 +106,8 @@ class CodingEnv(ProgramEnv):
         if self.expert is None or self.feedback != "expert_edits":
             return super()._give_feedback(problem, role, turn, agent)
         (partner,) = _list_partner_texts(turn, agent)
-        helper, main = (turn.texts[agent], partner)[:: 1 if role == "helper" else -1]
+        own = turn.texts[agent]
+        helper, main = (own, partner) if role == "helper" else (partner, own)
         diagnosis = self._describe_program("level_feedback", problem, role, turn)
         edits = self.expert.propose_edits(problem, role, helper=helper, main=main, diagnosis=diagnosis)
         return f"A reviewer proposes:\n{edits}" if edits else "A reviewer proposes no edits."
@@ -131,7 +132,7 @@ class SequentialEnv(CodingEnv):
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         assert (role,) == self.acting(len(history)), role
-        halves = zip(history[::2], history[1::2], strict=False)
+        halves = zip(history[::2], history[1::2], strict=False)  # leaves out a round that is not complete
         rounds = [PastTurn(first.texts | second.texts, second.reward, second.reports) for first, second in halves]
         seen = super().observe(problem, role, rounds, agent)
         if role == "helper":

@@ -1,8 +1,8 @@
-"""Feedback on a joint action of the coding task: what went wrong, and the words that tell an agent.
+"""Feedback on a joint action of the coding task: a diagnosis of what went wrong, and its wording for an agent.
 
-Feedback is made from the joint reward's parts and the execution report ``program``, never from a completion, so it
-cannot show an agent its partner's text. For the same reason it omits exception messages, which the program controls:
-it quotes only the assert and the name of a builtin exception.
+Feedback is made from the parts of the joint reward and the execution report ``program``, never from a completion, so it
+cannot show an agent its partner's text. For the same reason it omits exception messages, which the program controls,
+and quotes only the assert and the name of a builtin exception.
 """
 
 import builtins
@@ -47,15 +47,15 @@ BARE_LINES: tuple[str, ...] = (
     "failed",
     "revise",
 )
-"""Every line that feedback in the bare prompt can contain, so that a tiny tokenizer can cover all of them."""
+"""Every line that feedback in the bare prompt can contain; a tiny tokenizer needs to cover only these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The verdicts on one joint action, by level. ``failures``: the cases that did not pass, in order."""
+    """The verdicts on one joint action. ``failures``: the cases that did not pass, in order."""
 
     judged: tuple[str, ...]
-    """The levels that the reward judges; the others count as reached and are not mentioned."""
+    """The levels that the reward judges. The others count as reached and are not mentioned."""
     has_aux: bool
     has_entry: bool
     compiles: bool
@@ -66,7 +66,7 @@ class Diagnosis:
 
     @property
     def level_passes(self) -> dict[str, bool]:
-        """Whether each level that is judged is at its maximum."""
+        """Whether each judged level is at its maximum."""
         passes = {
             "structure": self.has_aux and self.has_entry,
             "syntax": self.compiles,
@@ -77,21 +77,23 @@ class Diagnosis:
 
 
 def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
-    """The diagnosis that a joint action's reward parts and its report ``program`` give.
+    """Diagnose a joint action from the parts of its reward and its report ``program``.
 
-    A reward need not have the parts of the reward ``coding``. Without ``structure`` every function counts as there,
-    without ``syntax`` the report says whether the program compiles, without ``cooperation`` nothing is said of it. For
-    the role ``solo``, levels that concern a helper are not mentioned.
+    A reward need not have the parts of the reward ``coding``. Without ``structure``, every function counts as present;
+    without ``syntax``, the report decides whether the program compiles; without ``cooperation``, its verdict is
+    unknown. For the role ``solo``, levels that concern a helper are not mentioned.
     """
     parts, report = turn.reward.parts, turn.reports.get("program")
-    # The list of a solo keeps ``cooperation``, which it never reaches: its bare feedback is never "all good".
+    # A solo is judged on ``cooperation`` too, which it never reaches, so its bare feedback is never "all good".
     judged = tuple(level for level in _LEVELS if level in parts or level == "tests" or role == "solo")
     structure, cooperation_part = parts.get("structure"), parts.get("cooperation")
     compiles = parts["syntax"] > 0 if "syntax" in parts else report is None or report.compiles
     has_aux = has_entry = True
     if structure is not None:
-        ran = "syntax" in parts and compiles  # a program with another kind of entry point too
-        has_entry = structure > (0 if role == "solo" else 0.5) or ran
+        ran = "syntax" in parts and compiles  # true also if the entry point is not a function
+        least = 0 if role == "solo" else 0.5
+        has_entry = structure > least or ran
+        # The helper's function is worth 0.4, main's 0.6.
         has_aux = role == "solo" or min(abs(structure - 0.4), abs(structure - 1.0)) < 0.05
     cooperation: Cooperation = "unknown"
     if role != "solo" and cooperation_part is not None:
@@ -111,7 +113,7 @@ def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
 
 
 def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
-    """Feedback for the bare prompt, as lines of :data:`BARE_LINES`."""
+    """Format feedback for the bare prompt, as lines of :data:`BARE_LINES`."""
     if mode == "level_passed":
         return [f"{level} {'ok' if ok else 'bad'}" for level, ok in diagnosis.level_passes.items()]
     if mode == "passed":
@@ -137,20 +139,22 @@ def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
 
 
 def format_feedback(mode: Feedback, diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> str:
-    """Feedback in English for ``role``, quoting at most ``num_tests`` failing tests."""
+    """Format feedback in English for ``role``, quoting at most ``num_tests`` failing tests."""
     if mode == "plain":
         return "Look at your answer again and improve it where you can."
     if mode == "passed":
-        return f"The program {'passed' if diagnosis.level_passes['tests'] else 'did not pass'} all tests."
+        verdict = "passed" if diagnosis.level_passes["tests"] else "did not pass"
+        return f"The program {verdict} all tests."
     if mode == "level_passed":
         return "\n".join(f"{level}: {'passed' if ok else 'not passed'}" for level, ok in diagnosis.level_passes.items())
-    whose = {True: "Your answer", False: "Your partner's answer"}
-    missing = "{} holds no complete function `{}` that returns a value."
+    helper_answer, main_answer = "Your partner's answer", "Your answer"
+    if role == "helper":
+        helper_answer, main_answer = main_answer, helper_answer
     lines = []
     if not diagnosis.has_aux:
-        lines.append(missing.format(whose[role == "helper"], "aux"))
+        lines.append(f"{helper_answer} holds no complete function `aux` that returns a value.")
     if not diagnosis.has_entry:
-        lines.append(missing.format(whose[role != "helper"], entry_point))
+        lines.append(f"{main_answer} holds no complete function `{entry_point}` that returns a value.")
     elif not diagnosis.compiles:
         lines.append("The program put together from all answers does not compile: it has a syntax error.")
     else:
@@ -162,7 +166,7 @@ def format_feedback(mode: Feedback, diagnosis: Diagnosis, role: str, entry_point
 
 
 def _quote_case(case: Case) -> str:
-    """A failing case without words of the program: an exception's text is cut after the name of its builtin class.
+    """Quote a failing case without the program's own words: an exception is cut after the name of its builtin class.
 
     The sandbox writes that name itself, before any text. Its messages about a wrong value, a timeout or a crash hold
     only the assert and the value received.

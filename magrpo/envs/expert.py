@@ -13,7 +13,7 @@ from magrpo.plugins import ConfigError, Section
 from magrpo.types import Problem
 
 MAX_CHARS = 4000
-"""Longer answers are cut to this many characters."""
+"""Longest answer of the expert, in characters; the rest is cut off."""
 
 
 class Expert(Section):
@@ -29,9 +29,9 @@ class Expert(Section):
     """Seconds to wait for one answer. A failed request is retried twice."""
 
     def propose_edits(self, problem: Problem, role: str, *, helper: str, main: str, diagnosis: str) -> str:
-        """The expert's edits to the function that ``role`` wrote, decoded greedily.
+        """Ask the expert for edits to the function that ``role`` wrote, decoded greedily.
 
-        Answers are cached in this process, so an answer stays the same over the turns of an episode.
+        Answers are cached in this process, so an answer stays the same when later turns of an episode repeat it.
 
         Raises:
             ConnectionError: the endpoint does not answer, or fails.

@@ -90,10 +90,13 @@ class WritingEnv(Plugin):
 def _judge_levels(turn: PastTurn) -> dict[str, bool]:
     """Whether each level that was reached is good. Levels after one that scored 0 were not reached.
 
-    Empty if the reward has no part of these names: it is another one than ``writing``.
+    Empty for a reward other than ``writing``, which has no parts of these names.
     """
-    verdicts, parts = {}, turn.reward.parts
-    for name in (name for name in _MAXIMA if name in parts):
+    parts = turn.reward.parts
+    verdicts = {}
+    for name in _MAXIMA:
+        if name not in parts:
+            continue
         verdicts[name] = parts[name] >= _GOOD_FRAC * _MAXIMA[name]
         if parts[name] == 0:
             break

@@ -1,4 +1,4 @@
-"""The folder of a run's trained agents: all that is needed to use them, without the run and without this project.
+"""The folder of a run's trained agents, which can be used without the run and without this project.
 
 ``<run>/agents``::
 
@@ -32,7 +32,7 @@ ORIGIN = "origin.json"
 
 
 def write_run_agents(store: RunStore) -> Path:
-    """Write ``agents`` in the folder of a finished training run, unless it was made from the same checkpoint."""
+    """Write ``agents`` into the folder of a finished run, unless it already holds the agents of this checkpoint."""
     team, target = TrainedTeam.of(store), store.path / AGENTS
     origin = target / ORIGIN
     if not (origin.is_file() and json.loads(origin.read_bytes()) == team.describe_origin()):
@@ -41,9 +41,9 @@ def write_run_agents(store: RunStore) -> Path:
 
 
 def write_agents(team: TrainedTeam, target: Path, repository: str = "") -> None:
-    """Write the folder ``target``; one that was written before is replaced when the new one is whole.
+    """Write the folder ``target``. An earlier version of it is replaced once the new one is complete.
 
-    ``repository``: id on the hub from which the model card tells to fetch the folder. Raises ConfigError if ``target``
+    ``repository``: hub id from which, by the model card, others download the folder. Raises ConfigError if ``target``
     holds anything else, the weights are damaged, or a tokenizer or base cannot be loaded.
     """
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / ORIGIN).is_file()):
@@ -82,7 +82,7 @@ def _write_agent(team: TrainedTeam, agent: AgentConfig, folder: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path, *, link: bool = False) -> None:
-    """Copy a file; with ``link`` share the bytes of the run's own file where the file system can."""
+    """Copy a file; with ``link``, make a hard link to the file of the run if the file system can."""
     if link:
         with suppress(OSError):
             os.link(source, target)

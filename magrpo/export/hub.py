@@ -1,4 +1,4 @@
-"""The Hugging Face hub: a folder of agents as a repository there."""
+"""Uploading a folder of agents to a repository on the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -26,9 +26,9 @@ def check_repository(repository: str) -> None:
 
 
 def push_folder(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload ``folder`` to ``repository``, which is created if missing, and return its URL.
+    """Upload ``folder`` to ``repository``, which is created if missing; returns its URL.
 
-    Subfolders of the same name are replaced, other files stay. ``private`` applies to a new repository. Raises
+    Subfolders of the same name are replaced; other files stay. ``private`` applies only to a new repository. Raises
     ConfigError if the hub cannot be reached or refuses.
     """
     hub = HfApi()

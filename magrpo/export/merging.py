@@ -1,4 +1,4 @@
-"""Merging: an adapter and its base as one model, for any tool that reads models of transformers."""
+"""Merging an adapter and its base into one model, for any tool that reads models of transformers."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from magrpo.model.policy import load_base_model
 def merge_adapter(agent: AgentConfig, adapter: Path, folder: Path) -> None:
     """Write the agent's base with its ``adapter`` merged into ``folder``, in the precision of the base.
 
-    The sum is computed in float32 and rounded once: where the base is in bfloat16, the smallest updates are lost.
+    The sum is computed in float32 and rounded once, so the smallest updates are lost if the base is in bfloat16.
     Raises ConfigError if the base cannot be loaded.
     """
     located = agent.model_copy(update={"model": locate_model(agent.model)})

@@ -1,4 +1,4 @@
-"""The model card of a team: how to use its agents, with a real sample, its origin and its evaluation."""
+"""The model card of a team: how to use the agents, a real sample, their origin and their evaluation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +24,10 @@ _FIRST_PORT = 8000
 
 
 def render_model_card(team: TrainedTeam, version: int | None = None, repository: str = "") -> str:
-    """The card in Markdown, after the front matter that hubs read.
+    """Render the card in Markdown, after the front matter that hubs read.
 
-    ``version``: that of the registered model, ``repository``: the id on the hub, from which the card tells to fetch the
-    agents; without either it speaks of the folder it lies in.
+    ``version`` of the registered model, or ``repository`` on the hub: the source from which, by the card, others
+    download the agents. Without either, the card describes the folder that it is in.
     """
     config, store, sample = team.config, team.store, choose_sample(team)
     title, fetch = f"Agents of run {store.run_id}", ""
@@ -84,7 +84,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
 
 
 def render_agent_card(team: TrainedTeam, agent: AgentConfig) -> str:
-    """The card in the folder of one agent, which refers to that of its team."""
+    """Render the card in the folder of one agent, which refers to the card of its team."""
     base, weights = name_base(agent.model), team.weights_of(agent)
     is_on_hub = locate_model(base) == base and not Path(base).is_dir()
     front_matter = ModelCardData(
@@ -104,17 +104,17 @@ def render_agent_card(team: TrainedTeam, agent: AgentConfig) -> str:
 
 
 def _render_card(template: str, front_matter: ModelCardData, **values: object) -> str:
-    """A card: front matter for hubs, then a template of this project's, whose filters ``ModelCard`` does not know."""
+    """Render front matter for hubs, then a template of this project, whose filters ``ModelCard`` does not know."""
     return f"---\n{front_matter.to_yaml()}\n---\n{render_template(template, **values)}"
 
 
 def strip_heading(card: str) -> str:
-    """The card without its front matter and title."""
+    """Remove the front matter and the title of a card."""
     return card.partition("\n---\n")[2].partition("\n")[2]
 
 
 def find_licence(base: str) -> str | None:
-    """The licence stated by the model card of a base: a folder, a shipped model, or a hub id in the local cache."""
+    """The licence by the model card of a base, which is a folder, a shipped model, or a hub id in the local cache."""
     folder = Path(locate_model(base))
     card: object = folder / CARD if folder.is_dir() else None
     if card is None and base.count("/") <= 1:
@@ -126,7 +126,7 @@ def find_licence(base: str) -> str | None:
 
 
 def _describe_bases(team: TrainedTeam) -> Iterator[dict[str, Any]]:
-    """The base models with their agents; ``adapted``: those that others need the base for."""
+    """Describe the base models with their agents. ``adapted``: the agents that need the base."""
     for model in sorted({agent.model for agent in team.config.agents}):
         agents = [agent for agent in team.config.agents if agent.model == model]
         shipped = locate_model(model) != model
@@ -141,7 +141,7 @@ def _describe_bases(team: TrainedTeam) -> Iterator[dict[str, Any]]:
 
 
 def _plan_servers(team: TrainedTeam, bases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """One vLLM server for each base with adapters, and for each agent that is a model of its own."""
+    """Plan one vLLM server for each base with adapters, and one for each agent that is a whole model."""
     full = [agent for agent in team.config.agents if team.weights_of(agent) == "full"]
     served = [(base["model"], base["adapted"]) for base in bases if base["adapted"]] + [("", [agent]) for agent in full]
     for port, (base, agents) in enumerate(served, start=_FIRST_PORT):
@@ -150,9 +150,10 @@ def _plan_servers(team: TrainedTeam, bases: Sequence[Mapping[str, Any]]) -> Iter
 
 
 def _describe_code(records: Sequence[Mapping[str, Any]]) -> str:
-    """The commit, if it is known, and the versions of the libraries, from the tracking records of a run."""
+    """Describe the commit, if known, and the versions of libraries, from the tracking records of a run."""
     tags = {key: value for record in records if record["kind"] == "tags" for key, value in record["values"].items()}
     commit = tags.get("mlflow.source.git.commit")
     changed = ", with uncommitted changes" if tags.get("git.dirty") == "true" else ""
     versions = [f"{key.removeprefix('version.')} {tags[key]}" for key in tags if key.startswith("version.")]
-    return "; ".join(filter(None, [f"commit `{commit}`{changed}" if commit else "", ", ".join(versions)]))
+    parts = [f"commit `{commit}`{changed}" if commit else "", ", ".join(versions)]
+    return "; ".join(part for part in parts if part)

@@ -20,18 +20,18 @@ class Sample:
     """The prompts as the environment made them."""
     answers: Mapping[str, str]
     remarks: Mapping[str, str]
-    """That an answer was cut, or copied from its prompt; only of agents of which there is something to say."""
+    """Remarks on answers that were cut off or copied from their prompt; other agents have none."""
     program: str
-    """The program that the reward made of the answers; empty if it runs none, or they make none."""
+    """The program that the reward made of the answers; empty if there is none."""
     tests: tuple[int, int] | None
-    """Tests that the program passed, and all; None without a program."""
+    """Number of tests that the program passed, and number of tests; None without a program."""
     reward: JointReward
     num_problems: int
-    """Number of held-out problems that it was chosen from."""
+    """Number of held-out problems that the sample was chosen from."""
 
 
 def choose_sample(team: TrainedTeam) -> Sample | None:
-    """The sample with the highest return, of those the one with the shortest prompt; None if the sandbox ran none."""
+    """Choose the sample with the highest return, and among those the shortest prompt; None if all are masked."""
     trajectories = [
         trajectory
         for trajectory in read_records(team.evaluation / TRAJECTORIES, Trajectory)
@@ -70,7 +70,7 @@ def choose_sample(team: TrainedTeam) -> Sample | None:
 
 
 def _first_round(trajectory: Trajectory) -> tuple[int, JointReward]:
-    """Number of turns until every agent has answered once, and the reward of that turn."""
+    """The number of turns until every agent has answered once, and the reward of the last of them."""
     everybody = trajectory.texts.keys()
     seen: set[str] = set()
     for number, step in enumerate(trajectory.steps, start=1):

@@ -1,4 +1,4 @@
-"""The trained team of a run: which checkpoint others get, where it came from, and how its parts are named for them."""
+"""The trained team of a run: the checkpoint that others get, its origin, and the names that others use for it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,13 +22,13 @@ class TrainedTeam:
     store: RunStore
     config: RunConfig
     evaluations: dict[int, Pointer]
-    """Its evaluations by iteration, ascending; the last one is of these agents."""
+    """The evaluations by iteration, ascending; the last one evaluates these agents."""
     merged: bool
     """Whether adapters are merged into copies of their base."""
 
     @classmethod
     def of(cls, store: RunStore, *, merged: bool = False) -> "TrainedTeam":
-        """The agents of ``store``; ConfigError if it compares baselines, or none of its checkpoints is evaluated."""
+        """The agents of a run. Raises ConfigError if it compares baselines, or has no evaluated checkpoint."""
         config = store.config()
         if makes_tables(config):
             raise ConfigError(f"run {store.run_id} compares baselines and has no agents of its own; name a trained run")
@@ -57,13 +57,13 @@ class TrainedTeam:
 
     @cached_property
     def report(self) -> RunReport:
-        """The evaluations as reports read them."""
+        """The evaluations in the form that reports use."""
         reports = [read_evaluation(self.store.folder(pointer)) for pointer in self.evaluations.values()]
         return RunReport(self.store.run_id, self.store, self.config, reports)
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
-        """The precision in which it was trained and evaluated, if that was on one machine."""
+        """The precision of training and evaluation, provided that both ran on the same machine."""
         if self.config.model.dtype != "auto":
             return self.config.model.dtype
         return "bfloat16" if self.store.stored_metrics(Step("start", 0).folder)["start/gpus"] else "float32"
@@ -86,11 +86,11 @@ class TrainedTeam:
         }
 
     def weights_of(self, agent: AgentConfig) -> Literal["lora", "shared", "full"]:
-        """The form in which others get the agent's weights."""
+        """The form of the agent's weights in the export."""
         return "full" if self.merged else agent.weights
 
     def portable_config(self) -> RunConfig:
-        """The configuration without folders of the machine that trained; merged agents are full models."""
+        """The configuration without folders of the training machine, with merged agents as full models."""
         agents = [
             agent.model_copy(
                 update={"start_from": None, "weights": self.weights_of(agent), "model": name_base(agent.model)}
@@ -101,11 +101,14 @@ class TrainedTeam:
         return self.config.model_copy(update={"agents": tuple(agents), "root": root})
 
     def list_shipped_bases(self) -> list[str]:
-        """The bases of its adapters that ship with the project, so that others get a copy of them."""
+        """The bases of adapters that ship with the project, of which others need a copy."""
         bases = {agent.model for agent in self.config.agents if self.weights_of(agent) != "full"}
         return sorted(base for base in bases if locate_model(base) != base)
 
 
 def name_base(model: str) -> str:
-    """A base model as others name it: by its name where it has one, else by the absolute path of its folder."""
-    return str(Path(model).resolve()) if locate_model(model) == model and Path(model).is_dir() else model
+    """Name a base model for others: by its own name, or by the absolute path of its folder if it has none."""
+    is_shipped = locate_model(model) != model
+    if not is_shipped and Path(model).is_dir():
+        return str(Path(model).resolve())
+    return model

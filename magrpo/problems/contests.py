@@ -1,7 +1,7 @@
-"""Contests: APPS, CodeContests and their base class: many tests, most hidden, as calls or as standard input and output.
+"""Contests: APPS, CodeContests and their base class. Tests are calls, or input and output; most are hidden.
 
-A problem about standard input and output becomes a function ``solve(stdin: str) -> str``, so that two agents can share
-the work and every test is a call: the program never reads or prints, and its result is compared outside its process.
+A problem about standard input and output becomes a function ``solve(stdin: str) -> str``. Every test is then a call:
+two agents can share the work, the program never reads or prints, and its result is compared outside its process.
 """
 
 import ast
@@ -18,6 +18,7 @@ from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem
 
 _MAX_DIGITS = 4300
+"""Most decimal digits of an integer that Python converts from or to text."""
 _STDIN = "def solve(stdin: str) -> str:\n"
 _NOTE = "Do not read and print: `stdin` is the whole input, and the function returns the whole output."
 _TYPES = "from typing import Dict, List, Optional, Set, Tuple\n\n\n"
@@ -56,7 +57,7 @@ class Contest(FileProblems):
     def make_problem(
         self, task_id: str, statement: str, function: ast.FunctionDef | None, shown: list[str], hidden: list[str]
     ) -> Problem | None:
-        """Make a problem whose tests call ``function``; None: ``solve``, with tests by :func:`write_stdin_test`.
+        """Make a problem whose tests call ``function``, or ``solve`` if it is None, as :func:`write_stdin_test` does.
 
         Returns None if no shown test is short enough.
         """
@@ -113,9 +114,10 @@ class Apps(Contest):
 
 
 def _write_call(arguments: list[Any], expected: Any) -> str:
-    """Some rows wrap the result in a list, without saying so: both forms are accepted."""
-    wrapped = isinstance(expected, list) and len(expected) == 1
-    return write_call_test(arguments, expected, expected[0]) if wrapped else write_call_test(arguments, expected)
+    """Some rows wrap the result in a list without saying so, so both forms are accepted."""
+    if isinstance(expected, list) and len(expected) == 1:
+        return write_call_test(arguments, expected, expected[0])
+    return write_call_test(arguments, expected)
 
 
 def _join_lines(value: Any) -> str:
@@ -154,21 +156,24 @@ class CodeContests(Contest):
 
 
 def write_stdin_test(given: str, expected: str) -> str:
-    """The test that ``solve`` returns the expected output, up to white space and number format."""
+    """Write the test that ``solve`` returns the expected output, up to white space and number format."""
     return f"assert printed(candidate({given!r})) == printed({expected!r})"
 
 
 def write_call_test(arguments: Sequence[Any], *expected: Any) -> str:
-    """The test that a call returns one of the ``expected`` values."""
+    """Write the test that a call returns one of the ``expected`` values."""
     call = f"candidate({', '.join(map(repr, arguments))})"
     return f"assert {call} == {expected[0]!r}" if len(expected) == 1 else f"assert {call} in {expected!r}"
 
 
 def parse_starter_code(row: DatasetRow, name: str) -> ast.FunctionDef:
-    """The function ``name`` of the field ``starter_code``, without ``self``; ConfigError if it is not defined there."""
+    """Parse the function ``name`` of the field ``starter_code``, without ``self``; ConfigError if it is missing."""
     code = row.read_text("starter_code").rstrip()
     last_line = code.split("\n")[-1]
-    open_body = f"{last_line[: len(last_line) - len(last_line.lstrip())]}    pass" if last_line.endswith(":") else ""
+    open_body = ""
+    if last_line.endswith(":"):  # the code ends with a signature, whose body is to be written
+        indent = last_line[: len(last_line) - len(last_line.lstrip())]
+        open_body = f"{indent}    pass"
     tree = row.parse_python("starter_code", f"{code}\n{open_body}\n".replace("\t", "    "))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == name:
@@ -186,7 +191,7 @@ def parse_json(row: DatasetRow, field: str, text: str) -> Any:
 
 
 class _Long(int):
-    """An integer with more decimal digits than Python parses or prints; its repr is a call with a hex string."""
+    """An integer with more decimal digits than Python parses or prints. Its repr is a call with a hex string."""
 
     def __repr__(self) -> str:
         return f"int({hex(self)!r}, 16)"

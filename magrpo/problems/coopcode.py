@@ -1,8 +1,9 @@
 """``coopcode``: generated problems that two programmers can split, small enough for a CPU.
 
 Every problem composes two or three operations (:mod:`magrpo.problems.operations`), so that a helper can write one part
-and the main function the rest. A hash of the operations decides which compositions are kept out of training (``ood``),
-a hash that includes the constants which instances are (``test``): the splits are disjoint whatever their sizes.
+and the main function the rest. A hash of the operations decides which compositions are kept out of training (``ood``).
+A hash of operations and constants decides which instances are kept out (``test``). The splits are thus disjoint,
+whatever their sizes.
 """
 
 import functools
@@ -35,19 +36,20 @@ _TEST_PERCENT = 20
 _NUM_TESTS = 5
 _NUM_INPUTS = 40
 _LIMITS = 10_000, 40
-"""Limits of the values in a problem's tests: of integers, and of lengths."""
+"""Limits of the values in a problem's tests: the size of integers, and the length of lists and texts."""
 _PROBE_LIMITS = 1_000_000, 5_000
+"""The same limits for the values that tell functions apart, which no prompt shows."""
 _PROBES: dict[Kind, list[Any]] = {
     "int": [7, 24],
     "list": [[3, -2, 7, 7, 4, 12], [-5, 9, 2, 2, 1, 8, 3]],
     "str": ["Rat oEs", "teA dbo St"],
 }
-"""The first inputs of every kind that distinguish functions: small enough for all operations."""
+"""The first inputs of each kind that distinguish functions, small enough for all operations."""
 _NUM_PROBES = 60
 _NUM_KEYS = 2
-"""Number of inputs whose results form the lookup key; functions with equal keys are compared on all inputs."""
+"""Number of inputs whose results form the lookup key. Functions with equal keys are compared on all inputs."""
 _WARM_START: dict[Difficulty, int] = {"1": 3212, "2": 2913, "3": 4267}
-"""By level: the embedded base model was trained on problems among this many first compositions of the train split."""
+"""Number of compositions of each level, the first of the train split, that the embedded base model was trained on."""
 _SEPARATORS = {2: ("", ", then "), 3: ("", ", ", ", then ")}
 
 
@@ -78,7 +80,7 @@ class CoopCode(Plugin):
         return {split: [*problems] for split, problems in self._generate().items()}
 
     def read_sentence(self, text: str) -> tuple[Problem | None, str]:
-        """See :class:`magrpo.interfaces.ReadsSentences`: the composition whose phrases the sentence consists of."""
+        """Read a sentence of the phrases of operations; see :class:`magrpo.interfaces.ReadsSentences`."""
         composition, remark = read_composition(text)
         if composition is None:
             return None, remark
@@ -87,16 +89,17 @@ class CoopCode(Plugin):
             return None, "no five tests distinguish it from its parts, so no training problem asks for it"
         return replace(problem, prompt=_write_prompt(composition, split_phrases(text))), remark
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019  # two seconds; a process asks for few sets, again and again
+    @functools.lru_cache(maxsize=4)  # noqa: B019  # takes two seconds, and a process loads the same few sets again and again
     def _generate(self) -> dict[Split, list[Problem]]:
         train: list[Problem] = []
         test: list[Problem] = []
         ood: list[Problem] = []
         families_by_level = []
         for i, level in enumerate(self.levels):
-            trained, others = (_list_families(level, held_out=held_out) for held_out in (False, True))
+            trained = _list_families(level, held_out=False)
+            others = _list_families(level, held_out=True)
             train += self._take("train", i, self.num_train, _list_compositions(trained, "train"))
-            # Compositions met in training come first; with a large training split, no others are used.
+            # For ``test``, compositions met in training come first; with a large training split, no others are used.
             met = {parse_composition(problem).family for problem in train}
             trained.sort(key=lambda family: " ".join(operation.name for operation in family) not in met)
             families_by_level.append((trained, others))
@@ -107,8 +110,9 @@ class CoopCode(Plugin):
         return {"train": train, "test": test, "ood": ood}
 
     def _take(self, split: Split, index: int, total: int, compositions: Iterable[Composition]) -> list[Problem]:
-        levels = len(self.levels)
-        number = total // levels + (index < total % levels)
+        number, remainder = divmod(total, len(self.levels))
+        if index < remainder:  # the first levels share the remainder
+            number += 1
         made = (problem for composition in compositions if (problem := make_problem(composition, split)))
         problems = list(itertools.islice(made, number))
         if len(problems) < number:
@@ -120,7 +124,7 @@ class CoopCode(Plugin):
 
 
 def make_problem(composition: Composition, split: Split) -> Problem | None:
-    """The problem in the HumanEval form; None if no five tests distinguish the composition from its proper parts."""
+    """Make the problem in the HumanEval form; None if no five tests tell the composition from its proper parts."""
     rng = random.Random(derive_seed("coopcode", "problem", composition.key))
     tests = _make_tests(composition, rng)
     if tests is None:
@@ -138,7 +142,7 @@ def make_problem(composition: Composition, split: Split) -> Problem | None:
 
 
 def _write_prompt(composition: Composition, phrases: Sequence[str]) -> str:
-    """The signature, and a docstring that asks for each step by its phrase."""
+    """Write the signature, and a docstring that asks for each step by its phrase."""
     signature = composition.write_function(composition.entry_point).partition("\n")[0]
     text = "".join(itertools.chain(*zip(_SEPARATORS[len(phrases)], phrases, strict=True)))
     return f'{signature}\n    """{text[0].upper()}{text[1:]}."""\n'
@@ -150,7 +154,7 @@ def _write_check(tests: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _make_tests(composition: Composition, rng: random.Random) -> list[tuple[Any, Any]] | None:
-    """Five inputs with their results; on each, every proper part of the composition gives a different result."""
+    """Draw five inputs, with results, on which every proper part of the composition gives a different result."""
     steps = composition.steps
     parts = [Composition(part) for size in range(len(steps)) for part in itertools.combinations(steps, size)]
     tests: dict[str, tuple[Any, Any]] = {}
@@ -180,7 +184,7 @@ def _draw_input(kind: Kind, rng: random.Random) -> Any:
 def _list_families(level: Difficulty, *, held_out: bool) -> list[tuple[Operation, ...]]:
     """The sequences of distinct operations of one level with matching kinds, in a fixed random order.
 
-    ``held_out``: those with a pair of neighbours that is kept out of training, otherwise the others.
+    ``held_out`` chooses the sequences with a pair of neighbours that is kept out of training, and else the others.
     """
     operations = list(OPERATIONS.values())
     pairs = [(a, b) for a in operations for b in operations if a is not b and a.gives == b.takes]
@@ -203,7 +207,7 @@ def _is_kept_out(first: str, second: str) -> bool:
 
 
 def _list_compositions(families: Sequence[tuple[Operation, ...]], split: Split) -> Iterator[Composition]:
-    """Compositions of every family, one set of constants a round, each family's sets in a fixed random order."""
+    """Compositions in rounds, each with one set of constants for every family; the sets are in a fixed random order."""
     queues = [_bind_constants(family, split) for family in families]
     while queues:
         alive = []
@@ -226,14 +230,14 @@ def _bind_constants(family: tuple[Operation, ...], split: Split) -> Iterator[Com
 
 # ------------------------------------------------------------------------------------------------- seen functions
 Function = Callable[[Any], Any]
-"""A function of one argument; returns None where it is undefined."""
+"""A function of one argument, which returns None where it is undefined."""
 
 
 class SeenFunctions:
-    """A set of functions by behaviour. ``inputs``: for each kind of argument, the inputs that distinguish functions.
+    """A set of functions by behaviour. ``inputs``: the inputs that distinguish functions, for each kind of argument.
 
-    Two functions are equal if they agree on every input on which both are defined. The first two inputs of a kind form
-    the lookup key, so equal functions must be defined on the same ones of them.
+    Two functions are equal if they agree on every input on which both are defined. The results on the first two inputs
+    form the lookup key, so equal functions must be defined on the same of these two.
     """
 
     def __init__(self, inputs: Mapping[str, Sequence[Any]]) -> None:
@@ -257,7 +261,7 @@ class SeenFunctions:
 
 
 def _collect_seen_functions(train: Sequence[Problem]) -> SeenFunctions:
-    """The functions computed by ``train`` and by the problems of the embedded base model's warm start."""
+    """Collect the functions of ``train``, and of the problems that the embedded base model was trained on."""
     compositions = {problem.tags["steps"]: parse_composition(problem) for problem in train}
     for level, number in _WARM_START.items():
         warm_start = _list_compositions(_list_families(level, held_out=False), "train")

@@ -1,4 +1,4 @@
-"""Base class of problem sets read from files: every row is a problem, and a share of them is held out."""
+"""The base class of problem sets read from files: every row is a problem, and a fraction of them is held out."""
 
 import ast
 import logging
@@ -35,7 +35,7 @@ class FileProblems(Plugin):
 
     @abstractmethod
     def parse(self, row: DatasetRow) -> Problem | None:
-        """The problem of a row; None leaves the row out.
+        """Make the problem of a row; None leaves the row out.
 
         Raises:
             ConfigError: a field is missing or unusable; the message names row, field and remedy.
@@ -46,9 +46,9 @@ class FileProblems(Plugin):
         check_source(self.source)
 
     def load(self) -> dict[Split, list[Problem]]:
-        """``train`` and ``test``; warns if the training split holds a public benchmark's test problems.
+        """Load ``train`` and ``test``; warns if the training split holds test problems of a public benchmark.
 
-        Of problems with the same prompt, tests and hidden tests only the first is kept, with a warning.
+        If several problems have the same prompt, tests and hidden tests, only the first is kept, with a warning.
 
         Raises:
             ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
@@ -93,23 +93,25 @@ class FileProblems(Plugin):
 
 
 def _list_content(problem: Problem) -> tuple[str, ...]:
-    """What makes a problem distinct: equal for problems that differ only in ``task_id``, solution and white space."""
+    """A key that is equal for problems that differ only in ``task_id``, solution and white space."""
     return tuple(map(one_line, (problem.prompt, problem.test, problem.hidden_test)))
 
 
 def format_signature(function: ast.FunctionDef) -> str:
-    """The source of a function above its body."""
+    """Format the source of a function above its body."""
     decorators = "".join(f"@{ast.unparse(node)}\n" for node in function.decorator_list)
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return f"{decorators}def {function.name}({ast.unparse(function.args)}){returns}:"
 
 
 def format_docstring(text: str) -> str:
-    """The source of a docstring with this text."""
+    """Format the source of a docstring with this text."""
     text = text.replace("\r\n", "\n").strip().replace("\\", "\\\\").replace('"""', "'''")
-    return f'"""{text}{" " if text.endswith(chr(34)) else ""}"""'
+    if text.endswith('"'):  # four quotation marks in a row would end the docstring too early
+        text += " "
+    return f'"""{text}"""'
 
 
 def indent_body(text: str) -> str:
-    """The text, indented as the body of a function."""
+    """Indent the text as the body of a function."""
     return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())

@@ -73,16 +73,17 @@ class HumanEvalPlus(HumanEval):
     """Maximum number of hidden tests per problem, taken after the shown ones. None: all, which are several hundred."""
 
     def parse(self, row: DatasetRow) -> Problem:
-        """The row as one of HumanEval, its ``test`` split into shown and hidden tests."""
+        """Read the row as one of HumanEval, with ``test`` split into shown and hidden tests."""
         end = None if self.max_tests is None else self.shown_tests + self.max_tests
-        shown, hidden = select_tests(row, slice(self.shown_tests)), select_tests(row, slice(self.shown_tests, end))
+        shown = select_tests(row, slice(self.shown_tests))
+        hidden = select_tests(row, slice(self.shown_tests, end))
         return replace(super().parse(row), test=shown, hidden_test=hidden)
 
 
 def select_tests(row: DatasetRow, chosen: slice) -> str:
-    """EvalPlus' field ``test`` with only the chosen ``inputs`` and ``results``; empty if no input is left.
+    """Keep only the chosen ``inputs`` and ``results`` of EvalPlus' field ``test``; empty if no input is left.
 
-    Calls of ``check``, which some versions end with, are removed: the sandbox calls it.
+    Calls of ``check`` at the end of some versions are removed, because the sandbox calls it.
     """
     tree = row.parse_python("test", row.read_text("test"))
     lists: dict[str, ast.List] = {}

@@ -12,6 +12,7 @@ from magrpo.types import Problem
 
 MAX_BYTES = 1 << 30
 """Maximum size of a problem's private tests after decompression, in bytes."""
+# Opcodes of a pickle that hold a text, and those that may stand around a single text.
 _TEXT = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
@@ -47,7 +48,7 @@ class LiveCodeBench(Contest):
 
 
 def _write_tests(row: DatasetRow, field: str, text: str) -> list[str]:
-    """The sources of the tests in a field. The input of a test of a function holds one argument a line."""
+    """Write the sources of the tests in a field. The input of a function's test has one argument on each line."""
     sources = []
     try:
         for test in parse_json(row, field, text):
@@ -63,9 +64,9 @@ def _write_tests(row: DatasetRow, field: str, text: str) -> list[str]:
 
 
 def _unpack_json(row: DatasetRow, field: str) -> str:
-    """The JSON of a field, unpacked if it is a pickled text, compressed and in base 64.
+    """Read the JSON of a field, which may be packed: a text, pickled, compressed and encoded in base 64.
 
-    The pickle is never loaded: its opcodes are read, and only a single text is accepted.
+    The pickle is never loaded, because that could run code. Its opcodes are read, and only a single text is accepted.
     """
     text = row.read_text(field)
     if text.lstrip().startswith("["):

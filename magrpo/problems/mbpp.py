@@ -1,4 +1,4 @@
-"""MBPP (arXiv 2108.07732) in the HumanEval form: signature from the reference solution, asserts as one ``check``.
+"""MBPP (arXiv 2108.07732) in the HumanEval form: the reference solution gives the signature, asserts form ``check``.
 
 MBPP+ (EvalPlus, arXiv 2305.01210) adds hidden tests.
 """
@@ -28,16 +28,17 @@ class Mbpp(FileProblems):
     """Splits to read if ``source`` is a hub id."""
 
     def parse(self, row: DatasetRow) -> Problem:
-        """The problem in the HumanEval form.
+        """Make the problem in the HumanEval form.
 
         The entry point is the function of the reference solution that the tests call. Imports of the solution, and
-        classes that the tests name, go into the prompt above it; the solution's other definitions go below its body.
+        classes that the tests name, go into the prompt above it. The other definitions of the solution go below its
+        body.
         """
         code = row.parse_python("code", row.read_text("code"))
         tests = [node for text in row.read_texts("test_list") for node in row.parse_python("test_list", text).body]
         entry = _find_entry_point(row, code, tests)
         tested = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
-        above, below = "", ""
+        above = below = ""
         for node in code.body:
             tested_class = isinstance(node, ast.ClassDef) and node.name in tested
             if tested_class or isinstance(node, ast.Import | ast.ImportFrom):
@@ -47,9 +48,11 @@ class Mbpp(FileProblems):
         docstring = format_docstring(row.read_text("prompt", "text"))
         imports = [*row.read_texts("test_imports"), *str(row.values.get("test_setup_code") or "").splitlines()]
         check = "\n".join([f"{entry.name} = candidate", *map(ast.unparse, tests)])
+        if above:
+            above += "\n\n"
         return Problem(
             task_id=f"MBPP/{row.values.get('task_id', row.where)}",
-            prompt=above + ("\n\n" if above else "") + f"{format_signature(entry)}\n{indent_body(docstring)}",
+            prompt=f"{above}{format_signature(entry)}\n{indent_body(docstring)}",
             entry_point=entry.name,
             test="\n".join([*imports, f"def check(candidate):\n{indent_body(check)}"]),
             canonical_solution=indent_body("\n".join(map(ast.unparse, entry.body))) + below,
@@ -73,7 +76,7 @@ class MbppPlus(Mbpp):
     """Maximum number of hidden tests per problem, from the first. None: all, which are about a hundred."""
 
     def parse(self, row: DatasetRow) -> Problem:
-        """The row as one of MBPP, with its field ``test`` as hidden tests."""
+        """Read the row as one of MBPP, with the field ``test`` as hidden tests."""
         return replace(super().parse(row), hidden_test=select_tests(row, slice(self.max_tests)))
 
 

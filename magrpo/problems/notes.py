@@ -1,7 +1,7 @@
 """``notes``: short generated posts for two authors to summarise, small enough for a CPU.
 
-A note is a title and three to six sentences, one for each kind of fact it tells (:data:`KINDS`). The sentences were
-written for this project (``notes.toml``); each note draws its own selection.
+A note is a title and three to six sentences, one for each kind of fact in it (:data:`KINDS`). The sentences were
+written for this project (``notes.toml``), and each note draws its own selection.
 """
 
 import itertools
@@ -18,8 +18,9 @@ from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
 KINDS = ("start", "reason", "trouble", "help", "result", "lesson")
-"""The kinds of facts, in the order in which a note tells them."""
+"""The kinds of facts, in their order in a note."""
 _ALWAYS = frozenset({"start", "trouble", "result"})
+"""The kinds of facts that every note has. With the topic, they are its story."""
 _TEST_PERCENT = 20
 _MOST = 20_000
 _CORPUS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -46,25 +47,25 @@ class Notes(Plugin):
     """Number of held-out notes."""
 
     def load(self) -> dict[Split, list[Problem]]:
-        """``train`` and ``test``; topics alternate."""
+        """Draw ``train`` and ``test``, in which topics alternate."""
         sizes: dict[Split, int] = {"train": self.num_train, "test": self.num_test}
         return {split: list(itertools.islice(_draw_notes(split), size)) for split, size in sizes.items()}
 
 
 def parse_facts(problem: Problem) -> list[Fact]:
-    """The sentences of a note, in order."""
+    """Parse the sentences of a note, in order."""
     sentences = problem.prompt.partition("\n")[2].removesuffix(".").split(". ")
     words = [text if text.startswith("I ") else f"{text[0].lower()}{text[1:]}" for text in sentences]
     return [Fact(*pair) for pair in zip(problem.tags["facts"].split(), words, strict=True)]
 
 
 def format_sentence(words: str) -> str:
-    """The words with an initial capital and a full stop."""
+    """Add an initial capital and a full stop."""
     return f"{words[0].upper()}{words[1:]}."
 
 
 def _draw_notes(split: Split) -> Iterator[Problem]:
-    """Distinct notes of one split, endlessly."""
+    """Draw distinct notes of one split, without end."""
     topics = list(_CORPUS["topics"])
     seen: set[str] = set()
     for number in itertools.count():
@@ -77,13 +78,13 @@ def _draw_notes(split: Split) -> Iterator[Problem]:
 
 
 def _draw_note(topic: str, rng: random.Random) -> tuple[Problem, str]:
-    """A note, and its story: topic, start, trouble and result."""
+    """Draw a note; returns it with its story: topic, start, trouble and result."""
     sentences = _CORPUS["topics"][topic]
     slots = {name: rng.choice(values) for name, values in _CORPUS["slots"].items()}
-    kinds_told = [kind for kind in KINDS if kind in _ALWAYS or rng.random() < 0.6]
+    kinds = [kind for kind in KINDS if kind in _ALWAYS or rng.random() < 0.6]
     chosen = {kind: rng.randrange(len(sentences[kind])) for kind in KINDS}
-    body = " ".join(format_sentence(sentences[kind][chosen[kind]].format(**slots)) for kind in kinds_told)
+    body = " ".join(format_sentence(sentences[kind][chosen[kind]].format(**slots)) for kind in kinds)
     prompt = f"{rng.choice(sentences['titles'])}\n{body}"
     story = " ".join([topic, *(str(chosen[kind]) for kind in sorted(_ALWAYS))])
     task_id = f"notes/{topic}/{derive_seed(prompt):016x}"
-    return Problem(task_id, prompt, tags={"topic": topic, "facts": " ".join(kinds_told)}), story
+    return Problem(task_id, prompt, tags={"topic": topic, "facts": " ".join(kinds)}), story

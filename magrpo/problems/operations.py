@@ -1,6 +1,6 @@
 """The operations of ``coopcode`` and their compositions: integer, list and string functions of one argument.
 
-An operation is a phrase for the docstring and an expression for the solution. ``{k}`` stands for its constant, one
+An operation has phrases for the docstring and an expression for the solution. ``{k}`` stands for its constant, a single
 character, and ``{v}`` for its argument.
 """
 
@@ -26,7 +26,7 @@ _VARIABLES: dict[Kind, tuple[str, ...]] = {"int": ("n", "m", "k"), "list": ("xs"
 class Operation:
     """A function of one argument of kind ``takes`` and, if ``constants`` is not empty, one constant.
 
-    ``phrases``: two ways to ask for it; ``hard``: the expression is more than one call or operator.
+    ``phrases``: two ways to ask for it. ``hard``: whether the expression is more than one call or operator.
     """
 
     name: str
@@ -51,7 +51,7 @@ class BoundOperation:
         return f"{self.operation.name}:{self.constant}" if self.constant else self.operation.name
 
     def write_expression(self, variable: str) -> str:
-        """The code that applies it to ``variable``."""
+        """Write the code that applies the operation to ``variable``."""
         return self.operation.expression.format(k=self.constant, v=variable)
 
     def __call__(self, value: Any) -> Any:
@@ -66,7 +66,7 @@ def _compile_expression(expression: str, constant: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Bound operations applied one after the other, the first to the argument."""
+    """Bound operations that are applied one after another, the first to the argument."""
 
     steps: tuple[BoundOperation, ...]
 
@@ -85,7 +85,7 @@ class Composition:
 
     @property
     def level(self) -> Difficulty:
-        """1: two easy operations; 2: two, at least one of them hard; 3: three."""
+        """The level: 1 for two easy operations, 2 for two of which at least one is hard, 3 for three."""
         if len(self.steps) > 2:
             return "3"
         return "2" if any(step.operation.hard for step in self.steps) else "1"
@@ -95,7 +95,7 @@ class Composition:
         return self.steps[0].operation.takes
 
     def compute(self, value: Any, largest: int, longest: int) -> Any:
-        """The result; None if it is undefined, or a value on the way is not below ``largest`` or ``longest``."""
+        """Compute the result; None if it is undefined, or if a value on the way reaches ``largest`` or ``longest``."""
         try:
             for step in self.steps:
                 value = step(value)
@@ -106,12 +106,12 @@ class Composition:
         return value
 
     def name_variables(self) -> tuple[str, ...]:
-        """Variable names for the argument and every intermediate value, chosen by kind."""
+        """Choose variable names, by kind, for the argument and every intermediate value."""
         kinds = [step.operation.takes for step in self.steps]
         return tuple(_VARIABLES[kind][kinds[:i].count(kind)] for i, kind in enumerate(kinds))
 
     def write_function(self, name: str, calls: Mapping[int, str] | None = None) -> str:
-        """The source of a function ``name``, one statement a step; step ``i`` calls ``calls[i]`` if that is given."""
+        """Write a function ``name`` with one statement for each step; step ``i`` calls ``calls[i]`` if given."""
         names = self.name_variables()
         lines = [f"def {name}({names[0]}):"]
         for i, step in enumerate(self.steps):
@@ -126,7 +126,7 @@ def _is_small(value: Any, largest: int, longest: int) -> bool:
         return abs(value) < largest
     if len(value) >= longest or isinstance(value, str):
         return len(value) < longest
-    # A loop: a generator takes twice as long, and this is most of generating problems.
+    # A loop, because a generator takes twice as long, and most of the time of generating problems is spent here.
     for item in value:  # noqa: SIM110
         if not isinstance(item, str) and abs(item) >= largest:
             return False
@@ -134,7 +134,7 @@ def _is_small(value: Any, largest: int, longest: int) -> bool:
 
 
 def parse_operation(key: str) -> BoundOperation:
-    """The operation whose :attr:`BoundOperation.key` is ``key``."""
+    """Parse a :attr:`BoundOperation.key`."""
     name, _, constant = key.partition(":")
     return BoundOperation(OPERATIONS[name], constant)
 
@@ -158,13 +158,13 @@ _MOST_STEPS = 3
 
 
 def split_phrases(text: str) -> list[str]:
-    """The phrases of a sentence, in small letters: between its commas, full stops and ``then``."""
+    """Split a sentence into its phrases, in lower case, at commas, full stops and ``then``."""
     words = " ".join(text.lower().split())
     return [phrase for phrase in _BETWEEN_STEPS.split(words) if phrase]
 
 
 def read_composition(text: str) -> tuple[Composition | None, str]:
-    """The composition that a sentence asks for, in the phrases of the operations; None, and why there is none."""
+    """Read the composition that a sentence asks for in phrases of operations; else return None and the reason."""
     phrases = split_phrases(text)
     readings = [_read_phrase(phrase) for phrase in phrases]
     unknown = [phrase for phrase, operations in zip(phrases, readings, strict=True) if not operations]
@@ -172,7 +172,7 @@ def read_composition(text: str) -> tuple[Composition | None, str]:
         return None, "; ".join(map(_explain_phrase, unknown))
     if not 2 <= len(phrases) <= _MOST_STEPS:
         return None, f"a problem has two or three steps, but this one has {len(phrases)}"
-    for steps in itertools.product(*readings):  # a phrase may be of a list or of a text: its neighbours decide
+    for steps in itertools.product(*readings):  # a phrase may fit a list or a text: its neighbours decide
         kinds = itertools.pairwise(step.operation for step in steps)
         if all(one.gives == following.takes for one, following in kinds):
             return Composition(steps), ""
@@ -193,7 +193,7 @@ def _read_phrase(phrase: str) -> list[BoundOperation]:
 
 
 def _explain_phrase(phrase: str) -> str:
-    """That no operation has the phrase, and the closest one that it could mean."""
+    """The message that no operation has this phrase, with the closest phrase that there is."""
     constants = {one: operation.constants for operation in OPERATIONS.values() for one in operation.phrases}
     [closest] = difflib.get_close_matches(phrase, constants, n=1, cutoff=0.0)
     where = f", K one of {', '.join(constants[closest])}" if constants[closest] else ""

@@ -1,4 +1,4 @@
-"""Rows of a data set from a local file or the hub, each with its location; the split into train and test."""
+"""Reading the rows of a data set from a local file or the hub, and splitting problems into train and test."""
 
 import ast
 import gzip
@@ -18,21 +18,21 @@ from magrpo.text import replace_surrogates
 from magrpo.types import Problem, Split
 
 MAX_CHARS = 4_000_000
-"""Longest text of a problem: a million tokens."""
+"""Longest text of a problem, in characters: about a million tokens."""
 MAX_ASSERTS = 10_000
-"""Largest number of asserts in a text: the number of cases that the sandbox reports."""
+"""Largest number of asserts in a text: the sandbox reports no more cases."""
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """One row; ``where`` is ``file:line`` or ``file:row``, for messages."""
+    """One row of a data set. ``where`` is ``file:line`` or ``file:row``, for messages."""
 
     where: str
     values: dict[str, Any]
 
     def read_text(self, *names: str) -> str:
-        """The value of the first of ``names`` that the row has; ConfigError if it has none, or the value is no text."""
+        """The text in the first of ``names`` that the row has; ConfigError if there is none, or it is not a text."""
         for name in names:
             if name in self.values:
                 if isinstance(self.values[name], str):
@@ -43,7 +43,7 @@ class DatasetRow:
         raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {fields}")
 
     def check_size(self, field: str, text: str) -> None:
-        """Raise ConfigError if a text of a problem is too long, or holds more asserts than the sandbox reports."""
+        """Raise ConfigError if a text of a problem is too long, or has more asserts than the sandbox reports."""
         for number, limit, noun in (
             (len(text), MAX_CHARS, "characters"),
             (text.count("assert "), MAX_ASSERTS, "asserts"),
@@ -54,7 +54,7 @@ class DatasetRow:
                 )
 
     def read_texts(self, name: str) -> list[str]:
-        """The value of a field; empty if the field is absent, ConfigError if the value is not a list of texts."""
+        """The texts of a field; empty if the field is absent, ConfigError if the value is not a list of texts."""
         values = self.values.get(name)
         if values is None:
             return []
@@ -75,7 +75,7 @@ class DatasetRow:
 
 
 def read_rows(source: str, split: str) -> list[DatasetRow]:
-    """All rows of ``source``: a file, one file of a hub id (``owner/name:file``), or ``split`` of a hub id.
+    """Read all rows of ``source``: a file, a file of a hub data set (``owner/name:file``), or ``split`` of a hub id.
 
     Raises:
         ConfigError: there is no such file or data set, it is empty, or a line is not a JSON object.
@@ -95,7 +95,7 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
 
 
 def check_source(source: str) -> None:
-    """Raise ConfigError if ``source`` is no file that exists, and not written like a hub id either."""
+    """Raise ConfigError if ``source`` is neither an existing file nor written like a hub id."""
     path = Path(source).expanduser()
     repository, _, name = source.partition(":")
     is_hub_id = repository.count("/") == 1 and not source.startswith((".", "/", "~"))
@@ -175,15 +175,15 @@ def _load_hub_split(name: str, split: str) -> Iterator[DatasetRow]:
 
 
 def one_line(text: str) -> str:
-    """The words of a text separated by single spaces: equal for texts that differ only in white space."""
+    """Join the words of a text by single spaces, so that texts that differ only in white space become equal."""
     return " ".join(text.split())
 
 
 def split_by_hash(problems: Sequence[Problem], test_frac: float, source: str) -> dict[Split, list[Problem]]:
-    """Split into ``train`` and ``test`` by a hash of the prompt, ignoring white space; the order is kept.
+    """Split problems into ``train`` and ``test`` by a hash of the prompt without white space, keeping their order.
 
-    Problems with equal prompts are always in the same split, whatever their ids, tests and places in the file. With
-    such problems the held-out share can exceed ``test_frac`` by less than one group of them.
+    Problems with equal prompts are always in the same split, whatever their ids, tests and places in the file. The
+    held-out share can then exceed ``test_frac``, by less than one group of such problems.
 
     Raises:
         ConfigError: a ``task_id`` occurs twice, or a split would be empty.

@@ -1,4 +1,4 @@
-"""Problem sets for two authors: posts to summarise (TLDR), abstracts to write an introduction from (arXiv).
+"""Problem sets for two authors: posts to summarise (TLDR), and abstracts to expand into an introduction (arXiv).
 
 The two writing tasks of arXiv 2508.04652, for the environment and the reward ``writing``. ``Problem.prompt`` is the
 text; there are no tests.
@@ -25,7 +25,7 @@ class TextsPlugin(Plugin):
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
-    """Fields that may hold a row's text; the first that exists is read."""
+    """Fields that may hold the text of a row; the first that exists is read."""
 
     source: str
     """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
@@ -49,7 +49,7 @@ class TextsPlugin(Plugin):
         check_source(self.resolved_source)
 
     def load(self) -> dict[Split, list[Problem]]:
-        """``train`` and ``test``.
+        """Load ``train`` and ``test``.
 
         Raises:
             ConfigError: the source, a row or a field is unusable, or no text has an allowed length; the message names
@@ -70,7 +70,7 @@ class TextsPlugin(Plugin):
         return self.source
 
     def _read_problems(self, split: str) -> dict[str, Problem]:
-        """The first problem of each text of allowed length, by its words."""
+        """Read the problems whose text has an allowed length, one for each text, keyed by the words of the text."""
         problems: dict[str, Problem] = {}
         for row in read_rows(self.resolved_source, split):
             content = row.read_text(*self.fields)
@@ -87,7 +87,7 @@ class TextsPlugin(Plugin):
         return problems
 
     def split_text(self, text: str) -> tuple[str, dict[str, str]]:
-        """The part of a row's text that authors see, and the problem's tags."""
+        """Split the text of a row into the part that authors see and the tags of the problem."""
         return text, {}
 
 
@@ -104,7 +104,7 @@ class Tldr(TextsPlugin):
     """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
 
     def split_text(self, text: str) -> tuple[str, dict[str, str]]:
-        """Title and post, separated by a blank line; other texts unchanged except for a final ``TL;DR:``."""
+        """Join title and post by a blank line. Other texts stay unchanged, except for a final ``TL;DR:``."""
         text = _TLDR.sub("", text)
         match = _POST.fullmatch(text)
         if match is None:

@@ -30,9 +30,10 @@ from magrpo.rewards.usage import (
 )
 from magrpo.types import UNJUDGED, Execution, ExecutionReport, JointReward, Problem
 
-HELPER = "aux"  # the function that the helper writes
+HELPER = "aux"
+"""Name of the function that the helper writes."""
 VARIANTS = ("wrapper", "identity", "constant", "empty")
-"""Names of reports: programs in which one of the two functions does nothing."""
+"""Names of the reports of variants: programs in which one of the two functions does no work."""
 MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "cooperation": 1.5}
 SOLO_MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
 
@@ -42,29 +43,29 @@ Reports = Mapping[str, ExecutionReport]
 
 @dataclass(frozen=True, slots=True)
 class JointProgram:
-    """The program made of one joint action's completions, and the verdicts of its syntax tree."""
+    """The program made of the completions of one joint action, and the verdicts on its syntax tree."""
 
     source: str
     variants: Mapping[str, str]
-    """The variants by report name; empty unless both functions are there."""
+    """The variants by name of their report; empty unless both functions are there."""
     has_helper: bool
     has_entry: bool
-    """Whether main defines a function of that name which returns a value."""
+    """Whether main defines the entry point as a function that returns a value."""
     runs: bool
-    """Whether main binds the entry point, as such a function or in another way: it is run."""
+    """Whether the program runs: main binds the entry point, as such a function or in another way."""
     use: str
-    """How main treats ``aux`` according to the syntax tree: none, discarded, in place or used."""
+    """How main uses ``aux`` by the syntax tree: none, discarded, in place or used."""
     is_thin: bool
-    """Whether the syntax tree shows that one function does no work: main only forwards, or ``aux`` only hands back."""
+    """Whether the syntax tree shows that one function does no work: main only forwards, or ``aux`` does nothing."""
 
 
 class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
-    The report ``program`` is that of the combined program. If it would earn the full cooperation bonus, its variants
-    run too: ``wrapper`` (main only calls ``aux``), ``identity`` (``aux`` returns its argument), ``constant``
-    (``aux`` keeps returning its first result) and ``empty`` (its result for an argument that no test has). Reports of
-    hidden tests end in ``_hidden``. See ``docs/rewards.md``.
+    The report ``program`` belongs to the combined program. If that would earn the full cooperation bonus, its variants
+    run too: ``wrapper`` (main only calls ``aux``), ``identity`` (``aux`` returns its argument), ``constant`` (``aux``
+    always returns its first result) and ``empty`` (``aux`` always returns its result for an argument that no test has).
+    The names of reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
@@ -81,7 +82,7 @@ class CodingReward(ProgramReward):
         return 1 + len(VARIANTS)
 
     def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
-        """The combined program first; its variants, all at once, if it passed a test and used ``aux``."""
+        """Request the combined program first, then all its variants if it passed a test and used ``aux``."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not program.runs:
             return {}
@@ -93,13 +94,13 @@ class CodingReward(ProgramReward):
         most_passed = max(report.tests_passed for name, report in reports.items() if name.startswith("program"))
         wanted: dict[str, Execution] = {}
         for name, source in program.variants.items():
-            # a helper that keeps returning its first result still passes the first test of a run
+            # A helper that always returns its first result still passes the first test of a run.
             if name not in reports and (name != "constant" or most_passed > 1):
                 wanted |= make_executions(problem, name, source, variant_of=program.source)
         return wanted
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
-        """The joint reward with parts ``structure``, ``syntax``, ``tests``, ``cooperation``. ``texts`` by role."""
+        """Price the parts ``structure``, ``syntax``, ``tests`` and ``cooperation``. ``texts`` is keyed by role."""
         assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         structure_by_role = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
@@ -108,15 +109,17 @@ class CodingReward(ProgramReward):
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
             parts["cooperation"] = self._price_cooperation(program, reports)
-        weight = self.scale * self.local_weight
-        local = {role: weight * value for role, value in structure_by_role.items()} if self.local_weight else {}
+        local: dict[str, float] = {}
+        if self.local_weight:
+            weight = self.scale * self.local_weight
+            local = {role: weight * value for role, value in structure_by_role.items()}
         return JointReward(self._scale_parts(parts), parts, local)
 
     def _judge_use(self, program: JointProgram, report: ExecutionReport) -> str:
-        """How main treated ``aux`` in the run: none, discarded, used, or unknown.
+        """How main used ``aux`` in the run: none, discarded, used or unknown.
 
-        The run's claim that a result was used counts only if the syntax tree agrees. Its claim that none was used means
-        nothing if calls ended in an exception, a timeout or a crash: there may have been no result to use.
+        The report that a result was used counts only if the syntax tree agrees. The report that none was used means
+        nothing if a case ended in an exception, a timeout or a crash: there may have been no result to use.
         """
         if not program.has_helper or program.use == "none" or report.watched_calls == 0:
             return "none"
@@ -152,14 +155,14 @@ class SoloReward(ProgramReward):
     kind: str = "solo"
 
     def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
-        """The program, if it binds the entry point."""
+        """Request the program, if it binds the entry point."""
         source, _, runs = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
         if "program" in reports or not runs:
             return {}
         return make_executions(problem, "program", source)
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
-        """The reward with parts ``structure``, ``syntax``, ``tests``. ``texts`` by role."""
+        """Price the parts ``structure``, ``syntax`` and ``tests``. ``texts`` is keyed by role."""
         assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         _, has_entry, runs = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
         parts = dict.fromkeys(SOLO_MAXIMA, 0.0) | {"structure": float(has_entry)}
@@ -172,8 +175,8 @@ class SoloReward(ProgramReward):
 class TeamReward(CodingReward):
     """The largest coding reward of ``main`` paired with one of ``helper1``, ``helper2``, ...; the first on ties.
 
-    The team thus gains from proposals that differ, so that one of them fits main. Names of reports end in the helper's
-    role, as in ``program:helper2``.
+    The team thus gains from proposals that differ, so that one of them fits main. The name of a report ends in the role
+    of its helper, as in ``program:helper2``.
     """
 
     runs_elsewhere: ClassVar[bool] = True
@@ -192,7 +195,7 @@ class TeamReward(CodingReward):
         return any(super(TeamReward, self).passed(own) for _, own in self._reports_by_helper(reports))
 
     def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
-        """The executions that the coding reward needs for each pair.
+        """Request the executions that the coding reward needs for each pair.
 
         Raises:
             ConfigError: the environment has another number of helpers.
@@ -207,7 +210,7 @@ class TeamReward(CodingReward):
         return wanted
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
-        """The joint reward of the best pair, with the parts of the coding reward. ``texts`` by role."""
+        """Price the best pair, with the parts of the coding reward. ``texts`` is keyed by role."""
         prices = {
             role: super(TeamReward, self).price(problem, _pair(texts, role), own)
             for role, own in self._reports_by_helper(reports)
@@ -217,7 +220,7 @@ class TeamReward(CodingReward):
         return replace(best, local=local | {role: value for role, value in best.local.items() if role == "main"})
 
     def _reports_by_helper(self, reports: Reports) -> Iterator[tuple[str, Reports]]:
-        """Each helper's role with its own reports, under the names that the coding reward uses."""
+        """The role of each helper with its own reports, under the names that the coding reward uses."""
         for i in range(1, self.num_helpers + 1):
             role = f"helper{i}"
             yield role, {name.removesuffix(f":{role}"): r for name, r in reports.items() if name.endswith(f":{role}")}
@@ -225,13 +228,14 @@ class TeamReward(CodingReward):
 
 @lru_cache(maxsize=4096)
 def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -> JointProgram:
-    """Join the problem's preamble, the helper's module and main's module, and judge the program by its syntax tree."""
+    """Join the preamble of the problem and the modules of helper and main, and judge the program by its syntax tree."""
     main_module = extract_module(main, entry_point, prompt=prompt, drop=HELPER)
     modules = [extract_preamble(prompt, entry_point), extract_module(helper, HELPER), main_module]
     source = join_modules(modules)
-    has_helper, has_entry = returns_value(modules[1].source, HELPER), returns_value(main_module.source, entry_point)
-    runs = can_be_called(main_module.source, entry_point)
     helper_module = modules[1].source
+    has_helper = returns_value(helper_module, HELPER)
+    has_entry = returns_value(main_module.source, entry_point)
+    runs = can_be_called(main_module.source, entry_point)
     only_main_works = has_helper and does_nothing(helper_module, HELPER)
     only_helper_works = runs and only_forwards(main_module.source, entry_point, HELPER)
     if has_helper and has_entry:
@@ -252,14 +256,14 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
 
 @lru_cache(maxsize=4096)
 def make_solo_program(prompt: str, entry_point: str, text: str) -> tuple[str, bool, bool]:
-    """Join the problem's preamble and the completion into one program; say whether it defines and binds the entry."""
+    """Join preamble and completion into one program; returns it, and whether it defines and binds the entry point."""
     module = extract_module(text, entry_point, prompt=prompt)
     source = join_modules([extract_preamble(prompt, entry_point), module])
     return source, returns_value(module.source, entry_point), can_be_called(module.source, entry_point)
 
 
 def _make_variants(modules: Sequence[Module], entry_point: str) -> dict[str, str]:
-    """The variant in which main only calls ``aux`` and unpacks the result, and those with a stand-in for ``aux``."""
+    """Make the variant in which main only calls ``aux`` and unpacks its result, and those with a stand-in for it."""
     above, helper, main = modules
     head, arguments = read_signature(main.source, entry_point)
     call = find_forwarding_call(main.source, entry_point, HELPER) or f"{HELPER}({arguments})"
@@ -277,11 +281,15 @@ def _does_as_well(variant: str, reports: Reports) -> bool:
     """Whether the variant passes every test, hidden ones included, that the combined program passes."""
     for name, report in reports.items():
         if name.startswith("program"):
-            passed = {i for i, case in enumerate(report.cases) if case.status == "pass"}
-            cases = reports[name.replace("program", variant)].cases
-            if not passed <= {i for i, case in enumerate(cases) if case.status == "pass"}:
+            passed_by_variant = _list_passed(reports[name.replace("program", variant)])
+            if not _list_passed(report) <= passed_by_variant:
                 return False
     return True
+
+
+def _list_passed(report: ExecutionReport) -> set[int]:
+    """The numbers of the cases that passed."""
+    return {i for i, case in enumerate(report.cases) if case.status == "pass"}
 
 
 def _pair(texts: Texts, role: str) -> Texts:

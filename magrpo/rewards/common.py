@@ -35,10 +35,10 @@ class ScaledReward(Plugin):
 
 
 class ProgramReward(ScaledReward):
-    """A reward with a part for tests; ``program`` is the report of the program that all agents wrote together.
+    """A reward with a part for tests. ``program`` is the report of the program that all agents wrote together.
 
-    Hidden tests run separately, in the report ``program_hidden``, so feedback made from ``program`` reveals nothing of
-    them.
+    Hidden tests run separately, in the report ``program_hidden``, so that feedback made from ``program`` reveals
+    nothing of them.
     """
 
     refuse_forgeable: bool = True
@@ -62,7 +62,7 @@ class ProgramReward(ScaledReward):
 def make_executions(
     problem: Problem, name: str, source: str, watch: str = "", variant_of: str = ""
 ) -> dict[str, Execution]:
-    """Executions of a program on the problem's tests and, as ``<name>_hidden``, on its hidden tests if any."""
+    """Make the executions of a program on the problem's tests and, as ``<name>_hidden``, on its hidden tests."""
     prompt, entry_point = problem.prompt, problem.entry_point
     test = make_trusted_test(prompt, entry_point, problem.test)
     wanted = {name: Execution(source, entry_point, test, watch, variant_of)}
@@ -73,12 +73,12 @@ def make_executions(
 
 
 def program_compiles(reports: Mapping[str, ExecutionReport]) -> bool:
-    """Whether the combined program ran and compiled. No completion is compiled outside the sandbox."""
+    """Whether the combined program ran and compiled, by its report: completions are compiled only in the sandbox."""
     return "program" in reports and reports["program"].compiles
 
 
 def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
-    """The report ``name``, extended by the cases of its hidden tests."""
+    """Extend the report ``name`` by the cases of its hidden tests."""
     report, hidden = reports[name], reports.get(f"{name}_hidden")
     if hidden is None:
         return report
@@ -95,6 +95,6 @@ def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> Ex
 
 @lru_cache(maxsize=1024)
 def make_trusted_test(prompt: str, entry_point: str, test: str) -> str:
-    """The test after the prompt's preamble: some tests call helpers that the prompt defines."""
+    """Put the preamble of the prompt before the test, since some tests call functions that the prompt defines."""
     above = extract_preamble(prompt, entry_point)
     return join_modules([above, Module((), test)]) if above.source or above.futures else test

@@ -1,7 +1,7 @@
 """Completions as Python modules: extracting code from text, and joining modules into one program.
 
-Nothing here compiles or runs a completion. Text is hostile: its size is bounded, and anything that Python's parser
-rejects (syntax, nesting, null bytes) is unparsable, never an error.
+Nothing here compiles or runs a completion. Texts may be hostile: their size is bounded, and whatever Python's parser
+rejects (syntax, nesting, null bytes) counts as unparsable instead of raising an error.
 """
 
 import ast
@@ -14,9 +14,12 @@ from textwrap import dedent
 
 from magrpo.python_source import check_depth, list_nodes, parse_python
 
-MAX_CHARS = 32_768  # of a completion; the rest is cut off first
-MAX_DEPTH = 300  # of a syntax tree, so that the result does not depend on the depth of the caller's stack
-_PARSE_CHARS = 8 * MAX_CHARS  # parsed for one completion over all attempts; bounds the time a hostile text takes
+MAX_CHARS = 32_768
+"""Longest completion, in characters; the rest is cut off."""
+MAX_DEPTH = 300
+"""Deepest syntax tree, so that the result does not depend on the depth of the caller's stack."""
+_PARSE_CHARS = 8 * MAX_CHARS
+"""Characters parsed for one completion over all attempts, which bounds the time that a hostile text takes."""
 _FENCE = "```"
 _PYTHON = frozenset({"", "py", "python", "python3"})
 _MAY_BE_CALLABLE = ast.Lambda | ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.IfExp | ast.BoolOp
@@ -25,17 +28,17 @@ _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowErr
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The top-level statements of one text, with its ``from __future__`` imports apart in ``futures``."""
+    """The top-level statements of a text. ``futures``: its ``from __future__`` imports, which a program begins with."""
 
     futures: tuple[str, ...]
     source: str
 
 
-@lru_cache(maxsize=16)  # one completion is parsed for several questions, one after another
+@lru_cache(maxsize=16)  # several questions about one completion follow each other
 def parse_source(source: str) -> ast.Module:
-    """The syntax tree of ``source``; one of :data:`_UNPARSABLE` if it is not Python, or nested too deeply.
+    """Parse ``source``. Raises one of :data:`_UNPARSABLE` if it is not Python or nested too deeply.
 
-    Trees are shared: do not change them.
+    Trees are cached and shared, so do not change them.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,13 +49,13 @@ def parse_source(source: str) -> ast.Module:
 
 @lru_cache(maxsize=4096)
 def extract_module(text: str, defines: str, prompt: str = "", drop: str = "") -> Module:
-    """The program in a completion that should define the function ``defines``.
+    """Extract the program from a completion that should define the function ``defines``.
 
-    A text that parses is used whole, else its fenced blocks, else every run of lines that parses. An indented text that
-    continues ``prompt`` is read as that continuation.
+    A text that parses is used whole, else its fenced blocks, else every run of lines that parses. An indented text is
+    also read as the continuation of ``prompt``.
 
     Drops ``if __name__ == ...`` blocks, top-level demonstrations (``print(...)``, ``assert``, expressions without
-    effect) and definitions of ``drop``; keeps everything else.
+    effect) and definitions of ``drop``. Keeps everything else.
     """
     text = _clean_text(text)
     readings = [text, text.lstrip()]
@@ -68,7 +71,7 @@ def extract_module(text: str, defines: str, prompt: str = "", drop: str = "") ->
 
 @lru_cache(maxsize=1024)
 def extract_preamble(prompt: str, entry_point: str) -> Module:
-    """The module above the entry point in a problem's prompt: imports, constants, helper definitions."""
+    """Extract the part of a prompt above the entry point: imports, constants and definitions."""
     prompt = _clean_text(prompt)
     try:
         parse_source(prompt)
@@ -78,9 +81,10 @@ def extract_preamble(prompt: str, entry_point: str) -> Module:
 
 
 def join_modules(modules: Sequence[Module]) -> str:
-    """Join modules into one program: later definitions win, ``from __future__`` imports come first."""
+    """Join modules into one program. ``from __future__`` imports come first; later definitions win."""
     futures = dict.fromkeys(line for module in modules for line in module.futures)
-    return "\n\n\n".join(part for part in ("\n".join(futures), *(module.source for module in modules)) if part) + "\n"
+    parts = ["\n".join(futures), *(module.source for module in modules)]
+    return "\n\n\n".join(part for part in parts if part) + "\n"
 
 
 @lru_cache(maxsize=4096)
@@ -98,10 +102,10 @@ def returns_value(source: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def can_be_called(source: str, name: str) -> bool:
-    """Whether the module binds ``name`` to what may be called: a function at top level that returns a value.
+    """Whether the module binds ``name`` to something callable: a function at top level that returns a value.
 
-    Without any function of that name at top level also a definition in a branch, a class, an import, or an assignment
-    of what is no literal: ``f = partial(g, 1)``.
+    If there is no function of that name at top level, a definition in a branch, a class, an import, or an assignment
+    other than of a literal, such as ``f = partial(g, 1)``, counts as well.
     """
     tree = parse_source(source)
     if find_functions(tree, name):
@@ -117,9 +121,9 @@ def can_be_called(source: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_signature(source: str, name: str) -> tuple[str, str]:
-    """The head of the function ``name`` with decorators and colon, and arguments that pass its parameters on.
+    """Read the head of the function ``name``, with decorators and colon, and arguments that pass its parameters on.
 
-    One with any parameters if the module binds ``name`` in another way.
+    If the module binds ``name`` in another way, the head accepts any arguments.
     """
     functions = find_functions(parse_source(source), name)
     if not functions:
@@ -127,10 +131,12 @@ def read_signature(source: str, name: str) -> tuple[str, str]:
     function = functions[-1]
     arguments = function.args
     call = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
-    call += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+    if arguments.vararg:
+        call.append(f"*{arguments.vararg.arg}")
     call += [f"{arg.arg}={arg.arg}" for arg in arguments.kwonlyargs]
-    call += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
-    lines = source.encode().split(b"\n")
+    if arguments.kwarg:
+        call.append(f"**{arguments.kwarg.arg}")
+    lines = source.encode().split(b"\n")  # columns of syntax trees count bytes
     (begin, _), (row, column) = _start_position(function), _start_position(function.body[0])
     head = b"\n".join([*lines[begin - 1 : row - 1], lines[row - 1][:column]]).decode().rstrip()
     return head, ", ".join(call)
@@ -157,7 +163,7 @@ def _clean_text(text: str) -> str:
 
 
 def _parse_statements(text: str) -> list[tuple[ast.stmt, str]]:
-    """Top-level statements with their source: of the whole text, else its fenced blocks, else all runs that parse."""
+    """The top-level statements, with their source, of the whole text, else of its fenced blocks, else of its runs."""
     try:
         return list(_with_source(text, parse_source(text)))
     except _UNPARSABLE:
@@ -185,10 +191,13 @@ def _find_blocks(text: str) -> list[str]:
 
 
 def _parsable_runs(text: str) -> Iterator[tuple[ast.stmt, str]]:
-    """The statements of every run of lines that parses: starting at column 0, as long as possible."""
-    lines, start, budget = text.split("\n"), 0, _PARSE_CHARS
+    """The statements of every run of lines that parses, each starting at column 0 and as long as possible."""
+    lines = text.split("\n")
+    start, budget = 0, _PARSE_CHARS
     while start < len(lines) and budget > 0:
-        stop = len(lines) if lines[start][:1].isidentifier() or lines[start][:1] in ("@", "(", "[", '"', "'") else start
+        first = lines[start][:1]
+        may_begin = first.isidentifier() or first in ("@", "(", "[", '"', "'")
+        stop = len(lines) if may_begin else start
         while stop > start and budget > 0:
             source = "\n".join(lines[start:stop])
             budget -= len(source)
@@ -216,13 +225,13 @@ def _with_source(source: str, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]
 
 
 def _start_position(node: ast.stmt) -> tuple[int, int]:
-    """Line from 1 and byte column of a statement, its decorators included."""
+    """The line, from 1, and the byte column where a statement begins, decorators included."""
     decorators = getattr(node, "decorator_list", [])
     return (decorators[0].lineno if decorators else node.lineno), node.col_offset
 
 
 def _make_module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Module:
-    """A module without demonstrations and the name ``drop``; an import of other names beside it keeps those."""
+    """Make a module without demonstrations and without ``drop``. An import keeps its names other than ``drop``."""
     futures, kept = [], []
     for node, source in statements:
         if _is_demonstration(node):
@@ -233,17 +242,18 @@ def _make_module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Modul
             kept.append(source)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             others = [alias for alias in node.names if _name_import(alias) != drop]
-            kept += [ast.unparse(_import_names(node, others))] if others else []
+            if others:
+                kept.append(ast.unparse(_import_names(node, others)))
     return Module(tuple(futures), "\n\n".join(kept))
 
 
 def _import_names(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast.Import | ast.ImportFrom:
-    """The same import of other names."""
+    """Copy an import with other names."""
     return ast.Import(names) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, names, node.level)
 
 
 def _list_bound_names(node: ast.stmt) -> set[str]:
-    """Names bound by a top-level definition, assignment or import."""
+    """The names that a top-level definition, assignment or import binds."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}

@@ -1,6 +1,6 @@
-"""Functions whose source is copied into variants of a program, to find out whether helper and main both do some work.
+"""Functions whose source is copied into variants of a program, to find out whether helper and main both do work.
 
-The variants run only in the sandbox. Each function is therefore self-contained, imports included, and unprotected from
+The variants run only in the sandbox, so each function is self-contained, imports included, and is not protected from
 the program around it. Do not edit a function: its source, docstring included, is part of the programs that run.
 """
 
@@ -15,7 +15,7 @@ _read_source = lru_cache(inspect.getsource)
 
 
 def module_of(function: Callable[..., Any], call: str) -> Module:
-    """A module that defines one of the functions below, then runs the statement ``call``."""
+    """Make a module that defines one of the functions below and then runs the statement ``call``."""
     return Module(("from __future__ import annotations",), f"{_read_source(function)}\n\n{call}")
 
 

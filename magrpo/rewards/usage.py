@@ -2,8 +2,8 @@
 
 A name is *live* if its value can reach something that matters: a returned value, a condition, a loop, an argument of a
 call, an attribute or an item. A value that is dropped, or bound only to names that are not live, is dead. Scopes are
-not distinguished, so the judgement errs on the side of live. Branches that can never run (``if False``, statements
-after ``return``) are ignored.
+not distinguished, so in doubt a name counts as live. Code that can never run (``if False``, statements after
+``return``) is ignored.
 """
 
 import ast
@@ -24,16 +24,17 @@ _STATEMENTS = ast.Return | ast.Assign | ast.AnnAssign | ast.Pass | ast.Expr
 _CONTAINERS = ast.Tuple | ast.List | ast.Dict | ast.Set | ast.Starred
 _PARTS = ast.Yield | ast.Lambda | ast.arguments | ast.arg | ast.Name | ast.Constant | ast.expr_context
 _CARRYING = _STATEMENTS | _CONTAINERS | _PARTS
-"""Nodes that pass values on unchanged."""
+"""Nodes that pass values on without changing them."""
+# Builtins with an effect that tests can see.
 _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
 
 
 @lru_cache(maxsize=4096)
 def classify_use(source: str, name: str, bound: str = "") -> Use:
-    """How the module treats ``name``, a function of the partner. ``bound``: a name whose value matters in any case.
+    """How the module uses ``name``, a function of the partner. ``bound``: a name whose value matters in any case.
 
-    ``none``: not mentioned in code that can run, or bound by the module itself; ``discarded``: every result is dropped;
-    ``in place``: only what it does to an argument can matter; ``used``: a result can.
+    ``none``: no code that can run mentions it, or the module binds the name itself. ``discarded``: every result is
+    dropped. ``in place``: results are dropped, but a change of an argument can matter. ``used``: a result can matter.
     """
     sinks = _trace_values(parse_source(source))
     is_read = any(load.id == name for load in _list_loads(sinks))
@@ -54,7 +55,7 @@ def classify_use(source: str, name: str, bound: str = "") -> Use:
 
 @lru_cache(maxsize=4096)
 def changes_arguments(source: str, name: str) -> bool:
-    """Whether the function ``name`` may change what it is given in place: it sets a part, or calls a method of it."""
+    """Whether the function ``name`` may change an argument in place, by setting a part of it or calling a method."""
     function = find_functions(parse_source(source), name)[-1]
     given = {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
     for node in list_nodes(function):
@@ -74,11 +75,11 @@ def changes_arguments(source: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def only_forwards(source: str, name: str, to: str) -> bool:
-    """Whether the function ``name`` only returns ``to`` of its own parameters or constants.
+    """Whether the function ``name`` only returns a call of ``to`` with its own parameters or constants.
 
-    Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count. A
-    name that is assigned forwards if its value is ``to``, a lambda that does, or ``to`` wrapped by a function that the
-    module does not define, such as ``partial``.
+    Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count. If
+    ``name`` is assigned instead of defined, its value must be ``to``, a lambda that forwards to it, or ``to`` wrapped
+    by a function that the module does not define, such as ``partial``.
     """
     tree = parse_source(source)
     if not find_functions(tree, name):
@@ -104,9 +105,9 @@ def only_forwards(source: str, name: str, to: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def does_nothing(source: str, name: str) -> bool:
-    """Whether the function ``name`` has no operation or reads none of its parameters.
+    """Whether the function ``name`` performs no operation, or reads none of its parameters.
 
-    It then returns an argument or a constant, perhaps in a container. Generators and functions that make functions
+    It then returns an argument or a constant, perhaps in a container. Generators, and functions that define functions,
     count as reading their parameters.
     """
     function = find_functions(parse_source(source), name)[-1]
@@ -121,7 +122,7 @@ def does_nothing(source: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def packs_lists(source: str, name: str) -> bool:
-    """Whether every return of the function ``name`` is a list display, such as ``[answer, 0]`` or ``[answer] * 3``."""
+    """Whether the function ``name`` returns only list displays, such as ``[answer, 0]`` or ``[answer] * 3``."""
     function = find_functions(parse_source(source), name)[-1]
     returned = [node.value for node in walk_own_scope(function) if isinstance(node, ast.Return)]
     displays = [value.left if isinstance(value, ast.BinOp) else value for value in returned]
@@ -130,7 +131,7 @@ def packs_lists(source: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def find_forwarding_call(source: str, name: str, to: str) -> str:
-    """The first call of ``to`` in the function ``name`` on its parameters, as they are or packed; empty if none is."""
+    """The first call of ``to``, in the function ``name``, with its parameters, perhaps packed; empty if none."""
     functions = find_functions(parse_source(source), name)
     if not functions:
         return ""
@@ -148,7 +149,7 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
 
 @lru_cache(maxsize=4096)
 def cancels_work(source: str, name: str, helper_source: str, helper: str) -> bool:
-    """Whether the function ``name`` only reverses the last operations of ``helper``: ``aux(x) - 1`` and ``y + 1``."""
+    """Whether the function ``name`` only undoes the last operations of ``helper``: ``aux(x) - 1`` undoes ``y + 1``."""
     values = _list_returned(find_functions(parse_source(source), name)[-1])
     answers = _list_returned(find_functions(parse_source(helper_source), helper)[-1])
     answers = [value for value in answers if not isinstance(value, ast.Constant)]
@@ -167,14 +168,15 @@ def cancels_work(source: str, name: str, helper_source: str, helper: str) -> boo
 
 
 _Operation = tuple[str, float]
-"""An operation with one operand that varies, and a number: ``("add", -1)``."""
-_WRITING, _READING = frozenset({"str", "repr", "dumps"}), frozenset({"int", "float", "eval", "literal_eval", "loads"})
+"""An operation with one varying operand and a number, such as ``("add", -1)``."""
+_WRITING = frozenset({"str", "repr", "dumps"})
+_READING = frozenset({"int", "float", "eval", "literal_eval", "loads"})
 
 
 def _is_reversed(operations: Sequence[_Operation], answer: ast.expr) -> bool:
-    """Whether the operations, the first applied last, cancel the last ones of ``answer``."""
+    """Whether ``operations``, of which the first is applied last, cancel the last operations of ``answer``."""
     for kind, number in reversed(operations):
-        if (kind, number) in (("add", 0), ("multiply", 1)):
+        if (kind, number) in (("add", 0), ("multiply", 1)):  # it changes nothing
             continue
         peeled = _peel_operation(answer)
         if peeled is None:
@@ -201,7 +203,7 @@ _WITH_NUMBER = {
     ast.Div: ("divide", 1),
     ast.FloorDiv: ("floor", 1),
 }
-"""Operations whose right operand is a number, and its sign."""
+"""Operations whose right operand is a number, with the sign of the number."""
 _OF_NUMBER = {ast.Add: "add", ast.Sub: "subtract from", ast.Mult: "multiply"}
 """Operations whose left operand is a number."""
 
@@ -216,7 +218,7 @@ def _read_number(value: ast.expr) -> float | None:
 
 
 def _peel_operation(value: ast.expr) -> tuple[_Operation, ast.expr] | None:
-    """The outermost operation of ``value`` and its operand; None if it has another form."""
+    """Split ``value`` into its outermost operation and the operand; None if it has another form."""
     match value:
         case ast.BinOp(left=left, op=operator, right=right):
             if (number := _read_number(right)) is not None and type(operator) in _WITH_NUMBER:
@@ -225,7 +227,8 @@ def _peel_operation(value: ast.expr) -> tuple[_Operation, ast.expr] | None:
             if (number := _read_number(left)) is not None and type(operator) in _OF_NUMBER:
                 return (_OF_NUMBER[type(operator)], number), right
         case ast.UnaryOp(op=operator, operand=operand):
-            return ({ast.USub: "negate", ast.Not: "not", ast.Invert: "invert"}.get(type(operator), "add"), 0), operand
+            kind = {ast.USub: "negate", ast.Not: "not", ast.Invert: "invert"}.get(type(operator), "add")
+            return (kind, 0), operand  # unary plus adds 0
         case ast.Subscript(value=operand, slice=ast.Slice(lower=None, upper=None, step=ast.UnaryOp())):
             return ("turn", 0), operand
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[operand], keywords=[]):
@@ -237,7 +240,7 @@ def _peel_operation(value: ast.expr) -> tuple[_Operation, ast.expr] | None:
 
 
 def _list_returned(function: ast.FunctionDef) -> list[ast.expr]:
-    """The values that a function returns, names that hold one in its outermost block replaced by their last value."""
+    """The values that a function returns; names that its outermost block assigns are replaced by their values."""
     values: dict[str, ast.expr] = {}
     returned: list[ast.expr] = []
     for statement in function.body:
@@ -250,7 +253,7 @@ def _list_returned(function: ast.FunctionDef) -> list[ast.expr]:
                 returned.append(_fill_in(value, values))
             case ast.FunctionDef() | ast.ClassDef():
                 pass
-            case _:
+            case _:  # a branch or a loop: the value of a name that it binds is unknown afterwards
                 bound = (node for node in list_nodes(statement) if isinstance(node, ast.Name))
                 for node in bound:
                     if not isinstance(node.ctx, ast.Load):
@@ -261,7 +264,7 @@ def _list_returned(function: ast.FunctionDef) -> list[ast.expr]:
 
 
 def _fill_in(value: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    """The value with names that stand alone, or as an operand of its outermost operation, replaced."""
+    """Replace names in ``value`` that stand alone or as an operand of its outermost operation."""
     match value:
         case ast.Name(id=name):
             return values.get(name, value)
@@ -279,7 +282,7 @@ def _fill_name(value: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
 
 
 def _walk_carrying(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and those below it, none below a node that does more than carry: nested calls take linear time."""
+    """The node and the nodes below it, but none below a node that does more than carry, for the sake of speed."""
     waiting = [node]
     for part in waiting:
         yield part
@@ -289,7 +292,7 @@ def _walk_carrying(node: ast.AST) -> Iterator[ast.AST]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sink:
-    """Where a value ends up: in ``names``, and wherever the expression around it ends up, ``outer``."""
+    """The place where a value ends up: in ``names``, and in the sink of the expression around it, ``outer``."""
 
     names: frozenset[str]
     outer: "Sink | None" = None
@@ -299,12 +302,13 @@ _DROPPED = Sink(frozenset())
 
 
 def _trace_values(tree: ast.Module) -> dict[ast.AST, Sink | None]:
-    """Each node that can run with the sink of its value (no names: it is dropped), or None if it matters."""
+    """The sink of the value of each node that can run; without names if the value is dropped, None if it matters."""
     sinks: dict[ast.AST, Sink | None] = {}
     waiting: list[ast.AST] = [tree]
-    for node in waiting:
+    for node in waiting:  # the list grows meanwhile
         for field, value in ast.iter_fields(node):
-            for child in _list_runnable(node, field, value) if isinstance(value, list) else [value]:
+            children = _list_runnable(node, field, value) if isinstance(value, list) else [value]
+            for child in children:
                 if isinstance(child, ast.AST):
                     sinks[child] = _find_sink(child, node, sinks.get(node))
                     waiting.append(child)
@@ -312,7 +316,7 @@ def _trace_values(tree: ast.Module) -> dict[ast.AST, Sink | None]:
 
 
 def _list_runnable(node: ast.AST, field: str, children: list[ast.AST]) -> list[ast.AST]:
-    """The statements of a block up to the first that leaves it; none if the block's condition is never met."""
+    """The statements of a block up to the first that leaves it; none if the condition of the block is never met."""
     if isinstance(node, ast.If | ast.While) and isinstance(node.test, ast.Constant) and field in ("body", "orelse"):
         is_never_met = bool(node.test.value) == (field == "orelse")
         if is_never_met:
@@ -322,7 +326,7 @@ def _list_runnable(node: ast.AST, field: str, children: list[ast.AST]) -> list[a
 
 
 def _binds(node: ast.AST, name: str) -> bool:
-    """Whether the node defines, imports, assigns or deletes the name, or an attribute of it."""
+    """Whether the node defines, imports, assigns or deletes the name or an attribute of it."""
     match node:
         case (
             ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound) | ast.ClassDef(name=bound)
@@ -339,7 +343,7 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 
 def _find_live_names(sinks: dict[ast.AST, Sink | None], bound: str = "") -> set[str]:
-    """Names whose value can matter: ``bound``, read where it matters, or copied into such a name."""
+    """The names whose value can matter: ``bound``, names read where it matters, and names copied into those."""
     loads = _list_loads(sinks)
     feeds: dict[str | Sink, list[str | Sink]] = defaultdict(list)  # what is live if the key is
     for sink in {sink for sink in sinks.values() if sink}:
@@ -360,7 +364,7 @@ def _find_live_names(sinks: dict[ast.AST, Sink | None], bound: str = "") -> set[
 
 
 def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: Sink | None) -> Sink | None:
-    """The sink of the node's value, as in :func:`_trace_values`; for a statement, of its expressions."""
+    """The sink of the value of a node, as in :func:`_trace_values`, or of the expressions of a statement."""
     match node:
         case ast.Expr():
             return _DROPPED
@@ -385,7 +389,7 @@ def _list_loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
 
 
 def _target_names(targets: Iterable[ast.expr]) -> Sink | None:
-    """The names assigned to; None if a target is not a name (an attribute, an item)."""
+    """The sink of an assignment to these targets; None if one is an attribute or an item."""
     names: set[str] = set()
     waiting = list(targets)
     for target in waiting:
@@ -413,7 +417,7 @@ def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
 
 
 def _is_pure(call: ast.Call) -> bool:
-    """Whether it calls a builtin, by name, that has no effect visible to tests."""
+    """Whether the call is of a builtin, by name, without an effect that tests can see."""
     return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id) and call.func.id not in _IMPURE
 
 
@@ -429,7 +433,7 @@ def _is_forwarding_value(value: ast.expr, to: str, own: set[str]) -> bool:
 
 
 def _is_forwarded(value: ast.expr | None, to: str, results: set[str]) -> bool:
-    """Whether ``value`` is ``to(...)`` of names and constants only, or a name that holds such a result."""
+    """Whether ``value`` is a call of ``to`` with only names and constants, or a name that holds such a result."""
     match value:
         case ast.Name(id=name):
             return name in results

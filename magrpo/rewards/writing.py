@@ -20,7 +20,7 @@ TRANSITIONS: Mapping[str, str] = _WORDS["transitions"]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Piecewise linear: 0 up to ``start``, rising to 1 at ``low``, 1 up to ``high``, falling to 0 at ``end``."""
+    """A piecewise linear function: 0 up to ``start``, 1 from ``low`` to ``high``, 0 again from ``end`` on."""
 
     start: float
     low: float
@@ -37,7 +37,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Targets of one writing task. ``roles``: first and second author; ``words``: minimum and maximum for each."""
+    """The targets of one writing task. ``roles``: first and second author; ``words``: limits of each text."""
 
     roles: tuple[str, str]
     words: tuple[int, int]
@@ -51,7 +51,7 @@ _TLDR = Form(("summary", "elaboration"), (8, 256), Window(1.1, 1.6, 3.2, 5.0), W
 _ARXIV = Form(("background", "methods"), (128, 256), Window(0.8, 1.0, 1.3, 1.5), Window(0.5, 0.7, 1.3, 1.7), 0.23, True)
 _ARXIV_LATE = replace(_ARXIV, length_ratio=Window(0.8, 1.3, 1.6, 2.0))
 FORMS: Mapping[str, Form] = {"tldr": _TLDR, "arxiv": _ARXIV, "arxiv_late": _ARXIV_LATE}
-"""The tasks of arXiv 2508.04652. ``arxiv_late`` has the length window that its authors adopted after the paper."""
+"""The tasks of arXiv 2508.04652. ``arxiv_late`` has the length window that the authors adopted after the paper."""
 
 
 class WritingReward(ScaledReward):
@@ -71,16 +71,16 @@ class WritingReward(ScaledReward):
     length window; ``arxiv_late``: the same with the authors' later length window."""
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
-        """None: a text has no tests."""
+        """Return None: texts have no tests."""
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
     ) -> Mapping[str, Execution]:
-        """None: texts are not run."""
+        """Request nothing: texts are not run."""
         return {}
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        """The joint reward, with a part for each level that was reached. ``texts`` by role."""
+        """Price each level that was reached. ``texts`` is keyed by role."""
         form = FORMS[self.task]
         first, second = (" ".join(texts[role].split()) for role in form.roles)
         parts = dict.fromkeys(MAXIMA, 0.0)
@@ -93,18 +93,18 @@ class WritingReward(ScaledReward):
 
 
 def score_structure(form: Form, first: str, second: str) -> float:
-    """1 if both texts have an allowed number of words (split at white space), else 0."""
+    """1 if both texts have an allowed number of words, split at white space; else 0."""
     fewest, most = form.words
     return float(all(fewest <= len(text.split()) <= most for text in (first, second)))
 
 
 def score_length_ratio(form: Form, first: str, second: str) -> float:
-    """The fit, 0 to 1, of the ratio of lengths in characters, second text to first."""
+    """The fit, from 0 to 1, of the ratio of lengths in characters, second text to first."""
     return form.length_ratio(len(second) / len(first)) if first else 0.0
 
 
 def score_unique_words(form: Form, first: str, second: str) -> float:
-    """The fit, 0 to 1, of the ratio of numbers of distinct words, second text to first."""
+    """The fit, from 0 to 1, of the ratio of numbers of distinct words, second text to first."""
     words = len(_list_words(first))
     return form.unique_words(len(_list_words(second)) / words) if words else 0.0
 
@@ -131,6 +131,6 @@ _PATTERNS = [_compile_pattern(listing.split(";")) for listing in TRANSITIONS.val
 
 
 def count_transition_categories(text: str) -> int:
-    """The number of the twelve categories that occur in ``text`` as whole words, ignoring case."""
+    """The number of categories, of twelve, with a phrase that occurs in ``text`` as whole words, ignoring case."""
     text = text.lower()
     return sum(pattern.search(text) is not None for pattern in _PATTERNS)
