@@ -59,7 +59,8 @@ class Example:
 
 def make_first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> list[Example]:
     """Make one example of each role for every problem, each in a convention drawn independently."""
-    rng, conventions = random.Random(seed), recipe.conventions
+    rng = random.Random(seed)
+    conventions = recipe.conventions
     return [
         Example(_first_prompt(problem, recipe, role), conventions.write(problem, role, conventions.draw(rng, role)))
         for problem in problems

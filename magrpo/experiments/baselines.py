@@ -178,7 +178,8 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
         raise LeftOut(f"it needs the reward {' or '.join(entry.tasks)}, not {config.reward.kind}")
     at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
     env = _change_plugin("env", config.env, {**entry.env, **at_once})
-    roles, num_turns = env.roles(), config.env.num_turns
+    roles = env.roles()
+    num_turns = config.env.num_turns
     stop_above = None
     if entry.oracle != "none":
         if num_turns == 1:

@@ -276,7 +276,8 @@ class BaselineTable:
 
     def _quality_table(self, key: str, *, from_reference: bool = False) -> ReportTable:
         """Tabulate every quantity of a split and mode except costs, or its differences to the reference."""
-        title, format_cell = figures.summary_title(key), self._format_value
+        title = figures.summary_title(key)
+        format_cell = self._format_value
         note = f"Percent of the maximum.{self._common_note}"
         if from_reference:
             title, format_cell = f"{title}, difference to {REFERENCE}", self._format_difference

@@ -332,7 +332,8 @@ def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[
     """
     before: tuple[float, Budget] | None = None
     for report in run.reports:
-        summary, budget = report.summary[HEADLINE], run.budget_at(report)
+        summary = report.summary[HEADLINE]
+        budget = run.budget_at(report)
         if quantity == "common":
             value = common_share({part: summary[part].mean for part in common}, common)
         else:

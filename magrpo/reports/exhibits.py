@@ -133,7 +133,8 @@ def _make_exhibit(
     ]
     lines.append(("return, %", "100", *(f"{100 * reward.fraction(row.returns[turn]):.1f}" for _, row, turn in turns)))
     table = ReportTable("", ("", "at most", *(name or "reward" for name, _, _ in turns)), lines)
-    problem, prompts = run.problems[task_id], _first_prompts(run, task_id)
+    problem = run.problems[task_id]
+    prompts = _first_prompts(run, task_id)
     is_code = bool(problem.entry_point)
     texts = {
         name or "completions": [

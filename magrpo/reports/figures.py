@@ -120,7 +120,8 @@ def format_interval(name: str, value: Interval | None) -> str:
     """``mean [low, high]`` in the unit in which tables show the quantity ``name``; a dash without a value."""
     if value is None:
         return UNDEFINED
-    scale, digits = quantity_scale(name), {"seconds": 3, "tokens_per_s": 0}.get(name, 1)
+    scale = quantity_scale(name)
+    digits = {"seconds": 3, "tokens_per_s": 0}.get(name, 1)
     mean, low, high = (f"{figure * scale:.{digits}f}" for figure in (value.mean, value.low, value.high))
     return f"{mean} [{low}, {high}]"
 

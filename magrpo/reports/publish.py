@@ -82,7 +82,8 @@ def _write_report(store: RunStore, folder: Path) -> None:
 
 
 def _publish_page(store: RunStore, page: Path, mlflow_page: str = "") -> Path:
-    path, wall_time = store.path / REPORT, read_wall_time(store.path)
+    path = store.path / REPORT
+    wall_time = read_wall_time(store.path)
     if not mlflow_page and path.exists() and (link := MLFLOW_LINK.search(path.read_text(encoding="utf-8"))):
         mlflow_page = unescape(link[1])
     sentences = [] if wall_time is None else [f"Took {format_wall_time(wall_time)}."]

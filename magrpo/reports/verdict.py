@@ -79,7 +79,8 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
         return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after))
     first = reports[0].summary[HEADLINE]["return"]
     before = mean_returns(reports[0], HEADLINE, config.reward)
-    gain, num_problems = paired_gain(before, after, config.eval.seed), len(subtract_means(after, before))
+    gain = paired_gain(before, after, config.eval.seed)
+    num_problems = len(subtract_means(after, before))
     word = judge_gain(gain, num_problems)
     verb = {"better": "rose", "worse": "fell"}.get(word, "went")
     rest = ""

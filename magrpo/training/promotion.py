@@ -111,7 +111,8 @@ class _Candidate:
             version = registry.register_team(mlflow_run_id, store.path / AGENTS, checkpoint["sha"])
             team = TrainedTeam.of(store)
             last_report = team.report.last
-            parent, mean = describe_start(store), last_report.summary[HEADLINE]["return"]
+            parent = describe_start(store)
+            mean = last_report.summary[HEADLINE]["return"]
             shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
             card = render_model_card(team, version.number)
             returns = mean_returns(last_report, HEADLINE, config.reward)

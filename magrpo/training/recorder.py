@@ -26,7 +26,8 @@ ItemT = TypeVar("ItemT")
 
 def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
     """Return the tags that describe a run by the current state of its directory; ``status`` is MLflow's term."""
-    config, tags = store.config(), dict[str, str]()
+    config = store.config()
+    tags: dict[str, str] = {}
     agents = ", ".join(
         f"`{agent.name}` ({agent.model.rstrip('/').rpartition('/')[2]}, {agent.weights})" for agent in config.agents
     )

@@ -78,7 +78,8 @@ def bench_iteration(
 
 def score_batches(config: RunConfig, number: int) -> list[RolloutGroup[ScoredTurn]]:
     """Sample and score the first batches of a run with the weights before training."""
-    store, groups = RunStore.create(config, "bench"), list[RolloutGroup[ScoredTurn]]()
+    store = RunStore.create(config, "bench")
+    groups: list[RolloutGroup[ScoredTurn]] = []
     with (
         RunConsole(RunState(number, config.reward)) as console,
         StageRunner(config, store, console, lambda _: None) as stages,
@@ -96,7 +97,8 @@ def _compare_sampling(
     config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int
 ) -> Callable[[], object]:
     """Print the ratio; return a function that samples on one core."""
-    sampling, size = sampling_params(config.rollout), config.rollout.group_size
+    sampling = sampling_params(config.rollout)
+    size = config.rollout.group_size
     requests = [
         Request(agent, prompt.token_ids, sampling, derive_seed(config.train.seed, group.problem.task_id, agent, index))
         for group in groups

@@ -99,7 +99,8 @@ def _format_overview() -> str:
 def _format_topic(topic: str) -> str:
     """Format the keys of a section, or one key, in lines no wider than the terminal."""
     name, _, key = topic.partition(".")
-    lines, known = list[str](), dict[str, None]()
+    lines: list[str] = []
+    known: dict[str, None] = {}
     for title, fields in _list_sections():
         if title.startswith((f"[{name}]", f"[[{name}]]")) or (title == TOP and name in fields and not key):
             chosen = {k: field for k, field in fields.items() if key in ("", k) and (title != TOP or k == name)}
@@ -165,7 +166,8 @@ def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
 
 
 def _format_type(annotation: Any) -> str:
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, args))
     if origin in (typing.Union, types.UnionType):

@@ -106,7 +106,8 @@ def _collect_facts(
     store: RunStore, summary: Summary, reports: Sequence[EvalReport], verdict: Verdict | None
 ) -> dict[str, object]:
     wall_time = read_wall_time(store.path)
-    report, agents = store.path / REPORT, find_agents(store)
+    report = store.path / REPORT
+    agents = find_agents(store)
     return {
         "run": store.run_id,
         "folder": str(store.path),

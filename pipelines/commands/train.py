@@ -92,7 +92,8 @@ def train_run(
 
 def _remove_run(store: RunStore) -> None:
     """Remove a run that has sampled nothing, also from its tracking store if that answers."""
-    uri, folder_id = tracking_uri(store.config().tracking, store.path.parent), find_folder_id(store.path)
+    uri = tracking_uri(store.config().tracking, store.path.parent)
+    folder_id = find_folder_id(store.path)
     with hold_run(store):
         shutil.rmtree(store.path)
     with suppress(Unavailable):

@@ -35,7 +35,8 @@ class ProgressPage(Observer):
     """
 
     def __init__(self, name: str, flow_run_id: UUID) -> None:
-        self._key, self._flow_run_id = artifact_key(name), flow_run_id
+        self._key = artifact_key(name)
+        self._flow_run_id = flow_run_id
         self._over = threading.Event()
         self._shown: tuple[float, str] | None = None
         self._progress: UUID | None = None
@@ -92,7 +93,8 @@ class ProgressPage(Observer):
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         """Log a line on the flow run's page."""
-        now, flow_run_id = datetime.now(UTC), self._flow_run_id
+        now = datetime.now(UTC)
+        flow_run_id = self._flow_run_id
         self._lines.append(LogCreate(name="magrpo", level=level, message=text, timestamp=now, flow_run_id=flow_run_id))
 
     def _update_progress(self, client: SyncPrefectClient) -> None:

@@ -141,7 +141,8 @@ class Recorder:
 
     def settle(self, mark: int, number: int, hides: bool) -> None:
         """Called when a handler ends. Asserts its ``try`` skipped failed if it ``hides`` the error or fails itself."""
-        cases, error = self.cases[mark:], sys.exc_info()[1]
+        cases = self.cases[mark:]
+        error = sys.exc_info()[1]
         assert error
         if hides:
             self.skipped(error, mark, number, [])
