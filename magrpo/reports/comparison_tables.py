@@ -38,7 +38,7 @@ COMPARED = ("return", "pass_at_1")
 """Quantities for which curves and differences are shown."""
 SHOWN = ("return", "tests", "cooperation", "pass_at_1")
 BARS = {"pass_at_1": 0.70, "common": 0.85}
-"""Targets, as fractions, on held-out problems, sampled; ``common``: the parts that all rewards share, together."""
+"""Targets as fractions, on held-out problems, sampled; ``common``: the parts that all rewards share, together."""
 _COUNTS = ("iteration", *(unit for unit in UNITS if unit != "updates"))
 _SWEEP_NOTE = (
     "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has an interval "

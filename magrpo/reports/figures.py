@@ -51,7 +51,9 @@ def closing_table(
     It fits into 80 columns; if ``narrow``, into 60, without intervals.
     """
     columns = first_and_last(reports, start)
-    title = "sampled; percent of the maximum" + ("" if narrow else ", 95 % interval over problems")
+    title = "sampled; percent of the maximum"
+    if not narrow:
+        title += ", 95 % interval over problems"
     table = Table(box=box.SIMPLE_HEAD, title=title)
     table.add_column("")
     for title in columns:

@@ -118,8 +118,9 @@ def print_command(label: str, command: str, console: Console) -> None:
                 lines[-1] += f" {part}"
             else:
                 lines.append(f"  {part}" if lines else part)
-    text = " \\\n".join(f"{'' if i else label:<{_LABEL}}{line}" for i, line in enumerate(lines))
-    console.print(text, markup=False, soft_wrap=True)
+    first, *others = lines
+    labelled = [f"{label:<{_LABEL}}{first}", *(" " * _LABEL + line for line in others)]
+    console.print(" \\\n".join(labelled), markup=False, soft_wrap=True)
 
 
 def print_files(store: RunStore, console: Console) -> None:

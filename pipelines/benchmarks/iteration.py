@@ -185,7 +185,11 @@ def _time_operations(run: Callable[[], object]) -> dict[str, float]:
     spent = dict.fromkeys(KINDS, 0.0)
     for event in profile.key_averages():
         if event.key.startswith("aten::"):
-            is_attention = "_attention" in event.key or event.key in _ATTENTION
-            kind = "attention" if is_attention else KINDS[0] if event.key in _PRODUCTS else KINDS[2]
+            if "_attention" in event.key or event.key in _ATTENTION:
+                kind = "attention"
+            elif event.key in _PRODUCTS:
+                kind = KINDS[0]
+            else:
+                kind = KINDS[2]
             spent[kind] += event.self_cpu_time_total / 1e6
     return spent

@@ -65,7 +65,8 @@ def _format_values(config: RunConfig) -> Iterator[str]:
             for key, entry in table.items():
                 dotted = f"{section}.{index}.{key}" if isinstance(value, list) else f"{section}.{key}"
                 line = f"# {key}: none" if entry is None else f"{key} = {format_value(entry)}"
-                yield line + (f"  # default: {defaults[dotted]}" if dotted in defaults else "")
+                remark = f"  # default: {defaults[dotted]}" if dotted in defaults else ""
+        yield line + remark
 
 
 def format_value(value: object) -> str:
@@ -142,8 +143,14 @@ def _format_fields(fields: dict[str, FieldInfo]) -> Iterator[str]:
     """Format a line for each key with its type and default, and its meaning below."""
     for key, field in fields.items():
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        shown = "" if default is None else f" = {list(default) if isinstance(default, tuple) else default}"
-        yield f"  {key}: {_format_type(field.annotation)}{', required' if field.is_required() else shown}"
+        shown = ""
+        if field.is_required():
+            shown = ", required"
+        elif isinstance(default, tuple):
+            shown = f" = {list(default)}"
+        elif default is not None:
+            shown = f" = {default}"
+        yield f"  {key}: {_format_type(field.annotation)}{shown}"
         if field.description:
             yield f"      {' '.join(field.description.split())}"
 

@@ -116,7 +116,10 @@ class ProgressPage(Observer):
 
     def _mlflow_link(self) -> str:
         command, page = self._attempt.mlflow_page()
-        return f"MLflow: [{page}]({page})" + (f", after starting `{command}`" if command else "") if page else ""
+        if not page:
+            return ""
+        condition = f", after starting `{command}`" if command else ""
+        return f"MLflow: [{page}]({page}){condition}"
 
     def _closing_tables(self) -> str:
         """Return the verdict on the finished run and the first table of its report, in Markdown."""

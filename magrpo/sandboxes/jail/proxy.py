@@ -194,7 +194,8 @@ class Proxy(Callee):
             status, value, *_ = self._ask("load", self.program)
         except CandidateFailure as failure:
             what, reason = failure.args
-            self.failure = what, f"cannot {'load' if self.compiles else 'compile'} the program: {reason}"
+            verb = "load" if self.compiles else "compile"
+            self.failure = what, f"cannot {verb} the program: {reason}"
             return
         if status != "ok":
             self.failure = "memory" if status == "memory" else "load_error", describe_claim(value)
