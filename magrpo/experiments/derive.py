@@ -31,7 +31,7 @@ class Source:
     root: Path
     overrides: Sequence[str] = ()
     place: Place | None = None
-    """Where the new run is executed; None: in one process."""
+    """Place at which the new run is executed; None: one process on this machine."""
 
     def load_file(self) -> RunConfig | None:
         """Load the configuration file, without training; None for a run. Raises ConfigError if it has a checkpoint."""

@@ -360,10 +360,10 @@ def _token_differences(
     settings: Settings, crossings: Mapping[str, Sequence[Crossing | None]]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield for each setting but the first its title, its tokens to a bar minus the first's, and how many seeds."""
-    by_seed = {
-        title: {run.config.train.seed: crossing for run, crossing in zip(settings[title], of_runs, strict=True)}
-        for title, of_runs in crossings.items()
-    }
+    by_seed = {}
+    for title, of_runs in crossings.items():
+        seeds = [run.config.train.seed for run in settings[title]]
+        by_seed[title] = dict(zip(seeds, of_runs, strict=True))
     first, *others = settings
     for title in others:
         pairs = [(one, by_seed[first][seed]) for seed, one in by_seed[title].items() if seed in by_seed[first]]

@@ -1,4 +1,4 @@
-"""Where a run comes from: its date, machine and code, and the commands to continue with after its report."""
+"""The origin of a run (its date, machine and code), and commands to continue with after its report."""
 
 import shlex
 from collections.abc import Iterator

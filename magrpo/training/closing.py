@@ -127,13 +127,17 @@ def print_files(store: RunStore, console: Console) -> None:
     """Print the paths of a run's report and agents, as far as they exist."""
     if (store.path / REPORT).exists():
         print_path(console, "report:", store.path / REPORT)
-    if not makes_tables(store.config()) and (agents := find_agents(store)) is not None:
+    if makes_tables(store.config()):
+        return
+    agents = find_agents(store)
+    if agents is not None:
         print_path(console, "agents:", agents)
 
 
 def print_place(store: RunStore, console: Console) -> None:
     """Print where a run is executed, if not in one process."""
-    if not (place := read_place(store)).is_default:
+    place = read_place(store)
+    if not place.is_default:
         print_entry(console, "place:", place.describe())
 
 

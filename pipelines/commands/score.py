@@ -34,9 +34,9 @@ class ScoreConfig(Section):
     """Options of ``magrpo score``, set by ``section.key=value``."""
 
     reward: plugin_field("reward")  # type: ignore[valid-type]
-    """What a joint action is worth."""
+    """Scores joint actions."""
     sandbox: plugin_field("sandbox")  # type: ignore[valid-type]
-    """Where untrusted programs run."""
+    """Runs untrusted programs."""
 
 
 class CompletionLine(msgspec.Struct, frozen=True):

@@ -75,7 +75,7 @@ def train_run(
         result = run_stages(store, local=local)
     except KeyboardInterrupt as error:
         console.quiet = False
-        return _tell_interrupt(error, resume, console)
+        return _report_interrupt(error, resume, console)
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
             error.filename = str(store.path)
@@ -132,7 +132,7 @@ def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> in
         try:
             failures = run_sweep(sweep, lambda store: run_stages(store, local=local), console)
         except KeyboardInterrupt as error:
-            return _tell_interrupt(error, resume, console)
+            return _report_interrupt(error, resume, console)
     for run_id, reason in failures.items():
         console.print(f"failed: {run_id}: {reason}", markup=False)
     if failures:
@@ -161,7 +161,7 @@ def serve_schedule(
     return 0
 
 
-def _tell_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
+def _report_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
     """Print how the command ended and how to resume it; return its exit code."""
     text = f"\n{describe_interrupt(error)}; finished work is kept. Resume with:\n  {resume}"
     console.print(text, markup=False, soft_wrap=True)

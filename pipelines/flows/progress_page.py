@@ -50,7 +50,8 @@ class ProgressPage(Observer):
         client = get_client(sync_client=True, httpx_settings={"timeout": 5.0})
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
-        if not (place := read_place(attempt.store)).is_default:
+        place = read_place(attempt.store)
+        if not place.is_default:
             self._say(f"place: {place.describe()}")
 
     def step_finished(self, step: Step) -> None:
@@ -80,7 +81,9 @@ class ProgressPage(Observer):
                 over = self._over.wait(pause)
                 pause = PERIOD_S
                 try:
-                    if lines := self._lines[:]:
+                    # A copy: other threads append meanwhile, and lines stay in the list until they are delivered.
+                    lines = self._lines[:]
+                    if lines:
                         client.create_logs(lines)
                         del self._lines[: len(lines)]
                     self._update_progress(client)
