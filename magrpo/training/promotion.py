@@ -58,7 +58,7 @@ class Promotion:
 
 @contextmanager
 def undo_on_error(undo: Callable[[], None]) -> Iterator[None]:
-    """The :data:`Undo` of runs without Prefect."""
+    """Call ``undo`` if the block fails; the :data:`Undo` of runs without Prefect."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""``magrpo bench iteration``: time sampling and update of one iteration in this process against a plain implementation.
+"""``magrpo bench iteration``: times sampling and update of one iteration in this process against a plain version.
 
 The plain implementation takes one agent after another on all cores, runs every decoding step through the modules of
 transformers, and updates through peft's own layers in micro-batches of :data:`PLAIN_TOKENS` tokens. Afterwards the time

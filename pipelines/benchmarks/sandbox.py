@@ -1,4 +1,4 @@
-"""``magrpo bench sandbox``: time the sandbox, and for comparison one bubblewrap per candidate."""
+"""``magrpo bench sandbox``: times the sandbox, and for comparison one bubblewrap per candidate."""
 
 import shutil
 import statistics

@@ -1,4 +1,4 @@
-"""``magrpo ask``: give trained agents a problem, and compare their answer with that of their base models."""
+"""``magrpo ask``: gives trained agents a problem, and compares their answer with their base models' answer."""
 
 import json
 import sys

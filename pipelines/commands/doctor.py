@@ -1,4 +1,4 @@
-"""``magrpo doctor``: check this machine for everything that training needs, with a remedy for each thing missing."""
+"""``magrpo doctor``: checks this machine for everything that training needs, with a remedy for each thing missing."""
 
 import os
 import platform

@@ -122,7 +122,7 @@ def _score_lines(
     sandbox: Sandbox,
     progress: Advance,
 ) -> Iterator[tuple[ReportLine, bool]]:
-    """The report of every line, in order, and whether all its tests passed."""
+    """Yield the report of every line, in order, and whether all its tests passed."""
     next_index: Counter[str] = Counter()
     cache: Cache = {}
     for start in range(0, len(lines), _CHUNK):

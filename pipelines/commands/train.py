@@ -1,4 +1,4 @@
-"""``magrpo train``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
+"""``magrpo train``, ``resume``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
 
 import shlex
 import shutil
