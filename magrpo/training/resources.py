@@ -254,7 +254,7 @@ class Resources:
 
     def close(self) -> None:
         """Close everything. Steps in progress in other threads fail."""
-        # The fleet goes last, because it ends the processes that the other parts use.
+        # The fleet is closed last: it ends the processes of the others.
         parts: Sequence[_Part[Any]] = (self._fleet, self._workers, self._sandbox, self._updates, self._engine)
         with ExitStack() as stack:
             for part in parts:
