@@ -32,7 +32,8 @@ def locate_config(name: Path | str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped, is_name = list_shipped(), path.parent == Path() and not path.suffix
+    shipped = list_shipped()
+    is_name = path.parent == Path() and not path.suffix
     if is_name and path.name in shipped:
         return CONFIGS / f"{path.name}.toml"
     if is_name or not path.parent.is_dir():
@@ -99,7 +100,8 @@ def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
     Reads the shipped schema, because importing the classes would take seconds. Bash splits words at ``=``, so after one
     it is offered only the value.
     """
-    config, tree = context.get("config"), dict[str, Any]()
+    config = context.get("config")
+    tree: dict[str, Any] = {}
     if config is not None and config.raw:
         tree = tomllib.loads(locate_config(config.raw).read_text(encoding="utf-8"))
     schema = read_schema()

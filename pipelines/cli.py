@@ -70,20 +70,20 @@ COMMANDS = {
 
 
 class HelpPlace(TypedDict):
-    """Where a command stands in ``magrpo --help``."""
+    """The position of a command in ``magrpo --help``."""
 
     group: Group
     sort_key: int
 
 
 def place_in_help(name: str) -> HelpPlace:
-    """The group of a command and its place there, for ``app.command``."""
+    """Return the group of a command and its position there, for ``app.command``."""
     [group] = [group for group, names in COMMANDS.items() if name in names]
     return {"group": group, "sort_key": COMMANDS[group].index(name)}
 
 
 def _make_group(name: str, text: str) -> App:
-    """A command that has commands of its own."""
+    """Make a command that has commands of its own."""
     made = App(name=name, help=text, help_epilogue="", group_commands="Commands", **place_in_help(name))
     app.command(made)
     return made
@@ -170,7 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 message, code = _run_command(tokens, from_shell=arguments is None)
         except KeyboardInterrupt as error:
             return find_exit_code(error)
-        except BrokenPipeError:  # the reader of a pipe has enough: magrpo runs | head
+        except BrokenPipeError:  # the reader of the pipe has closed it: magrpo runs | head
+            # Python flushes stdout when it exits, which would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         if message:
@@ -208,7 +209,7 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
 
 @contextmanager
 def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
-    """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
+    """Show the activity of a command that runs stages from the start; ``from_shell``: it has the process to itself."""
     runs_stages = tokens[:1] in (["train"], ["resume"], ["sweep"], ["evaluate"])
     if not runs_stages or {"-h", "--help", "--dry-run"} & set(tokens):
         yield
@@ -226,7 +227,7 @@ def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
 
 
 def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
-    """The message about a command line that cannot be parsed; a key written as a flag is shown as an override."""
+    """Explain why a command line cannot be parsed; a key written as a flag is shown as an override."""
     if isinstance(error.__cause__, ConfigError):
         return str(error.__cause__)
     if isinstance(error, UnknownOptionError) and tokens[0] in ("train", "sweep", "evaluate", "schedule"):

@@ -100,7 +100,8 @@ def write_completion(composition: Composition, role: str, convention: str) -> st
     ``first`` or ``last``: that step; ``all``: every step, so the main function only passes its argument on;
     ``nothing``: the main function does everything, and the helper returns its argument.
     """
-    steps, argument = composition.steps, composition.name_variables()[0]
+    steps = composition.steps
+    argument = composition.name_variables()[0]
     if role == "helper":
         part = {"first": steps[:1], "last": steps[-1:], "all": steps, "nothing": ()}[convention]
         return Composition(part).write_function(AUX) if part else f"def {AUX}({argument}):\n    return {argument}"

@@ -59,7 +59,8 @@ class Example:
 
 def make_first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> list[Example]:
     """Make one example of each role for every problem, each in a convention drawn independently."""
-    rng, conventions = random.Random(seed), recipe.conventions
+    rng = random.Random(seed)
+    conventions = recipe.conventions
     return [
         Example(_first_prompt(problem, recipe, role), conventions.write(problem, role, conventions.draw(rng, role)))
         for problem in problems
@@ -89,12 +90,12 @@ def make_revisions(problems: Sequence[Problem], recipe: Recipe, sandbox: Sandbox
         rng = random.Random(derive_seed(seed, problem.task_id))
         drawn = {role: conventions.draw(rng, role) for role in conventions.roles}
         flawed = rng.choice(conventions.roles) if rng.random() < _FLAWED_FRAC else None
-        texts = {
-            role: conventions.flawed(problem, role, convention, rng)
-            if role == flawed
-            else conventions.write(problem, role, convention)
-            for role, convention in drawn.items()
-        }
+        texts = {}
+        for role, convention in drawn.items():
+            if role == flawed:
+                texts[role] = conventions.flawed(problem, role, convention, rng)
+            else:
+                texts[role] = conventions.write(problem, role, convention)
         attempts.append((problem, drawn, flawed, texts))
     items = [(problem, texts) for problem, _, _, texts in attempts]
     scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={})

@@ -71,7 +71,8 @@ class WarmStartConfig(Section):
 
 def demonstrate_second_turns(folder: Path, config: WarmStartConfig) -> None:
     """Write examples of second turns to ``folder``. The sandbox runs the first turns: feedback depends on scores."""
-    problems, number = _load_problems(config), config.num_revisions
+    problems = _load_problems(config)
+    number = config.num_revisions
     chosen = problems[:: max(1, len(problems) // number)][:number] if number else []
     recipe, plugin = RECIPES[config.problems]
     with closing(plugin.open()) as sandbox:

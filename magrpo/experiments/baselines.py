@@ -147,7 +147,9 @@ def parse_names(text: str) -> list[str]:
     for name in names:
         if name not in BASELINES:
             raise ConfigError(f"--baselines {name!r}: {list_choices(name, [*BASELINES, 'all'])}")
-    needed = {REFERENCE, *(["single"] if any(BASELINES[name].votes != "none" for name in names) else [])}
+    needed = {REFERENCE}
+    if any(BASELINES[name].votes != "none" for name in names):
+        needed.add("single")
     return [name for name in BASELINES if name in needed or name in names]
 
 
@@ -178,7 +180,8 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
         raise LeftOut(f"it needs the reward {' or '.join(entry.tasks)}, not {config.reward.kind}")
     at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
     env = _change_plugin("env", config.env, {**entry.env, **at_once})
-    roles, num_turns = env.roles(), config.env.num_turns
+    roles = env.roles()
+    num_turns = config.env.num_turns
     stop_above = None
     if entry.oracle != "none":
         if num_turns == 1:
@@ -187,6 +190,8 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
         if stop_above is None:  # just below the largest reward; fractions are linear in the reward
             least = float(config.reward.fraction(0.0))
             stop_above = (1 - 1e-6 - least) / (float(config.reward.fraction(1.0)) - least)
+    # A single agent may write as much as all agents together.
+    num_writers = len(config.agents) if len(roles) == 1 else 1
     for suffix, title, seats in seat_agents(entry.seating, teams, roles):
         yield BaselineRow(
             name=name + suffix,
@@ -194,8 +199,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
             env=env,
             reward=_change_plugin("reward", config.reward, entry.reward),
             agents=_load_weights(seats, roles, config.agents),
-            # A single agent may write as much as all agents together.
-            max_new_tokens=config.rollout.max_new_tokens * (len(config.agents) if len(roles) == 1 else 1),
+            max_new_tokens=config.rollout.max_new_tokens * num_writers,
             votes=entry.votes,
             stop_above=stop_above,
             max_tries=num_turns if entry.oracle == "retry" else 1,

@@ -31,7 +31,7 @@ class Source:
     root: Path
     overrides: Sequence[str] = ()
     place: Place | None = None
-    """Where the new run is executed; None: in one process."""
+    """Place at which the new run is executed; None: one process on this machine."""
 
     def load_file(self) -> RunConfig | None:
         """Load the configuration file, without training; None for a run. Raises ConfigError if it has a checkpoint."""
@@ -79,7 +79,8 @@ def create_baselines(
     from ``source`` itself, from ``single_run``, which has one agent, and from ``partners``, which play with the source.
     Raises ConfigError if a name, a run, a checkpoint or an override is unusable, or no row can be made.
     """
-    names, root = parse_names(baselines), source.root
+    names = parse_names(baselines)
+    root = source.root
     trained = None
     config = source.load_file()
     if config is None:

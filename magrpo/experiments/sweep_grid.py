@@ -75,7 +75,9 @@ def plan_sweep(
     grid = dict(map(_parse_setting, settings))
     if len(grid) < len(settings):
         raise ConfigError("--set: a key is given twice; list all its values once: section.key=value,value")
-    fixed = [*overrides, *([f"root={root}"] if root else [])]
+    fixed = [*overrides]
+    if root:
+        fixed.append(f"root={root}")
     name = name or f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     # A run's name spells out its values; combinations are numbered where the values cannot be part of a name.
@@ -94,7 +96,8 @@ def plan_sweep(
             children.append(SweepRun(f"{name}{word}-s{seed}", setting, seed, resolved.resolved(secrets=True)))
     sweep = Sweep(name, resolved.root, tuple(children))
     taken = [sweep.folder, *(sweep.store(child).path for child in children)]
-    if clash := next((path for path in taken if path.exists()), None):
+    clash = next((path for path in taken if path.exists()), None)
+    if clash is not None:
         raise ConfigError(f"{clash} exists: choose another --name, or --resume {name}")
     return sweep
 
@@ -106,7 +109,8 @@ def _parse_setting(setting: str) -> tuple[str, list[str]]:
     if not key or not equals or not values:
         raise ConfigError(f"--set {setting!r}: must be written section.key=value,value")
     if key in ("train.seed", "root"):
-        raise ConfigError(f"--set {key}: use {'--seeds' if key == 'train.seed' else '--root'}")
+        flag = "--seeds" if key == "train.seed" else "--root"
+        raise ConfigError(f"--set {key}: use {flag}")
     return key, list(dict.fromkeys(value.strip() for value in values))
 
 
@@ -125,7 +129,8 @@ def load_sweep(root: Path, name: str) -> Sweep:
     path = root / "sweeps" / check_run_name(name) / SWEEP_FILE
     if not path.is_file():
         known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
-        raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
+        choices = list_choices(name, known) if known else "there are none"
+        raise ConfigError(f"no sweep {name!r} in {root}; {choices}")
     return Sweep(name, root, tuple(SweepRun(**child) for child in read_json(path)["children"]))
 
 

@@ -138,10 +138,9 @@ def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
 
 def _write_csv(path: Path, done: Settings, means: Averages) -> None:
     """Write every figure in long form, as fractions of the maximum: per run, and without a seed per setting."""
-    rows = (
-        (title, seed, *row)
-        for title, runs in done.items()
-        for seed, reports in [*((str(run.config.train.seed), run.reports) for run in runs), ("", means[title])]
-        for row in figures.evaluation_rows(reports)
-    )
+    rows: list[tuple[object, ...]] = []
+    for title, runs in done.items():
+        by_seed = [(str(run.config.train.seed), run.reports) for run in runs]
+        for seed, reports in [*by_seed, ("", means[title])]:
+            rows += [(title, seed, *row) for row in figures.evaluation_rows(reports)]
     figures.write_csv(path, ("setting", "seed", *figures.EVALUATION_COLUMNS), rows)

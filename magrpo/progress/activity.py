@@ -179,7 +179,8 @@ def begin_startup(began_s: float | None = None, *, quiet: bool = False) -> None:
 def end_startup() -> Startup:
     """Stop the line and return the clock. Without a startup, the command counts as beginning now."""
     global _startup
-    ended, _startup = _startup, Startup(0.0)
+    ended = _startup
+    _startup = Startup(0.0)
     if ended.line is None:
         return Startup(time.time())
     ended.line.stop()

@@ -267,4 +267,5 @@ class RunConsole:
 def _format_returns(prefix: str, metrics: Mapping[str, float]) -> str:
     """Format the return, and pass@1 where problems can be solved."""
     text = f"return {metrics[f'{prefix}/return']:.1%} of the maximum"
-    return text + (f", pass@1 {metrics[f'{prefix}/pass_at_1']:.1%}" if f"{prefix}/pass_at_1" in metrics else "")
+    pass_at_1 = metrics.get(f"{prefix}/pass_at_1")
+    return text if pass_at_1 is None else f"{text}, pass@1 {pass_at_1:.1%}"

@@ -112,7 +112,8 @@ def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
     """Send a notice to every service, within ``PATIENCE_S``; log a warning for each that fails, without its URL."""
     from apprise import NotifyBase, NotifyType  # imports about a hundred services
 
-    services, event = make_apprise(), fields["event"]
+    services = make_apprise()
+    event = fields["event"]
     are_known = [services.add(url) for url in _list_urls(config)]
     if not all(are_known):  # their validity was checked when the configuration was read
         log.warning(_NOT_SENT, event, "MAGRPO_NOTIFY_URLS", "apprise does not know a URL in it")

@@ -49,7 +49,8 @@ class RunState:
         """Read the state from a run directory; its step is the first one left to compute."""
         config = store.config()
         state = cls(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows))
-        every, missing = steps(config), first_missing(config, store)
+        every = steps(config)
+        missing = first_missing(config, store)
         for step in every:
             if store.is_committed(step.folder):
                 state.finish_step(step, store.stored_metrics(step.folder), reused=True)

@@ -117,25 +117,20 @@ class BaselineTable:
         tables = [Section(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
         write_page(folder / "baselines.html", title, [self.judge_rows(), picture, *tables], width="90rem")
         difference = f"less_{REFERENCE}"
-        measured = [
-            (result.row.name, key, quantity, value, self._subtract_reference(result, key, quantity))
-            for result in self.rows
-            for key, means in result.means.items()
-            for quantity in means
-            if (value := self._interval(result, key, quantity)) is not None
-        ]
+        measured = []
+        for result in self.rows:
+            for key, means in result.means.items():
+                for quantity in means:
+                    value = self._interval(result, key, quantity)
+                    if value is not None:
+                        less = self._subtract_reference(result, key, quantity)
+                        measured.append((result.row.name, key, quantity, value, less))
         limits = ("mean", "low", "high")
         columns = ("row", "split", "mode", "quantity", *limits, *(f"{difference}_{limit}" for limit in limits))
-        lines = [
-            (
-                row,
-                *key.split("/"),
-                quantity,
-                *asdict(value).values(),
-                *(asdict(less).values() if less else ("", "", "")),
-            )
-            for row, key, quantity, value, less in measured
-        ]
+        lines = []
+        for row, key, quantity, value, less in measured:
+            differences = asdict(less).values() if less else ("", "", "")
+            lines.append((row, *key.split("/"), quantity, *asdict(value).values(), *differences))
         figures.write_csv(folder / "baselines.csv", columns, lines)
         names = ("row", "of", "quantity", "value", difference)
         tree = {
@@ -225,7 +220,8 @@ class BaselineTable:
         values = [(result.row.title, self._interval(result, HEADLINE, quantity)) for result in self.rows]
         dots = {title: value for title, value in values if value is not None}
         trained = [result.row.title for result in self.rows if result.row.name == "magrpo"]
-        title = f"{'Joint return' if quantity == 'return' else 'Common parts'}, percent of the maximum"
+        measured = "Joint return" if quantity == "return" else "Common parts"
+        title = f"{measured}, percent of the maximum"
         return dot_panel(title, dots, trained, with_intervals=has_interval(self._num_runs))
 
     def list_tables(self) -> Iterator[ReportTable]:
@@ -276,7 +272,8 @@ class BaselineTable:
 
     def _quality_table(self, key: str, *, from_reference: bool = False) -> ReportTable:
         """Tabulate every quantity of a split and mode except costs, or its differences to the reference."""
-        title, format_cell = figures.summary_title(key), self._format_value
+        title = figures.summary_title(key)
+        format_cell = self._format_value
         note = f"Percent of the maximum.{self._common_note}"
         if from_reference:
             title, format_cell = f"{title}, difference to {REFERENCE}", self._format_difference

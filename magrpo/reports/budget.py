@@ -21,7 +21,9 @@ _SINGULAR = re.compile(r"s\b")
 
 def format_count(number: int, things: str) -> str:
     """``1,234 programs run``, ``1 program run``: the first word of ``things`` that ends in -s loses it for 1."""
-    return f"{number:,} {_SINGULAR.sub('', things, count=1) if number == 1 else things}"
+    if number == 1:
+        things = _SINGULAR.sub("", things, count=1)
+    return f"{number:,} {things}"
 
 
 @dataclass(frozen=True, slots=True)

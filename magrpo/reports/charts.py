@@ -388,7 +388,8 @@ def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: M
             spread = (seen[place] - 0.5) / bins[place] - 0.5  # evenly over the column's width at this height
             x.append(report.policy_version + 2 * room * spread * bins[place] / most)
             is_crowded = bins[place] > 5
-            y.append(value + (0.7 * (2 * seen[place] % 5 - 2) if is_crowded else 0.0))
+            shift = 0.7 * (2 * seen[place] % 5 - 2) if is_crowded else 0.0
+            y.append(value + shift)
         axes.scatter(x, y, s=7, color=AFTER, alpha=0.35, linewidths=0, rasterized=True, zorder=2)
     axes.plot(versions, means, color=INK, marker="o", markersize=4.5, linewidth=1.8, zorder=3)
     axes.set(xlabel="training iterations", ylabel="joint return, % of maximum", ylim=(-4, 104), xticks=versions)

@@ -38,7 +38,7 @@ COMPARED = ("return", "pass_at_1")
 """Quantities for which curves and differences are shown."""
 SHOWN = ("return", "tests", "cooperation", "pass_at_1")
 BARS = {"pass_at_1": 0.70, "common": 0.85}
-"""Targets, as fractions, on held-out problems, sampled; ``common``: the parts that all rewards share, together."""
+"""Targets as fractions, on held-out problems, sampled; ``common``: the parts that all rewards share, together."""
 _COUNTS = ("iteration", *(unit for unit in UNITS if unit != "updates"))
 _SWEEP_NOTE = (
     "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has an interval "
@@ -332,7 +332,8 @@ def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[
     """
     before: tuple[float, Budget] | None = None
     for report in run.reports:
-        summary, budget = report.summary[HEADLINE], run.budget_at(report)
+        summary = report.summary[HEADLINE]
+        budget = run.budget_at(report)
         if quantity == "common":
             value = common_share({part: summary[part].mean for part in common}, common)
         else:
@@ -359,10 +360,10 @@ def _token_differences(
     settings: Settings, crossings: Mapping[str, Sequence[Crossing | None]]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield for each setting but the first its title, its tokens to a bar minus the first's, and how many seeds."""
-    by_seed = {
-        title: {run.config.train.seed: crossing for run, crossing in zip(settings[title], of_runs, strict=True)}
-        for title, of_runs in crossings.items()
-    }
+    by_seed = {}
+    for title, of_runs in crossings.items():
+        seeds = [run.config.train.seed for run in settings[title]]
+        by_seed[title] = dict(zip(seeds, of_runs, strict=True))
     first, *others = settings
     for title in others:
         pairs = [(one, by_seed[first][seed]) for seed, one in by_seed[title].items() if seed in by_seed[first]]

@@ -133,15 +133,17 @@ def _make_exhibit(
     ]
     lines.append(("return, %", "100", *(f"{100 * reward.fraction(row.returns[turn]):.1f}" for _, row, turn in turns)))
     table = ReportTable("", ("", "at most", *(name or "reward" for name, _, _ in turns)), lines)
-    problem, prompts = run.problems[task_id], _first_prompts(run, task_id)
+    problem = run.problems[task_id]
+    prompts = _first_prompts(run, task_id)
     is_code = bool(problem.entry_point)
-    texts = {
-        name or "completions": [
-            _show_text(agent, text, row.answers[agent], "" if is_code else prompts.get(agent, ""))
-            for agent, text in row.texts.items()
+    # Copied passages are marked in texts only: a program may repeat its specification.
+    sources: Mapping[str, str] = {} if is_code else prompts
+    texts = {}
+    for name, row in sides.items():
+        shown = [
+            _show_text(agent, text, row.answers[agent], sources.get(agent, "")) for agent, text in row.texts.items()
         ]
-        for name, row in sides.items()
-    }
+        texts[name or "completions"] = shown
     return Exhibit(title, problem.prompt, table, texts, is_code, prompts if shows_prompts else {})
 
 

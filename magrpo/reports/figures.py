@@ -51,7 +51,9 @@ def closing_table(
     It fits into 80 columns; if ``narrow``, into 60, without intervals.
     """
     columns = first_and_last(reports, start)
-    title = "sampled; percent of the maximum" + ("" if narrow else ", 95 % interval over problems")
+    title = "sampled; percent of the maximum"
+    if not narrow:
+        title += ", 95 % interval over problems"
     table = Table(box=box.SIMPLE_HEAD, title=title)
     table.add_column("")
     for title in columns:
@@ -120,7 +122,8 @@ def format_interval(name: str, value: Interval | None) -> str:
     """``mean [low, high]`` in the unit in which tables show the quantity ``name``; a dash without a value."""
     if value is None:
         return UNDEFINED
-    scale, digits = quantity_scale(name), {"seconds": 3, "tokens_per_s": 0}.get(name, 1)
+    scale = quantity_scale(name)
+    digits = {"seconds": 3, "tokens_per_s": 0}.get(name, 1)
     mean, low, high = (f"{figure * scale:.{digits}f}" for figure in (value.mean, value.low, value.high))
     return f"{mean} [{low}, {high}]"
 

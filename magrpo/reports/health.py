@@ -156,8 +156,8 @@ _UPDATE_ROWS = {
 def _format_change(values: Sequence[float], digits: int) -> str:
     if not values:
         return "-"
-    shown = [f"{value:.{digits}f}" for value in (values[0], values[-1])[: len(values)]]
-    return " \u2192 ".join(shown)
+    first, last = (f"{value:.{digits}f}" for value in (values[0], values[-1]))
+    return first if len(values) == 1 else f"{first} \u2192 {last}"
 
 
 def _series(metrics: StageMetrics, stage: str) -> list[Mapping[str, float]]:
@@ -268,9 +268,8 @@ def _find_slow_evaluations(metrics: StageMetrics, config: RunConfig) -> Iterator
         seconds += taken
         evaluating += taken if name == "evaluate" else 0.0
     if evaluating >= max(_SLOW_EVALUATION_S, _SLOW_EVALUATION * seconds):
-        problems = config.eval.max_problems
+        problems = "all" if config.eval.max_problems is None else config.eval.max_problems
         yield Finding(
             f"{evaluating / seconds:.0%} of the time was evaluation",
-            f"raise eval.every (now {config.eval.every}) or lower eval.max_problems "
-            f"(now {'all' if problems is None else problems})",
+            f"raise eval.every (now {config.eval.every}) or lower eval.max_problems (now {problems})",
         )

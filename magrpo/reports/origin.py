@@ -1,4 +1,4 @@
-"""Where a run comes from: its date, machine and code, and the commands to continue with after its report."""
+"""The origin of a run (its date, machine and code), and commands to continue with after its report."""
 
 import shlex
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     facts = {"started": started, "machine": tags.get("machine", "")}
     facts["place"] = tags.get("magrpo.config.place", "")
     commit = tags.get("mlflow.source.git.commit", "")
-    facts["commit"] = commit + (" with changes" if commit and tags.get("git.dirty") == "true" else "")
+    is_dirty = tags.get("git.dirty") == "true"
+    facts["commit"] = f"{commit} with changes" if commit and is_dirty else commit
     versions = [f"{name} {tags[f'version.{name}']}" for name in LIBRARIES if f"version.{name}" in tags]
     facts["libraries"] = ", ".join(versions)
     level = tags.get("sandbox.level", "")

@@ -78,16 +78,14 @@ def hide_intervals(reports: Sequence[EvalReport], num_seeds: int) -> list[EvalRe
     """Return the evaluations for drawing curves: without bands if there are too few seeds for an interval."""
     if has_interval(num_seeds):
         return list(reports)
-    return [
-        replace(
-            report,
-            summary={
-                key: {name: Interval(value.mean, value.mean, value.mean) for name, value in summary.items()}
-                for key, summary in report.summary.items()
-            },
-        )
-        for report in reports
-    ]
+    hidden = []
+    for report in reports:
+        summary = {
+            key: {name: Interval(value.mean, value.mean, value.mean) for name, value in values.items()}
+            for key, values in report.summary.items()
+        }
+        hidden.append(replace(report, summary=summary))
+    return hidden
 
 
 def subtract_over_seeds(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> Interval | None:

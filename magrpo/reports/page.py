@@ -225,7 +225,8 @@ def _highlight_python(text: str, is_code: bool = True) -> Markup:
 
 def _fence(text: str) -> str:
     """Format the text as a code block of Markdown, with a fence longer than any run of backticks inside."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+    longest_run = max(map(len, re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest_run + 1)
     return f"{fence}\n{text}\n{fence}"
 
 

@@ -82,9 +82,12 @@ def _write_report(store: RunStore, folder: Path) -> None:
 
 
 def _publish_page(store: RunStore, page: Path, mlflow_page: str = "") -> Path:
-    path, wall_time = store.path / REPORT, read_wall_time(store.path)
-    if not mlflow_page and path.exists() and (link := MLFLOW_LINK.search(path.read_text(encoding="utf-8"))):
-        mlflow_page = unescape(link[1])
+    path = store.path / REPORT
+    wall_time = read_wall_time(store.path)
+    if not mlflow_page and path.exists():
+        link = MLFLOW_LINK.search(path.read_text(encoding="utf-8"))
+        if link:
+            mlflow_page = unescape(link[1])
     sentences = [] if wall_time is None else [f"Took {format_wall_time(wall_time)}."]
     if mlflow_page:
         sentences.append(f'<a id="mlflow-page" href="{escape(mlflow_page)}">Its page in MLflow</a>')

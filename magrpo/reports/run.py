@@ -251,7 +251,8 @@ class RunReport(EvaluatedRun):
 
     def _draw_scatter(self) -> _Picture:
         """Draw the first turn against the last; with one turn, each problem before training against after."""
-        maxima, turns = self.config.reward.maxima, charts.longest_episode(self.reports)
+        maxima = self.config.reward.maxima
+        turns = charts.longest_episode(self.reports)
         panels = charts.turn_panels(self.reports, maxima)
         note = "The area of a point shows how many trajectories or problems coincide there."
         if turns > 1:

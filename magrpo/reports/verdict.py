@@ -79,7 +79,8 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
         return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after))
     first = reports[0].summary[HEADLINE]["return"]
     before = mean_returns(reports[0], HEADLINE, config.reward)
-    gain, num_problems = paired_gain(before, after, config.eval.seed), len(subtract_means(after, before))
+    gain = paired_gain(before, after, config.eval.seed)
+    num_problems = len(subtract_means(after, before))
     word = judge_gain(gain, num_problems)
     verb = {"better": "rose", "worse": "fell"}.get(word, "went")
     rest = ""
@@ -143,7 +144,8 @@ def _advise(word: Word, num_problems: int, iterations: int, config: RunConfig) -
         parts.append(f"draw more samples of each problem (eval.num_samples, now {config.eval.num_samples})")
     parts.append("repeat with other seeds (magrpo sweep --seeds 3)")
     too_few = f"{format_count(num_problems, 'problems')}: too few for a verdict, {MIN_PROBLEMS} are needed; "
-    return (too_few if num_problems < MIN_PROBLEMS else "") + ", ".join(parts)
+    advice = ", ".join(parts)
+    return too_few + advice if num_problems < MIN_PROBLEMS else advice
 
 
 def _format_percent(value: Interval) -> str:

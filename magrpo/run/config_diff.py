@@ -49,7 +49,8 @@ def read_flat_config(folder: Path) -> dict[str, str]:
 def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
     """Yield ``key = value (default ...)`` for values that are not the default or have none; keys get ``prefix``."""
     for name, field in type(section).model_fields.items():
-        value, key = getattr(section, name), f"{prefix}{name}"
+        value = getattr(section, name)
+        key = f"{prefix}{name}"
         if isinstance(value, BaseModel):
             yield from list_changed_values(value, f"{key}.")
         elif isinstance(value, tuple) and value and all(isinstance(item, BaseModel) for item in value):

@@ -81,7 +81,8 @@ def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
     for iteration, position in positions.items():
         if str(iteration) == number:
             return position
-    first, last = min(positions), max(positions)
+    first = min(positions)
+    last = max(positions)
     is_range = 1 < len(positions) == last - first + 1
     listed = f"{first}-{last}" if is_range else ", ".join(map(str, positions))
     raise ConfigError(f"--from-stage {name}: no iteration {number!r} of {title} so far; possible: {listed}")

@@ -173,7 +173,8 @@ class RunStore:
         folder = parent / str(1 + max(taken, default=0))
         folder.mkdir()
         for name in reversed(names):
-            source, target = self.stage_folder(name), folder / name
+            source = self.stage_folder(name)
+            target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             source.rename(target)
             sync_path(source.parent)
@@ -241,7 +242,8 @@ class RunStore:
     # ----------------------------------------------------------------------------------------------------- pruning
     def prune(self, name: str, *names: str) -> None:
         """Delete large files, or all files of folders, that a committed stage no longer needs; it stays committed."""
-        folder, manifest = self.stage_folder(name), self.manifest_of(name)
+        folder = self.stage_folder(name)
+        manifest = self.manifest_of(name)
         pruned = [file for file in manifest["files"] if is_below(file, names)]
         if not all(manifest["files"][file].get("pruned") for file in pruned):
             for file in pruned:
@@ -275,7 +277,8 @@ def write_records(path: Path, records: Iterable[Any]) -> None:
 
     A thread compresses, which releases the GIL, while this thread encodes the next block.
     """
-    encode_lines, remaining = msgspec.json.Encoder().encode_lines, iter(records)
+    encode_lines = msgspec.json.Encoder().encode_lines
+    remaining = iter(records)
     with (
         path.open("wb") as raw,
         gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file,

@@ -90,7 +90,11 @@ def _list_parents() -> Iterator[Path]:
         left, _, right = line.partition(" - ")
         root, mounted = left.split()[3:5]
         kind, _, options = right.split(maxsplit=2)
-        name = "" if kind == "cgroup2" else "memory" if kind == "cgroup" and "memory" in options.split(",") else None
+        name: str | None = None
+        if kind == "cgroup2":
+            name = ""
+        elif kind == "cgroup" and "memory" in options.split(","):
+            name = "memory"
         if name not in own or not Path(own[name]).is_relative_to(root) or ".." in Path(own[name]).parts:
             continue  # not a cgroup of this process, or mounted elsewhere
         folder = Path(mounted) / Path(own[name]).relative_to(root)

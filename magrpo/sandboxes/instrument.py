@@ -103,7 +103,8 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
 
     The parameters of the test's own functions count as tainted; imported names do not.
     """
-    tainted, imported = {"candidate", entry_point}, set()
+    tainted = {"candidate", entry_point}
+    imported: set[str] = set()
     flows: list[tuple[set[str], set[str]]] = []  # names that are read, and names that depend on them
     for node in list_nodes(tree):
         match node:
@@ -203,7 +204,8 @@ except BaseException as __error:
             case ast.Expr(value=ast.Call() as call) if self._is_assert(call):
                 return [self._make_case(node, ast.Tuple([call, ast.Constant(1)], ast.Load()), ast.unparse(call))]
             case ast.If() | ast.While() | ast.For() | ast.With() | ast.Try() | ast.TryStar() | ast.Match():
-                number, names = _count_asserts(node), _list_names(node, ast.Store)
+                number = _count_asserts(node)
+                names = _list_names(node, ast.Store)
                 return self._guard(self._rewrite_compound(node), number, names)
             case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.Expr() | ast.Delete():
                 return self._guard(node, 0, _list_names(node, ast.Store))
@@ -241,7 +243,9 @@ except BaseException as __error:
 
     def _rewrite_handled(self, node: ast.Try | ast.TryStar) -> ast.stmt:
         """Rewrite a ``try`` with handlers."""
-        number, dependent, expecting = sum(map(_count_asserts, node.body)), self.dependent, self.expecting
+        number = sum(map(_count_asserts, node.body))
+        dependent = self.dependent
+        expecting = self.expecting
         dependent |= any(self._touches(child) for child in node.body)
         inside = [item for child in [*node.body, *node.orelse] for item in list_nodes(child)]
         must_raise = any(isinstance(item, ast.Raise) or _is_false_assert(item) for item in inside)

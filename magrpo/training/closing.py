@@ -43,7 +43,8 @@ _TABLE = 76
 
 def print_closing(result: Result, console: Console, *, brief: bool = False) -> None:
     """Print results, paths of the artifacts and next commands; if ``brief``, only the verdict and the paths."""
-    store, config = result.store, result.store.config()
+    store = result.store
+    config = store.config()
     if brief and not makes_tables(config):
         print_verdict(list(store.stage_metrics()), config, read_evaluations(store), console)
         print_files(store, console)
@@ -117,21 +118,26 @@ def print_command(label: str, command: str, console: Console) -> None:
                 lines[-1] += f" {part}"
             else:
                 lines.append(f"  {part}" if lines else part)
-    text = " \\\n".join(f"{'' if i else label:<{_LABEL}}{line}" for i, line in enumerate(lines))
-    console.print(text, markup=False, soft_wrap=True)
+    first, *others = lines
+    labelled = [f"{label:<{_LABEL}}{first}", *(" " * _LABEL + line for line in others)]
+    console.print(" \\\n".join(labelled), markup=False, soft_wrap=True)
 
 
 def print_files(store: RunStore, console: Console) -> None:
     """Print the paths of a run's report and agents, as far as they exist."""
     if (store.path / REPORT).exists():
         print_path(console, "report:", store.path / REPORT)
-    if not makes_tables(store.config()) and (agents := find_agents(store)) is not None:
+    if makes_tables(store.config()):
+        return
+    agents = find_agents(store)
+    if agents is not None:
         print_path(console, "agents:", agents)
 
 
 def print_place(store: RunStore, console: Console) -> None:
     """Print where a run is executed, if not in one process."""
-    if not (place := read_place(store)).is_default:
+    place = read_place(store)
+    if not place.is_default:
         print_entry(console, "place:", place.describe())
 
 
@@ -145,7 +151,8 @@ def find_agents(store: RunStore) -> Path | None:
 
 def suggest_commands(store: RunStore) -> dict[str, str]:
     """Suggest commands for after a run, each with its purpose; the most wanted one comes last."""
-    run, flags = shlex.quote(store.run_id), _root_flag(store)
+    run = shlex.quote(store.run_id)
+    flags = _root_flag(store)
     magrpo = find_command("magrpo")
     commands = {f"{magrpo} show {run} --open{flags}": "open the report"}
     if makes_tables(store.config()):
@@ -188,7 +195,8 @@ def print_verdict(metrics: StageMetrics, config: RunConfig, reports: Sequence[Ev
 
 
 def _print_results(store: RunStore, config: RunConfig, console: Console) -> None:
-    reports, metrics = read_evaluations(store), list(store.stage_metrics())
+    reports = read_evaluations(store)
+    metrics = list(store.stage_metrics())
     narrow = console.is_terminal and console.width < _TABLE
     console.print(closing_table(reports, config.reward.maxima, start_title(config), narrow=narrow))
     print_answers(metrics, config, reports, console)
@@ -214,7 +222,9 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
 
 
 def _print_services(result: Result, console: Console) -> None:
-    store, config, magrpo = result.store, result.store.config(), find_command("magrpo")
+    store = result.store
+    config = store.config()
+    magrpo = find_command("magrpo")
     if result.promotion is not None:
         print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:

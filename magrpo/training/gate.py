@@ -47,10 +47,8 @@ class Lead(NamedTuple):
     def __str__(self) -> str:
         interval = "an interval" if self.bar == FIRST else f"a {100 - 2 * self.bar.tail:g} % interval"
         problems = format_count(self.num_problems, "held-out problems")
-        return (
-            f"by {format_difference(self.difference)} percentage points on {problems}, "
-            f"{interval} {'above' if self.passes else 'not above'} 0"
-        )
+        position = "above" if self.passes else "not above"
+        return f"by {format_difference(self.difference)} percentage points on {problems}, {interval} {position} 0"
 
 
 def lead_over(ours: Mapping[str, float], theirs: Mapping[str, float], bar: Bar) -> Lead | None:

@@ -55,7 +55,8 @@ def set_aside_stale(store: RunStore, config: RunConfig) -> None:
 
     They would be computed again in any case; set aside, they stay readable. An output that lacks an input is skipped.
     """
-    every, pointers = steps(config), dict[str, Pointer]()
+    every = steps(config)
+    pointers: dict[str, Pointer] = {}
     for position, step in enumerate(every):
         if not store.is_committed(step.folder) or not all(name in pointers for name in step.inputs):
             continue

@@ -45,7 +45,8 @@ def run_steps(
     An error ends the run after the steps in progress. An interrupt calls ``abort``, which ends steps in other threads.
     """
     checkpoint, evaluations = "", {}
-    every, outputs = steps(config), _Outputs(store, run_step)
+    every = steps(config)
+    outputs = _Outputs(store, run_step)
     with _SamplingThreads(config, every, outputs, abort) as threads:
         for step in every:
             pointer = threads.wait_for(step) if threads.computes(step) else outputs.compute(step)

@@ -58,7 +58,7 @@ class Promotion:
 
 @contextmanager
 def undo_on_error(undo: Callable[[], None]) -> Iterator[None]:
-    """The :data:`Undo` of runs without Prefect."""
+    """Call ``undo`` if the block fails; the :data:`Undo` of runs without Prefect."""
     try:
         yield
     except BaseException:
@@ -111,7 +111,8 @@ class _Candidate:
             version = registry.register_team(mlflow_run_id, store.path / AGENTS, checkpoint["sha"])
             team = TrainedTeam.of(store)
             last_report = team.report.last
-            parent, mean = describe_start(store), last_report.summary[HEADLINE]["return"]
+            parent = describe_start(store)
+            mean = last_report.summary[HEADLINE]["return"]
             shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
             card = render_model_card(team, version.number)
             returns = mean_returns(last_report, HEADLINE, config.reward)

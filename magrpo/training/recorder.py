@@ -26,7 +26,8 @@ ItemT = TypeVar("ItemT")
 
 def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
     """Return the tags that describe a run by the current state of its directory; ``status`` is MLflow's term."""
-    config, tags = store.config(), dict[str, str]()
+    config = store.config()
+    tags: dict[str, str] = {}
     agents = ", ".join(
         f"`{agent.name}` ({agent.model.rstrip('/').rpartition('/')[2]}, {agent.weights})" for agent in config.agents
     )
@@ -48,9 +49,11 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     place = files.read_place(store)
     at = "" if place.is_default else f", place: {place.describe()}"
     lines += [f"- on `{socket.gethostname()}` in `{store.path}`{at}"]
-    if status == "FINISHED" and (wall_time := read_wall_time(store.path)) is not None:
-        lines.append(f"- took {format_wall_time(wall_time)}")
-    if status != "FINISHED":
+    if status == "FINISHED":
+        wall_time = read_wall_time(store.path)
+        if wall_time is not None:
+            lines.append(f"- took {format_wall_time(wall_time)}")
+    else:
         lines.append(f"- resume with: `magrpo resume {store.run_id} --root {store.path.parent}`")
     if flow_run_url:
         lines.append(f"- [flow run in Prefect]({flow_run_url})")

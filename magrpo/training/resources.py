@@ -257,7 +257,7 @@ class Resources:
 
     def close(self) -> None:
         """Close everything. Steps in progress in other threads fail."""
-        # The cluster is closed last: the others still speak to their actors.
+        # A stack closes in reverse: the cluster goes last, because the others still speak to their actors.
         parts: Sequence[_Part[Any]] = (self._cluster, self._workers, self._sandbox, self._updates, self._engine)
         with ExitStack() as stack:
             for part in parts:

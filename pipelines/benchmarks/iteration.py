@@ -1,4 +1,4 @@
-"""``magrpo bench iteration``: time sampling and update of one iteration in this process against a plain implementation.
+"""``magrpo bench iteration``: times sampling and update of one iteration in this process against a plain version.
 
 The plain implementation takes one agent after another on all cores, runs every decoding step through the modules of
 transformers, and updates through peft's own layers in micro-batches of :data:`PLAIN_TOKENS` tokens. Afterwards the time
@@ -77,7 +77,8 @@ def bench_iteration(
 
 def score_batches(config: RunConfig, number: int) -> list[RolloutGroup[ScoredTurn]]:
     """Sample and score the first batches of a run with the weights before training."""
-    store, groups = RunStore.create(config, "bench"), list[RolloutGroup[ScoredTurn]]()
+    store = RunStore.create(config, "bench")
+    groups: list[RolloutGroup[ScoredTurn]] = []
     with (
         RunConsole(RunState(number, config.reward)) as console,
         StageRunner(config, store, console, lambda _: None) as stages,
@@ -95,7 +96,8 @@ def _compare_sampling(
     config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int
 ) -> Callable[[], object]:
     """Print the ratio; return a function that samples on one core."""
-    sampling, size = sampling_params(config.rollout), config.rollout.group_size
+    sampling = sampling_params(config.rollout)
+    size = config.rollout.group_size
     requests = [
         Request(agent, prompt.token_ids, sampling, derive_seed(config.train.seed, group.problem.task_id, agent, index))
         for group in groups
@@ -196,7 +198,11 @@ def _time_operations(run: Callable[[], object]) -> dict[str, float]:
     spent = dict.fromkeys(KINDS, 0.0)
     for event in profile.key_averages():
         if event.key.startswith("aten::"):
-            is_attention = "_attention" in event.key or event.key in _ATTENTION
-            kind = "attention" if is_attention else KINDS[0] if event.key in _PRODUCTS else KINDS[2]
+            if "_attention" in event.key or event.key in _ATTENTION:
+                kind = "attention"
+            elif event.key in _PRODUCTS:
+                kind = KINDS[0]
+            else:
+                kind = KINDS[2]
             spent[kind] += event.self_cpu_time_total / 1e6
     return spent

@@ -1,4 +1,4 @@
-"""``magrpo bench sandbox``: time the sandbox, and for comparison one bubblewrap per candidate."""
+"""``magrpo bench sandbox``: times the sandbox, and for comparison one bubblewrap per candidate."""
 
 import shutil
 import statistics
@@ -59,7 +59,9 @@ def bench_sandbox(*, workers: Positive = 2) -> int:
     measured = Column("measured", no_wrap=True, justify="right")
     table = Table(Column(no_wrap=True), measured, Column("target", no_wrap=True), Column(no_wrap=True), box=None)
     for figure in measure_sandbox(workers):
-        verdict = ("met" if figure.met else "missed") if figure.target else ""
+        verdict = ""
+        if figure.target:
+            verdict = "met" if figure.met else "missed"
         table.add_row(figure.name, f"{figure.value:.1f} {figure.unit}", figure.target, verdict)
     Console(highlight=False, width=100).print(table)  # a fixed width, so that files look the same
     return 0

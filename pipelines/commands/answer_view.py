@@ -56,7 +56,8 @@ class AnswerView:
 
     def show_turn(self, answer: Answer, num_turns: int) -> None:
         """Print the texts of the answer's last turn and, if programs ran, the tests they passed."""
-        step, turn = answer.steps[-1], len(answer.steps)
+        step = answer.steps[-1]
+        turn = len(answer.steps)
         name = f", turn {turn} of {num_turns}" if num_turns > 1 else ""
         cut_at = {f"{agent}{name}": tokens for agent, tokens in answer.cut_at.items() if agent in step.actions}
         texts = {f"{agent}{name}": action.text for agent, action in step.actions.items()}

@@ -1,4 +1,4 @@
-"""``magrpo ask``: give trained agents a problem, and compare their answer with that of their base models."""
+"""``magrpo ask``: gives trained agents a problem, and compares their answer with their base models' answer."""
 
 import json
 import sys
@@ -111,7 +111,8 @@ def _show_answers(asked: AskedTeam, agents: AskedAgents, problem: Problem, quest
     how = "" if question.seed is None else f", sampled with seed {question.seed}"
     for name, team in _list_teams(asked, agents).items():
         is_asked = team is agents.trained
-        view.show_heading((asked.title if is_asked else "base models") + how)
+        title = asked.title if is_asked else "base models"
+        view.show_heading(title + how)
         for answer in agents.answer_problem(team, problem, question.seed):
             prompts = agents.read_prompts(answer.steps[-1])
             if question.prompts and prompts not in prompts_shown:  # both teams may have had the same prompts

@@ -161,11 +161,12 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     print_tables([setting_table(settings)], console)
     _print_written(folder / "compare.html", console)
     ends = {title: average_evaluations(runs)[-1].summary for title, runs in settings.items()}
+    described = {
+        title: {key: {name: asdict(value) for name, value in values.items()} for key, values in summary.items()}
+        for title, summary in ends.items()
+    }
     return {
-        "settings": {
-            title: {key: {name: asdict(value) for name, value in of.items()} for key, of in summary.items()}
-            for title, summary in ends.items()
-        },
+        "settings": described,
         "comparisons": [asdict(comparison) for comparison in comparisons],
         "page": str(folder / "compare.html"),
     }

@@ -67,7 +67,8 @@ def _format_values(config: RunConfig) -> Iterator[str]:
             for key, entry in table.items():
                 dotted = f"{section}.{index}.{key}" if isinstance(value, list) else f"{section}.{key}"
                 line = f"# {key}: none" if entry is None else f"{key} = {format_value(entry)}"
-                yield line + (f"  # default: {defaults[dotted]}" if dotted in defaults else "")
+                remark = f"  # default: {defaults[dotted]}" if dotted in defaults else ""
+        yield line + remark
 
 
 def format_value(value: object) -> str:
@@ -102,7 +103,8 @@ def _format_overview() -> str:
 def _format_topic(topic: str) -> str:
     """Format the keys of a section, or one key, in lines no wider than the terminal."""
     name, _, key = topic.partition(".")
-    lines, known = list[str](), dict[str, None]()
+    lines: list[str] = []
+    known: dict[str, None] = {}
     for title, fields in _list_sections():
         if title.startswith((f"[{name}]", f"[[{name}]]")) or (title == TOP and name in fields and not key):
             chosen = {k: field for k, field in fields.items() if key in ("", k) and (title != TOP or k == name)}
@@ -145,8 +147,14 @@ def _format_fields(fields: dict[str, FieldInfo]) -> Iterator[str]:
     """Format a line for each key with its type and default, and its meaning below."""
     for key, field in fields.items():
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        shown = "" if default is None else f" = {list(default) if isinstance(default, tuple) else default}"
-        yield f"  {key}: {_format_type(field.annotation)}{', required' if field.is_required() else shown}"
+        shown = ""
+        if field.is_required():
+            shown = ", required"
+        elif isinstance(default, tuple):
+            shown = f" = {list(default)}"
+        elif default is not None:
+            shown = f" = {default}"
+        yield f"  {key}: {_format_type(field.annotation)}{shown}"
         if field.description:
             yield f"      {' '.join(field.description.split())}"
 
@@ -169,7 +177,8 @@ def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
 
 
 def _format_type(annotation: Any) -> str:
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, args))
     if origin in (typing.Union, types.UnionType):

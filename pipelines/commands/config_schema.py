@@ -48,7 +48,8 @@ def build_schema() -> dict[str, Any]:
 
 def _list_variants(section: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the schemas of a section's kinds, one for user-defined classes, and the definitions that they use."""
-    variants, inner = list[dict[str, Any]](), dict[str, Any]()
+    variants: list[dict[str, Any]] = []
+    inner: dict[str, Any] = {}
     for kind in TABLES[section]:
         variant = import_plugin(TABLES[section], kind).model_json_schema()
         inner |= variant.pop("$defs", {})

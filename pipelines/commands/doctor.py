@@ -1,4 +1,4 @@
-"""``magrpo doctor``: check this machine for everything that training needs, with a remedy for each thing missing."""
+"""``magrpo doctor``: checks this machine for everything that training needs, with a remedy for each thing missing."""
 
 import os
 import platform
@@ -73,7 +73,8 @@ def check_machine(*, root: Root = Path("runs")) -> int:
 
 def check_libraries() -> Iterator[Finding]:
     """Report Python and PyTorch."""
-    version, cores = platform.python_version(), len(os.sched_getaffinity(0))
+    version = platform.python_version()
+    cores = len(os.sched_getaffinity(0))
     yield Finding("Python", "ok", f"{version} at {sys.executable}, {cores} CPU cores")
     yield Finding("PyTorch", "ok", torch.__version__)
 
@@ -134,7 +135,8 @@ def check_sandbox() -> Iterator[Finding]:
 
 def check_servers(root: Path) -> Iterator[Finding]:
     """Check that the Prefect and MLflow servers named in the settings, if any, answer."""
-    version, url = _find_version("prefect"), prefect_target()
+    version = _find_version("prefect")
+    url = prefect_target()
     if not version:
         yield Finding("Prefect", "missing", "not installed", "pip install prefect, or make setup in a clone")
     elif url is None:

@@ -1,4 +1,4 @@
-"""``--dry-run`` of ``magrpo train`` and ``magrpo resume``: the plan of a run and its estimated cost."""
+"""``--dry-run`` of ``magrpo train`` and ``magrpo resume``: prints the plan of a run and its estimated cost."""
 
 import shutil
 from collections import defaultdict

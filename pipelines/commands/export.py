@@ -1,4 +1,4 @@
-"""``magrpo export``: the agents of a run as a folder for others, and as a repository on the hub."""
+"""``magrpo export``: writes the agents of a run to a folder for others, and uploads it to the hub."""
 
 from pathlib import Path
 from typing import Annotated

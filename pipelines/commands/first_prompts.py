@@ -63,7 +63,8 @@ def _count_longest(config: RunConfig, lineup: Lineup, splits: Splits) -> str:
             is_complete = is_complete and len(prompts) <= _MAX_COUNTED
             lengths = [len(lineup.render(agent.name, prompt)) for prompt in prompts[:_MAX_COUNTED]]
             longest = max(longest, *lengths)
-    return f"{longest:,} tokens" + ("" if is_complete else f", of the {_MAX_COUNTED:,} with the longest texts")
+    remark = "" if is_complete else f", of the {_MAX_COUNTED:,} with the longest texts"
+    return f"{longest:,} tokens{remark}"
 
 
 def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> Line:

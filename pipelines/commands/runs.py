@@ -99,20 +99,25 @@ def summarize_folder(folder: Path) -> Summary:
     records = read_run_records(folder)
     statuses = [record["value"] for record in records if record["kind"] == "status"]
     state = STATES.get(statuses[-1], "unknown") if statuses else "not started"
-    if running := is_held(folder):
+    running = is_held(folder)
+    if running:
         state = "running"
     elif state == "running":
         state = "killed"
     committed = list(RunStore(folder.parent, folder.name).stage_metrics())
     returns = {iteration: metrics["eval/return"] for iteration, stage, metrics in committed if stage == "evaluate"}
     times_ms = [record["time_ms"] for record in records if "time_ms" in record]
+    seconds = None
+    if statuses:
+        now_ms = time.time() * 1000 if running else None
+        seconds = sum_attempts(records, now_ms)
     return Summary(
         name=folder.name,
         state=state,
         iterations=max((iteration for iteration, stage, _ in committed if stage == "update"), default=0),
         returns=tuple(returns[iteration] for iteration in sorted(returns)),
         started_s=times_ms[0] / 1000 if times_ms else (folder / CONFIG).stat().st_mtime,
-        seconds=sum_attempts(records, time.time() * 1000 if running else None) if statuses else None,
+        seconds=seconds,
         config=read_flat_config(folder),
     )
 

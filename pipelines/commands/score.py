@@ -34,9 +34,9 @@ class ScoreConfig(Section):
     """Options of ``magrpo score``, set by ``section.key=value``."""
 
     reward: plugin_field("reward")  # type: ignore[valid-type]
-    """What a joint action is worth."""
+    """Scores joint actions."""
     sandbox: plugin_field("sandbox")  # type: ignore[valid-type]
-    """Where untrusted programs run."""
+    """Runs untrusted programs."""
 
 
 class CompletionLine(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ def _score_lines(
     sandbox: Sandbox,
     progress: Advance,
 ) -> Iterator[tuple[ReportLine, bool]]:
-    """The report of every line, in order, and whether all its tests passed."""
+    """Yield the report of every line, in order, and whether all its tests passed."""
     next_index: Counter[str] = Counter()
     cache: Cache = {}
     for start in range(0, len(lines), _CHUNK):

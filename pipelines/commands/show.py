@@ -106,7 +106,8 @@ def _collect_facts(
     store: RunStore, summary: Summary, reports: Sequence[EvalReport], verdict: Verdict | None
 ) -> dict[str, object]:
     wall_time = read_wall_time(store.path)
-    report, agents = store.path / REPORT, find_agents(store)
+    report = store.path / REPORT
+    agents = find_agents(store)
     return {
         "run": store.run_id,
         "folder": str(store.path),
@@ -160,16 +161,12 @@ def _print_screen(
 def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
     """Tabulate the mean return (with its interval unless ``narrow``) and pass@1 at each evaluation, for each split."""
     last = len(reports) - 1
-    chosen = (
-        sorted({round(i * last / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}) if last >= MAX_ROWS else range(last + 1)
-    )
+    chosen: Sequence[int] = range(last + 1)
+    if last >= MAX_ROWS:
+        chosen = sorted({round(i * last / (MAX_ROWS - 1)) for i in range(MAX_ROWS)})
     keys = [key for key in sort_summary_keys(reports[-1].summary) if key.endswith("/sampled")]
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title="return, % of the maximum" + ("" if narrow else " [95 %]"),
-        title_justify="left",
-        pad_edge=False,
-    )
+    title = "return, % of the maximum" if narrow else "return, % of the maximum [95 %]"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.add_column("iteration", justify="right")
     for key in keys:
         table.add_column(SPLIT_TITLES[key.partition("/")[0]], justify="right")

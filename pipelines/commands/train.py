@@ -1,4 +1,4 @@
-"""``magrpo train``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
+"""``magrpo train``, ``resume``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
 
 import shlex
 import shutil
@@ -75,7 +75,7 @@ def train_run(
         result = run_stages(store, local=local)
     except KeyboardInterrupt as error:
         console.quiet = False
-        return _tell_interrupt(error, resume, console)
+        return _report_interrupt(error, resume, console)
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
             error.filename = str(store.path)
@@ -92,7 +92,8 @@ def train_run(
 
 def _remove_run(store: RunStore) -> None:
     """Remove a run that has sampled nothing, also from its tracking store if that answers."""
-    uri, folder_id = tracking_uri(store.config().tracking, store.path.parent), find_folder_id(store.path)
+    uri = tracking_uri(store.config().tracking, store.path.parent)
+    folder_id = find_folder_id(store.path)
     with hold_run(store):
         shutil.rmtree(store.path)
     with suppress(Unavailable):
@@ -131,7 +132,7 @@ def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> in
         try:
             failures = run_sweep(sweep, lambda store: run_stages(store, local=local), console)
         except KeyboardInterrupt as error:
-            return _tell_interrupt(error, resume, console)
+            return _report_interrupt(error, resume, console)
     for run_id, reason in failures.items():
         console.print(f"failed: {run_id}: {reason}", markup=False)
     if failures:
@@ -160,7 +161,7 @@ def serve_schedule(
     return 0
 
 
-def _tell_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
+def _report_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
     """Print how the command ended and how to resume it; return its exit code."""
     text = f"\n{describe_interrupt(error)}; finished work is kept. Resume with:\n  {resume}"
     console.print(text, markup=False, soft_wrap=True)

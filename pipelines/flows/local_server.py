@@ -86,7 +86,8 @@ class LocalServer:
         Raises ServerError if it ended or did not answer within two minutes, or half a minute for a server of the user.
         """
         url = prefect_target() or ""
-        deadline = time.monotonic() + (_CHOSEN_S if self.process is None else _START_S)
+        patience_s = _CHOSEN_S if self.process is None else _START_S
+        deadline = time.monotonic() + patience_s
         while fault := find_fault(url):
             has_ended = self.process is not None and self.process.poll() is not None
             if has_ended or time.monotonic() > deadline:
@@ -97,7 +98,8 @@ class LocalServer:
     def _describe_failure(self, url: str, fault: str) -> str:
         if self.process is None:
             return f"PREFECT_API_URL = {hide_password(url)!r}: {fault}{_REMEDY}"
-        last = f" ({words})" if (words := read_last_words(self._log)) else ""
+        words = read_last_words(self._log)
+        last = f" ({words})" if words else ""
         return f"the Prefect server did not start{last}: see {self._log}, or run with --local"
 
     def __exit__(self, *_: object) -> None:

@@ -35,7 +35,8 @@ class ProgressPage(Observer):
     """
 
     def __init__(self, name: str, flow_run_id: UUID) -> None:
-        self._key, self._flow_run_id = artifact_key(name), flow_run_id
+        self._key = artifact_key(name)
+        self._flow_run_id = flow_run_id
         self._over = threading.Event()
         self._shown: tuple[float, str] | None = None
         self._progress: UUID | None = None
@@ -49,7 +50,8 @@ class ProgressPage(Observer):
         client = get_client(sync_client=True, httpx_settings={"timeout": 5.0})
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
-        if not (place := read_place(attempt.store)).is_default:
+        place = read_place(attempt.store)
+        if not place.is_default:
             self._say(f"place: {place.describe()}")
 
     def step_finished(self, step: Step) -> None:
@@ -79,7 +81,9 @@ class ProgressPage(Observer):
                 over = self._over.wait(pause)
                 pause = PERIOD_S
                 try:
-                    if lines := self._lines[:]:
+                    # A copy: other threads append meanwhile, and lines stay in the list until they are delivered.
+                    lines = self._lines[:]
+                    if lines:
                         client.create_logs(lines)
                         del self._lines[: len(lines)]
                     self._update_progress(client)
@@ -92,7 +96,8 @@ class ProgressPage(Observer):
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         """Log a line on the flow run's page."""
-        now, flow_run_id = datetime.now(UTC), self._flow_run_id
+        now = datetime.now(UTC)
+        flow_run_id = self._flow_run_id
         self._lines.append(LogCreate(name="magrpo", level=level, message=text, timestamp=now, flow_run_id=flow_run_id))
 
     def _update_progress(self, client: SyncPrefectClient) -> None:
@@ -114,7 +119,10 @@ class ProgressPage(Observer):
 
     def _mlflow_link(self) -> str:
         command, page = self._attempt.mlflow_page()
-        return f"MLflow: [{page}]({page})" + (f", after starting `{command}`" if command else "") if page else ""
+        if not page:
+            return ""
+        condition = f", after starting `{command}`" if command else ""
+        return f"MLflow: [{page}]({page}){condition}"
 
     def _closing_tables(self) -> str:
         """Return the verdict on the finished run and the first table of its report, in Markdown."""

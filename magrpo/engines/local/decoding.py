@@ -124,7 +124,8 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
     chunk = max(1, _PREFILL_TOKENS // width)
     outputs, states = [], []
     for start in range(0, len(prompts), chunk):
-        rows, cache = slice(start, start + chunk), DynamicCache()
+        rows = slice(start, start + chunk)
+        cache = DynamicCache()
         output = model(
             input_ids=ids[rows],
             attention_mask=mask[rows],

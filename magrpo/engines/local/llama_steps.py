@@ -89,7 +89,8 @@ class LlamaStep(DecodingStep):
         mask, parents = self._siblings.mask, self._siblings.parents[rows]
         alive = torch.unique(parents)
         if len(alive) <= len(mask) / 2:  # seldom, because this copies
-            mask, parents = mask[alive], torch.searchsorted(alive, parents)
+            mask = mask[alive]
+            parents = torch.searchsorted(alive, parents)
             for past in self._past:
                 past.keys, past.values = past.keys[alive], past.values[alive]
         self._siblings = _Siblings(mask, parents)

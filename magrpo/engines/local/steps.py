@@ -100,7 +100,8 @@ def drop_rows(layers: Sequence[CacheLayer], over: Tensor) -> Tensor:
     """Drop rows of the layers as in :meth:`DecodingStep.drop_rows`: the last ones move into the holes."""
     keep = (~over).nonzero().squeeze(-1)
     count = len(keep)
-    holes, movers = over[:count].nonzero().squeeze(-1), keep[keep >= count]
+    holes = over[:count].nonzero().squeeze(-1)
+    movers = keep[keep >= count]
     rows = torch.arange(count, device=over.device)
     rows[holes] = movers
     for layer in layers:

@@ -146,7 +146,8 @@ class CandidateProgram:
             status, answer = describe_error(error)
             answer[3] = encode_details(error, encoder)
         else:
-            status, answer = "ok", encoder.encode(value)
+            status = "ok"
+            answer = encoder.encode(value)
         finally:
             tracer.running = False
         encoder.budget = MAX_NODES  # the changed arguments get a budget of their own

@@ -100,7 +100,12 @@ def create_ruleset(paths: list[str]) -> int:
         raise OSError("this kernel has no Landlock")
     rights = FILE_RIGHTS[max(since for since in FILE_RIGHTS if since <= kernel)]
     attributes = struct.pack("QQQ", rights, NET_RIGHTS, SCOPES)
-    size = 24 if kernel >= SCOPE_SINCE else 16 if kernel >= NET_SINCE else 8
+    # An older kernel rejects attributes that it does not know.
+    size = 8
+    if kernel >= SCOPE_SINCE:
+        size = 24
+    elif kernel >= NET_SINCE:
+        size = 16
     ruleset = int(libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0))
     check_call(ruleset, "landlock_create_ruleset")
     for path in paths:

@@ -53,12 +53,14 @@ class Proxy(Callee):
         super().__init__()
         self.program, self.requests, self.limits, self.children = program, requests, limits, children
         self.measured = time.monotonic()
-        self.watch, self.surroundings = program[2], Surroundings()
+        self.watch = program[2]
+        self.surroundings = Surroundings()
         self.entry = EntryPoint(program[1], self.call)
         self.entry_is_class = False
         self.spare: CandidateProcess | None = process
         self.lives, self.index, self.spent_s = 2, 0, 0.0
-        self.past_cpu_s, self.past_memory = -process.read_times()[0] if process.has_greeted else 0.0, 0
+        self.past_cpu_s = -process.read_times()[0] if process.has_greeted else 0.0
+        self.past_memory = 0
         self.output_left = limits.output_bytes
         self.watched_calls = 0
         self.transcript: list[list[Any]] = []
@@ -192,7 +194,8 @@ class Proxy(Callee):
             status, value, *_ = self._ask("load", self.program)
         except CandidateFailure as failure:
             what, reason = failure.args
-            self.failure = what, f"cannot {'load' if self.compiles else 'compile'} the program: {reason}"
+            verb = "load" if self.compiles else "compile"
+            self.failure = what, f"cannot {verb} the program: {reason}"
             return
         if status != "ok":
             self.failure = "memory" if status == "memory" else "load_error", describe_claim(value)

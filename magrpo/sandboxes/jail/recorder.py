@@ -77,12 +77,16 @@ class DeadCallee(Callee):
 def escape_text(text: str) -> str:
     """Cut text to 500 characters and escape line breaks, control and other unprintable characters."""
     text = text[:MAX_MESSAGE]
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:MAX_MESSAGE]
+    if text.isprintable():
+        return text
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return escaped[:MAX_MESSAGE]
 
 
 def describe_exception(name: str, text: str) -> str:
     """``name: text`` for the message of a case; a name of no builtin exception becomes ``Exception``."""
-    return f"{name if name in EXCEPTION_NAMES else 'Exception'}: {text}"
+    known = name if name in EXCEPTION_NAMES else "Exception"
+    return f"{known}: {text}"
 
 
 def name_builtin_class(error: BaseException) -> str:
@@ -107,7 +111,8 @@ class Recorder:
         """Called when an assert's expression was evaluated."""
         if not value:
             got = [self.callee.describe(value) for value in self.callee.values[-2:]]
-            self.add_case("wrong", f"assert {source}" + (f"  # got {', '.join(got)}" if got else ""))
+            remark = f"  # got {', '.join(got)}" if got else ""
+            self.add_case("wrong", f"assert {source}{remark}")
         elif counts:
             self.add_case("pass", "")
 
@@ -141,7 +146,8 @@ class Recorder:
 
     def settle(self, mark: int, number: int, hides: bool) -> None:
         """Called when a handler ends. Asserts its ``try`` skipped failed if it ``hides`` the error or fails itself."""
-        cases, error = self.cases[mark:], sys.exc_info()[1]
+        cases = self.cases[mark:]
+        error = sys.exc_info()[1]
         assert error
         if hides:
             self.skipped(error, mark, number, [])

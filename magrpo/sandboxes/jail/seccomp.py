@@ -127,7 +127,7 @@ def build_base_filter(alone: bool) -> bytes:
 
 
 def build_foreign_filter(alone: bool, ask: bool) -> bytes:
-    """Deny, in addition, calls that a process with foreign code must not make; short, as each candidate installs it.
+    """Deny further calls, in a process with foreign code; kept short, because every candidate installs the filter.
 
     ``alone``: it has no namespaces of its own, so it may not have children or send signals either; ``ask``: whether the
     listener of the filter decides about each new thread.

@@ -28,7 +28,9 @@ class Surroundings:
     """Notices, in the tester, changes that the test makes."""
 
     def __init__(self) -> None:
-        self.environment, self.recursion_limit, self.argv = _ENVIRONMENT.copy(), sys.getrecursionlimit(), sys.argv
+        self.environment = _ENVIRONMENT.copy()
+        self.recursion_limit = sys.getrecursionlimit()
+        self.argv = sys.argv
         self.seeds: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.seeders: dict[str, Any] = {}
         for name in SHARED & sys.modules.keys():

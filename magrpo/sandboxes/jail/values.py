@@ -87,7 +87,8 @@ class Encoder:
 
     def encode_if_plain(self, value: Any) -> Any:
         """Return the encoding of a value; None if part of it is not plain data, or it is too large."""
-        known, names_opaque = len(self.containers), self.names_opaque
+        known = len(self.containers)
+        names_opaque = self.names_opaque
         self.names_opaque = False
         try:
             return self.encode(value)

@@ -53,7 +53,7 @@ def warm_up(limits: Limits) -> None:
 
 
 def count_threads() -> int:
-    """Number of threads of this process."""
+    """Count the threads of this process."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - pathlib is slow to import
 
 
