@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with blank_pictures():
         store, _, _ = run_locally(load_config(write_config(tmp_path_factory.mktemp("fuzz"), iterations=1)))
     (store.path / RECORDS).write_bytes(b"".join(map(encode_record, RECORDED)))
-    files.keep_place(store, Place.model_validate({"update": {"ranks": 2}}))
+    files.keep_place(store, Place.model_validate({"ranks": {"count": 2}}))
     (store.path / files.START).write_text(json.dumps({"model": "team", "version": 3}))
     yield store.path
     shutil.rmtree(store.path)

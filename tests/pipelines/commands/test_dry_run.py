@@ -128,8 +128,6 @@ def test_counts_of_several_turns_and_crossed_actions(runs: Runs) -> None:
     assert (two.completions, two.joint_actions) == ((2 + 6) * 4 * 2, (2 + 6) * 16)
     chains = estimate_work(config(runs, "env.num_turns=3", "rollout.joint_mode=crossed"))
     assert (chains.completions, chains.joint_actions) == (2 * 4 * 2 + 2 * (2 * 16 * 2), 3 * 2 * 16)
-    best = estimate_work(config(runs, "env.num_turns=2", "rollout.tree=best"))
-    assert (best.completions, best.joint_actions) == (2 * 2 * 4 * 2, 2 * 2 * 4)
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])
@@ -166,7 +164,7 @@ def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixt
     assert two.pop(SECOND_POLICY) == one["frozen parameters"] + one["adapters"]
     assert one == two
     assert SECOND_POLICY not in estimate_memory(lagged, 4, None), "servers have their own"
-    assert show_plan(lagged, None, None, Place.model_validate({"update": {"ranks": 2}})) == 0
+    assert show_plan(lagged, None, None, Place.model_validate({"ranks": {"count": 2}})) == 0
     said = capsys.readouterr().out
     assert " on each rank, without libraries\n" in said
     assert "in the run's own process: a policy for sampling" in said
