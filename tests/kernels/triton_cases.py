@@ -118,7 +118,7 @@ def test_the_loss_from_hidden_states_repeats_to_the_last_bit() -> None:
     inputs = TokenInputs(ids, torch.randn(tokens, generator=generator).to(DEVICE))
 
     def compute() -> list[torch.Tensor]:
-        loss, logps, _ = group_policy_loss(hidden, head, inputs, LossOptions(impl="triton"))
+        loss, logps = group_policy_loss(hidden, head, inputs, LossOptions(impl="triton"))
         return [loss.detach(), logps, *torch.autograd.grad(loss, [hidden, head])]
 
     first = compute()
