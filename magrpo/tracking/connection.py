@@ -142,9 +142,7 @@ def quieten_mlflow() -> None:
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # the outbox already warns
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(
-        logging.CRITICAL
-    )  # it logs the tracebacks of errors that it raises, too
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the tracebacks of its own errors
 
 
 @contextmanager

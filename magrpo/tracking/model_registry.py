@@ -57,7 +57,7 @@ class ModelRegistry:
             return None if number is None else _version(client.get_model_version(self.model, number))
 
     def register_team(self, mlflow_run_id: str, weights: Path, label: str) -> TeamVersion:
-        """Upload ``weights`` as the run's artifact ``team/<label>``; returns the version made from it, or the existing one."""
+        """Upload ``weights`` as artifact ``team/<label>`` of the run; returns its version, new or existing."""
         folder = f"team/{label}"
         with self._connect() as client:
             source = f"{client.get_run(mlflow_run_id).info.artifact_uri}/{folder}"

@@ -113,7 +113,7 @@ class Outbox:
         self.size += len(line)
 
     def choose_destination(self, destination: str) -> None:
-        """Send to the MLflow run with this id. Begins with the first record if the saved position is for another run."""
+        """Send to the MLflow run with this id, from the first record on if the saved position is for another run."""
         if destination != self._destination:
             self._destination, self.position = destination, 0
 
@@ -217,7 +217,7 @@ class OutboxTracker:
         self.flush()
 
     def flush(self) -> None:
-        """Send the remaining records, or warn that some are left. Must be the last call; waits no longer than the sink."""
+        """Send the remaining records, or warn that some are left. Must be the last call; may wait for timeouts."""
         with self._changed:
             self._closing = True
             self._changed.notify()
