@@ -53,7 +53,7 @@ class OneRank:
     count: int = 1
 
     def tell_progress(self, doing: str) -> None:
-        """No-op."""
+        """Do nothing: nobody waits for this rank."""
 
     def agree_on(self, fits: bool) -> bool:
         return fits
