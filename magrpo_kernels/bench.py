@@ -204,8 +204,11 @@ def matrix_products(case: Case, *, summed: bool = False) -> Tensor:
     With ``summed``, the gradient of the head is added up over the chunks, as this package does.
     """
     hidden, weight = case.hidden.detach(), case.weight.detach()
-    to_rows, trains = torch.empty_like(hidden), case.weight.requires_grad
-    to_weight = torch.zeros_like(weight, dtype=torch.float32 if summed else None) if trains else None
+    to_rows = torch.empty_like(hidden)
+    trains = case.weight.requires_grad
+    to_weight = None
+    if trains:
+        to_weight = torch.zeros_like(weight, dtype=torch.float32 if summed else None)
     parts = slice_chunks(len(hidden), len(weight), weight.device, trains_head=trains)
     buffer = allocate_logits(hidden, weight, parts)
     for part in parts:
