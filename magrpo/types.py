@@ -64,7 +64,7 @@ class Prompt:
 # --------------------------------------------------------------------------------------------------------- sampling
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How completions are sampled: ``temperature = 0`` is greedy, ``top_k = 0`` and ``top_p = 1`` are off."""
+    """Sampling parameters: ``temperature = 0`` is greedy; ``top_k = 0`` and ``top_p = 1`` switch truncation off."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -1,4 +1,4 @@
-"""The backward pass of both losses: the gradients that the forward pass wrote, times that of the loss."""
+"""The backward pass of both losses: scales the gradients that the forward pass wrote by the gradient of the loss."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 
 _BLOCK_ELEMENTS = 1 << 22
-"""Elements multiplied at once on a CPU, which makes float32 copies of half-precision ones."""
+"""Largest number of elements to multiply at once on a CPU, where half-precision ones are copied to float32."""
 
 
 def wants_gradient(leaf: Tensor | None) -> bool:
-    """Whether autograd will ask for the gradient of an input of a loss. Call it outside of ``forward``."""
+    """Whether autograd will ask for the gradient of an input of a loss. Inside ``forward``, the answer is always no."""
     return torch.is_grad_enabled() and leaf is not None and leaf.requires_grad
 
 
 def keep_gradients(
     ctx: Any, leaves: Sequence[Tensor | None], gradients: Sequence[Tensor | None], *, once: bool
 ) -> None:
-    """Keep what :func:`scale_gradients` needs: the gradient of each leaf, None if nobody wants it.
+    """Keep the gradient of each leaf, None if it is not needed, for :func:`scale_gradients`.
 
-    ``once``: backward runs at most once.
+    ``once``: whether backward runs at most once, so that it may scale gradients in place.
     """
     ctx.save_for_backward(*gradients)
-    ctx.set_materialize_grads(False)  # else zeros for the outputs that nobody differentiates
+    ctx.set_materialize_grads(False)  # else autograd fills in zeros for unused outputs
     ctx.dtypes = [None if leaf is None else leaf.dtype for leaf in leaves]
     ctx.once, ctx.has_run = once, False
 
@@ -57,7 +57,8 @@ def scale_gradients(ctx: Any, grad_loss: Tensor | None) -> list[Tensor | None]:
 
 def scale_gradient(gradient: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """``gradient * scale``, multiplied in float32 or wider and rounded once to ``dtype``."""
-    factor = scale.reshape(1)  # of one dimension: one without any would be rounded to the gradient's dtype first
+    # A tensor of no dimensions would be rounded to the gradient's dtype before the multiplication.
+    factor = scale.reshape(1)
     scaled = gradient.new_empty(gradient.shape, dtype=dtype)
     if gradient.is_cuda or gradient.dtype == dtype == factor.dtype:
         return torch.mul(gradient, factor, out=scaled)
@@ -68,11 +69,11 @@ def scale_gradient(gradient: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def scale_gradient_(gradient: Tensor, scale: Tensor) -> Tensor:
-    """Multiply in place. Where the scale is 1, as for the loss that a step takes, the gradient is not even read."""
+    """Multiply in place. If the scale is 1, as when a loss itself is differentiated, the gradient is not even read."""
     if gradient.is_cuda and gradient.dtype != torch.float64:
         from magrpo_kernels.row_triton import scale_triton_  # triton, which not every machine has
 
-        scale_triton_(gradient, scale)  # looks at the scale on the device, so the call does not wait for it
+        scale_triton_(gradient, scale)  # reads the scale on the device, so nothing waits for it
     elif scale != 1:
         gradient.copy_(scale_gradient(gradient, scale, gradient.dtype))
     return gradient

@@ -43,27 +43,27 @@ COPY = "one and a half copies (floor)"
 HALF = "trained head, half the groups degenerate"
 TITLES = ("trained head", "frozen head", HALF, "logits in")
 AIMS = {"trained head": 1.25, "frozen head": 1.2, "logits in": 1 / 0.85, HALF: 0.6}
-"""At most this many times the floor; of the last, the time without degenerate groups."""
+"""Targets: at most this many times the floor or, for the last, the time without degenerate groups."""
 CPU_AIMS = AIMS | {"trained head": 1.1, "frozen head": 1.1}
 COMPILED = "torch.compile"
 LOOP = "CoMLRL's loop over tokens"
 LOOP_AIM = 100
-"""Times as fast as the loop over tokens."""
+"""Target: this many times as fast as the loop over tokens."""
 SLOW_S = 5.0
-"""An implementation that takes longer is timed once."""
+"""Seconds; a slower implementation is timed only once."""
 _FIRST_CHUNK = 1 << 28
-"""Logits in a chunk on CUDA when this was first measured."""
+"""Logits in a chunk on CUDA at the time of the first measurement."""
 OURS = "magrpo_kernels"
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""Relative, of the norm of a gradient."""
+"""Relative tolerance of the norm of a gradient, by dtype."""
 LIBRARIES = {
     "Liger fused linear GRPO": "liger_kernel.chunked_loss",
     "TRL chunked log-probabilities": "trl.kernels",
     "cut-cross-entropy": "cut_cross_entropy",
 }
-"""The modules of other implementations."""
+"""The modules that implement the loss in other libraries."""
 MISSING = (ImportError, AttributeError, RuntimeError, ValueError, TypeError, AssertionError)
-"""Errors of a library that is not installed, or does not support this device."""
+"""Errors of a library that is not installed or does not support this device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Case:
 
     @property
     def advantages(self) -> Tensor:
-        """(S,), float32."""
+        """The advantage of each sequence, (S,), float32."""
         return self.coefficients[:: len(self.coefficients) // len(self.groups.returns)]
 
 
@@ -107,7 +107,7 @@ class Row:
 
 
 def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, degenerate: float = 0.0) -> Case:
-    """Random inputs; the returns of a fraction ``degenerate`` of the groups are all equal."""
+    """Make random inputs. In a fraction ``degenerate`` of the groups, all returns are equal."""
     place = {"device": torch.device(args.device), "dtype": getattr(torch, args.dtype)}
     generator = torch.Generator().manual_seed(0)
     size = 2 if args.sequences % 8 else 4
@@ -132,7 +132,7 @@ def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, dege
 
 # ------------------------------------------------------------------------------------------------- implementations
 def our_loss(case: Case, impl: Impl) -> Tensor:
-    """This package."""
+    """The loss of this package."""
     options = LossOptions(impl=impl, backward_once=True)
     inputs = TokenInputs(case.token_ids, torch.ones_like(case.coefficients), groups=case.groups)
     if case.logits is not None:
@@ -141,7 +141,7 @@ def our_loss(case: Case, impl: Impl) -> Tensor:
 
 
 def eager_loss(case: Case) -> Tensor:
-    """All logits, log_softmax, gather, autograd."""
+    """The loss by eager torch: all logits, log_softmax, gather and autograd."""
     logits = case.hidden @ case.weight.t() if case.logits is None else case.logits
     logps = logits.float().log_softmax(-1).gather(1, case.token_ids[:, None]).squeeze(1)
     return -(case.coefficients * logps).sum()
@@ -149,12 +149,12 @@ def eager_loss(case: Case) -> Tensor:
 
 @functools.cache
 def compile_eager_loss() -> Loss:
-    """The same under torch.compile."""
+    """The eager loss under torch.compile."""
     return torch.compile(eager_loss, dynamic=False)
 
 
 def loop_loss(case: Case) -> Tensor:
-    """The loss of CoMLRL's trainer: a log_softmax for each token of each sequence."""
+    """The loss as in CoMLRL's trainer: a log_softmax for each token of each sequence."""
     assert case.logits is not None
     total, length = torch.zeros((), device=case.hidden.device), len(case.hidden) // len(case.advantages)
     ids = case.token_ids.view(-1, length)
@@ -166,7 +166,7 @@ def loop_loss(case: Case) -> Tensor:
 
 
 def liger_loss(case: Case) -> Any:
-    """Liger's fused linear GRPO loss, one sequence at a time. On-policy its ratio is 1, its gradient the same."""
+    """Liger's fused linear GRPO loss, one sequence at a time. On-policy, its ratio is 1 and its gradient the same."""
     options = {"beta": 0.0, "compiled": False, "use_ref_model": False, "chunk_size": 1, "loss_type": "grpo"}
     grpo = importlib.import_module("liger_kernel.chunked_loss").LigerFusedLinearGRPOLoss(temperature=1.0, **options)
     count = len(case.advantages)
@@ -176,14 +176,14 @@ def liger_loss(case: Case) -> Any:
 
 
 def trl_loss(case: Case) -> Any:
-    """TRL's chunked head, with the loss on top."""
+    """TRL's chunked head, with the loss computed from its log-probabilities."""
     apply = importlib.import_module("trl.kernels").ChunkedLogProbFunction.apply
     logps = apply(case.hidden, case.weight, None, case.token_ids, 1.0, 32768, None, 1.0, ())[0]
     return -(case.coefficients * logps.float()).sum()
 
 
 def cut_cross_entropy_loss(case: Case) -> Any:
-    """cut-cross-entropy's per-token losses, weighted, nothing filtered."""
+    """The weighted per-token losses of cut-cross-entropy, with its gradient filter off."""
     options = {"filter_eps": None} if case.hidden.is_cuda else {"impl": "torch_compile"}
     function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
     losses = function(case.hidden, case.weight, case.token_ids, reduction="none", **options)
@@ -191,7 +191,7 @@ def cut_cross_entropy_loss(case: Case) -> Any:
 
 
 def torch_loss(case: Case) -> Any:
-    """torch's own linear_cross_entropy, in chunks; a weight for each token takes its per-token losses."""
+    """The weighted per-token losses of torch's own linear_cross_entropy, in chunks."""
     options = importlib.import_module("torch.nn").LinearCrossEntropyOptions()
     function = torch.nn.functional.linear_cross_entropy
     losses = function(case.hidden, case.weight, case.token_ids, reduction="none", options=options)
@@ -199,13 +199,16 @@ def torch_loss(case: Case) -> Any:
 
 
 def matrix_products(case: Case, *, summed: bool = False) -> Tensor:
-    """The matrix products that every implementation needs, and nothing else; their results are discarded.
+    """Compute only the matrix products that every implementation needs, and discard the results.
 
-    With ``summed`` the head's gradient is added up over the chunks, as ours does.
+    With ``summed``, the gradient of the head is added up over the chunks, as this package does.
     """
     hidden, weight = case.hidden.detach(), case.weight.detach()
-    to_rows, trains = torch.empty_like(hidden), case.weight.requires_grad
-    to_weight = torch.zeros_like(weight, dtype=torch.float32 if summed else None) if trains else None
+    to_rows = torch.empty_like(hidden)
+    trains = case.weight.requires_grad
+    to_weight = None
+    if trains:
+        to_weight = torch.zeros_like(weight, dtype=torch.float32 if summed else None)
     parts = slice_chunks(len(hidden), len(weight), weight.device, trains_head=trains)
     buffer = allocate_logits(hidden, weight, parts)
     for part in parts:
@@ -219,7 +222,7 @@ def matrix_products(case: Case, *, summed: bool = False) -> Tensor:
 
 
 def copy_logits(case: Case) -> Tensor:
-    """What two reads of the logits and a write take: the copy of all of them and of half of them."""
+    """Read the logits twice and write them once, up to a half: copy all of them, then half of them."""
     assert case.logits is not None
     source = case.logits.detach()
     target = torch.empty_like(source)
@@ -230,10 +233,10 @@ def copy_logits(case: Case) -> Tensor:
 
 
 def estimate_traffic(case: Case, chunk_rows: int | None = None, *, in_temporaries: bool = False) -> int:
-    """Bytes that logits, head and gradients move between the processor and its memory, by calculation.
+    """Calculate the bytes of logits, head and gradients that move between the processor and its memory.
 
-    ``in_temporaries``: the head's product of each chunk is written, read and added, and backward writes zeros and an
-    unscaled copy, as this package did at first.
+    ``in_temporaries``: the product of each chunk for the head is written, read and added, and backward writes zeros and
+    an unscaled copy, as this package did at first.
     """
     (tokens, width), vocabulary, size = case.hidden.shape, len(case.weight), case.hidden.element_size()
     parts = slice_chunks(tokens, vocabulary, case.weight.device, trains_head=case.weight.requires_grad)
@@ -274,7 +277,7 @@ def list_implementations(case: Case) -> dict[str, Loss]:
 
 # ------------------------------------------------------------------------------------------------------ measurement
 def measure_case(case: Case, rounds: int, *, compiles: bool = True) -> list[Row]:
-    """Every implementation on one case: a warm-up, which also checks its gradient and its memory, then the rounds."""
+    """Measure every implementation on one case: a warm-up that checks gradient and memory, then the rounds."""
     losses = {name: loss for name, loss in list_implementations(case).items() if compiles or name != COMPILED}
     rows = [Row(name) for name in losses]
     expected = measure_gradient(case)
@@ -285,17 +288,15 @@ def measure_case(case: Case, rounds: int, *, compiles: bool = True) -> list[Row]
                 importlib.import_module(LIBRARIES[name])  # not part of the memory that is measured
             with peak_memory(row, case.hidden.device):
                 forward, both, row.gradient_norm = time_once(loss, case)
-            if both > SLOW_S and name != COMPILED:  # whose first call compiles
+            if both > SLOW_S and name != COMPILED:  # the first call of a compiled loss compiles it
                 row.forward_s, row.both_s = [forward], [both]
         except MISSING as error:
             if name.startswith(OURS):
                 raise
             row.skipped = f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
         else:
-            if (
-                name not in (FLOOR, SUMMED, COPY)
-                and abs(row.gradient_norm - expected) > TOLERANCE[case.hidden.dtype] * expected
-            ):
+            has_gradient = name not in (FLOOR, SUMMED, COPY)
+            if has_gradient and abs(row.gradient_norm - expected) > TOLERANCE[case.hidden.dtype] * expected:
                 row.skipped = f"wrong gradient: its norm is {row.gradient_norm:.5g}, not {expected:.5g}"
     for number in range(rounds):
         show_progress(f"{case.name}: round {number + 1} of {rounds}")
@@ -343,9 +344,9 @@ def wait_for_device(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def peak_memory(row: Row, device: torch.device) -> Iterator[None]:
-    """Set the largest amount of memory in use inside the block, beyond what was in use before.
+    """Set ``row.peak_bytes`` to the most memory in use inside the block, beyond the memory in use before.
 
-    On a CPU it is the resident set, whose high-water mark Linux resets on request: compare large differences only.
+    On a CPU it is the resident set, whose high-water mark Linux resets on request: only large differences mean much.
     """
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -385,13 +386,13 @@ def format_table(case: Case, rows: list[Row]) -> str:
 
 
 def show_progress(text: str) -> None:
-    """Progress, on a terminal."""
+    """Show progress, if on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options, by default as fits the machine."""
+    """Make the parser of options, whose defaults depend on the machine."""
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(prog="python -m magrpo_kernels.bench", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
@@ -413,8 +414,9 @@ def _positive(text: str) -> int:
 
 
 def measure_variant(title: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one of :data:`TITLES` and print its table; returns rows, seconds of ours and of the floor, and bytes."""
-    case = make_case(title, args, frozen=title in ("frozen head", "logits in"), degenerate=0.5 * (title == HALF))
+    """Measure one of :data:`TITLES` and print its table; returns rows, median seconds and bytes."""
+    degenerate = 0.5 if title == HALF else 0.0
+    case = make_case(title, args, frozen=title in ("frozen head", "logits in"), degenerate=degenerate)
     if title == "logits in":
         case = replace(case, logits=(case.hidden @ case.weight.t()).detach().requires_grad_())
     rows = measure_case(case, args.rounds, compiles=not args.no_compile)
@@ -424,17 +426,15 @@ def measure_variant(title: str, args: argparse.Namespace) -> dict[str, Any]:
     extra = next(row.peak_bytes for row in rows if row.name == ours)
     found = {"rows": [asdict(row) for row in rows], "medians_s": medians, "ours": ours, "extra_bytes": extra}
     if title in ("trained head", "frozen head"):
-        now, first = (
-            estimate_traffic(case),
-            estimate_traffic(case, max(1, _FIRST_CHUNK // args.vocabulary), in_temporaries=True),
-        )
+        now = estimate_traffic(case)
+        first = estimate_traffic(case, max(1, _FIRST_CHUNK // args.vocabulary), in_temporaries=True)
         print(f"moves {now / 1e9:.1f} GB by calculation, at first {first / 1e9:.1f} GB")
         found["bytes"] = {"now": now, "first": first}
     return found
 
 
 def compare_with_aims(measured: dict[str, dict[str, Any]], device: str) -> dict[str, tuple[float, float]]:
-    """What ours takes and at most should take, as a ratio to the floor or to another row, by title."""
+    """The ratio of our time to the floor or to another row, and the target for that ratio, by title."""
     ours_s = {title: found["medians_s"][found["ours"]] for title, found in measured.items()}
     floor_s = {title: measured[title]["medians_s"][COPY if title == "logits in" else FLOOR] for title in TITLES}
     floor_s[HALF] = ours_s["trained head"]

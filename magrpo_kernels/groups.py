@@ -1,4 +1,4 @@
-"""Groups of returns, and the advantages of the paper that are formed from them (arXiv 2508.04652, section 4)."""
+"""Groups of returns, from which the paper's advantages are formed (arXiv 2508.04652, section 4)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The returns of ``S`` sequences, and which of ``N`` tokens belongs to which sequence."""
+    """The returns of ``S`` sequences, and the sequence that each of ``N`` tokens belongs to."""
 
     sequences: Int[Tensor, " N"]
     """The sequence of each token, as an index into ``returns``."""
     returns: Float[Tensor, " S"]
-    """Float64, group by group."""
+    """The return of each sequence in float64, group by group."""
     starts: Int[Tensor, " S"]
-    """Where the group of each sequence starts in ``returns``; the sequence itself is one of its group."""
+    """Start, in ``returns``, of the group of each sequence, which includes the sequence itself."""
     ends: Int[Tensor, " S"]
-    """Where it ends."""
+    """End, in ``returns``, of the group of each sequence."""
     divides_by_std: bool = False
     """Whether advantages are divided by the population standard deviation of the group."""
 
@@ -41,8 +41,8 @@ class Groups:
     def form_advantages(self) -> Float[Tensor, " S"]:
         """The return of each sequence minus the mean of its group, in float64.
 
-        If all returns of a group are equal, exactly 0. This is the definition that the Triton kernel is tested
-        against; both add the returns of a group from left to right.
+        It is exactly 0 if all returns of a group are equal. The Triton kernel is tested against this definition; both
+        add the returns of a group from left to right.
         """
         count = (self.ends - self.starts).to(self.returns.dtype)
         # Each group keeps its sums in the slot of its first sequence.

@@ -1,13 +1,14 @@
-"""The policy-gradient loss from hidden states, a chunk of tokens at a time: the (N, V) logits never exist.
+"""The policy-gradient loss from hidden states, a chunk of tokens at a time: the (N, V) logits never exist as a whole.
 
-For each chunk: a library matrix product gives its logits, the row operation turns them in place into their gradient,
-and library products carry that to the hidden states and, if it trains, to the head. Nothing is computed twice: with a
-trained head 6 N D V floating-point operations, with a frozen one 4 N D V. Tokens that do not count (masked, or in a
+For each chunk, a library matrix product computes the logits, the row operation turns them in place into their gradient,
+and library products carry the gradient to the hidden states and, if it trains, to the head. Nothing is computed twice:
+a trained head takes 6 N D V floating-point operations, a frozen one 4 N D V. Tokens that do not count (masked, or in a
 group without advantage) are dropped before the first product.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,13 @@ from magrpo_kernels.inputs import LossOptions, TokenInputs
 from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, select_counted, wide_dtype
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Logits in a chunk, by device: enough for full speed of the matrix products, and little memory."""
+"""Logits in a chunk, by device: enough for fast matrix products, yet little memory."""
 _CHUNK_ROWS = {False: 2048, True: 8192}
-"""Rows that a chunk has at least on CUDA, by whether the head trains: its gradient is read and written once a chunk."""
+"""Fewest rows of a chunk on CUDA, by whether the head trains: its gradient is read and written for each chunk."""
 _ROW_MULTIPLE = 256
-"""Of the rows of a chunk on CUDA: the rows of a tile of the matrix products."""
+"""Rows of a chunk are a multiple of this on CUDA: the rows of a tile of the matrix products."""
 _STRIDE_MULTIPLE = 64
-"""Of the elements between rows of logits on CUDA, so that every row of an odd vocabulary is read 16 bytes at a time."""
+"""Strides between rows of logits are a multiple of this on CUDA, so that 16 bytes are read at a time."""
 
 
 def group_policy_loss(
@@ -38,10 +39,10 @@ def group_policy_loss(
     *,
     bias: Float[Tensor, " V"] | None = None,
 ) -> PolicyLoss:
-    """The summed loss of ``N`` tokens whose logits are ``hidden @ lm_head_weight.T + bias``, capped if options say so.
+    """The summed loss of ``N`` tokens with logits ``hidden @ lm_head_weight.T + bias``, capped if options say so.
 
-    Equations, support and skipping as in :func:`~magrpo_kernels.row.policy_loss_from_logits`. Gradients flow to
-    whichever of ``hidden``, ``lm_head_weight`` and ``bias`` require them; the head's is accumulated in float32.
+    For equations, support and skipped tokens see :func:`~magrpo_kernels.row.policy_loss_from_logits`. Gradients flow to
+    those of ``hidden``, ``lm_head_weight`` and ``bias`` that require them; the head's is accumulated in float32.
 
     Raises:
         ValueError: options do not fit the inputs, or the id of a token that counts is outside the vocabulary.
@@ -82,7 +83,7 @@ class _LossFromHidden(torch.autograd.Function):
 
 @dataclass(slots=True)
 class _Gradients:
-    """The gradients of the loss, None if nobody wants them. Those of the head are summed in float32 or wider."""
+    """The gradients of the loss; None if they are not needed. Those of the head are summed in float32 or wider."""
 
     hidden: Tensor | None  # (N, D)
     weight: Tensor | None  # (V, D)
@@ -90,7 +91,7 @@ class _Gradients:
 
     @classmethod
     def allocate(cls, rows: Tensor, weight: Tensor, wants: Sequence[bool]) -> _Gradients:
-        """Room for the gradients that are wanted: of hidden states, weight and bias."""
+        """Allocate the gradients of hidden states, weight and bias that ``wants`` names."""
         wide = wide_dtype(rows.dtype)
         return cls(
             rows.new_empty(rows.shape) if wants[0] else None,
@@ -99,7 +100,7 @@ class _Gradients:
         )
 
     def add_chunk(self, part: slice, gradient: Tensor, rows: Tensor, weight: Tensor) -> None:
-        """Carry the gradient of a chunk's logits to what they were computed from."""
+        """Carry the gradient of a chunk's logits to hidden states, weight and bias."""
         if self.hidden is not None:
             torch.mm(gradient, weight, out=self.hidden[part])
         if self.weight is not None:
@@ -118,14 +119,15 @@ def _sum_chunks(
 ) -> tuple[Tensor, Tensor, _Gradients]:
     """The loss (), logps (N,) and gradients of tokens that all count."""
     wide = wide_dtype(rows.dtype)
-    loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
+    loss = rows.new_zeros((), dtype=wide)
+    logps = rows.new_zeros(len(rows), dtype=wide)
     gradients = _Gradients.allocate(rows, weight, wants)
     parts = slice_chunks(len(rows), len(weight), weight.device, trains_head=wants[1])
     is_wide = options.float32_logits or options.soft_cap is not None
     logits_buffer = allocate_logits(rows, weight, parts, wide if is_wide else rows.dtype)
     gradient_buffer = None
     if any(wants):
-        # The gradient has the dtype of the model. It overwrites its logits unless these are wider, or still needed.
+        # The gradient has the dtype of the model. It overwrites the logits unless they are wider, or still needed.
         overwrites = logits_buffer.dtype == rows.dtype and options.soft_cap is None
         gradient_buffer = logits_buffer if overwrites else allocate_logits(rows, weight, parts)
     for part in parts:
@@ -146,7 +148,7 @@ def _sum_chunks(
 
 
 def compute_logits(rows: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor) -> None:
-    """``logits = rows @ weight.T + bias``, not rounded to the factors' dtype where ``logits`` has a wider one."""
+    """Compute ``logits = rows @ weight.T + bias`` in the dtype of ``logits``, which may be wider than the factors."""
     if logits.dtype == rows.dtype:
         if bias is None:
             torch.mm(rows, weight.t(), out=logits)
@@ -162,7 +164,7 @@ def compute_logits(rows: Tensor, weight: Tensor, bias: Tensor | None, logits: Te
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right`` with ``total`` in float32 whatever the factors are in; products are not rounded."""
+    """``total += left @ right`` in the dtype of ``total``, which may be wider than the factors; rounds no products."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:
@@ -172,19 +174,19 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def slice_chunks(num_tokens: int, vocabulary: int, device: torch.device, *, trains_head: bool) -> list[slice]:
-    """The slices of ``num_tokens`` rows whose logits are computed at once, the first at least as long as the others.
+    """Slice ``num_tokens`` rows into chunks whose logits are computed at once; no chunk is longer than the first.
 
-    On CUDA they are equal, but for the last, and end where tiles of the matrix products end.
+    On CUDA, chunks are of equal length, except for the last, and end at the end of a tile of the matrix products.
     """
     size = max(1, _CHUNK_ELEMENTS.get(device.type, 1 << 25) // vocabulary)
     if device.type == "cuda" and num_tokens:
-        size = max(size, _CHUNK_ROWS[trains_head])
-        size = _round_up(-(-num_tokens // -(-num_tokens // size)), _ROW_MULTIPLE)
+        num_chunks = math.ceil(num_tokens / max(size, _CHUNK_ROWS[trains_head]))
+        size = _round_up(math.ceil(num_tokens / num_chunks), _ROW_MULTIPLE)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
 def allocate_logits(rows: Tensor, weight: Tensor, parts: list[slice], dtype: torch.dtype | None = None) -> Tensor:
-    """One buffer for the logits of every chunk, since fresh pages are slow: (C, V), with padded rows on CUDA."""
+    """One buffer (C, V) for the logits of all chunks, because fresh memory is slow; with padded rows on CUDA."""
     vocabulary = len(weight)
     width = _round_up(vocabulary, _STRIDE_MULTIPLE) if rows.is_cuda else vocabulary
     return rows.new_empty(parts[0].stop if parts else 0, width, dtype=dtype)[:, :vocabulary]

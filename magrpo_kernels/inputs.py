@@ -22,12 +22,12 @@ class Support(NamedTuple):
     """The ids that each of ``N`` tokens was drawn from, concatenated."""
 
     ids: Tensor
-    """(M,); for each token its distinct candidates, the token included."""
+    """The distinct candidates of each token, itself included, one token after another: (M,)."""
     bounds: Tensor
-    """(N + 1,) from 0 to M: token ``i`` was drawn from ``ids[bounds[i]:bounds[i + 1]]``."""
+    """Bounds from 0 to M, (N + 1,): token ``i`` was drawn from ``ids[bounds[i]:bounds[i + 1]]``."""
 
     def select_tokens(self, index: Tensor | slice) -> Support:
-        """The candidates of some of the tokens."""
+        """Select the candidates of some of the tokens."""
         starts, ends = self.bounds[:-1][index], self.bounds[1:][index]
         bounds = torch.cat([starts.new_zeros(1), (ends - starts).cumsum(0)])
         places = torch.arange(int(bounds[-1]), device=bounds.device)
@@ -41,27 +41,27 @@ class TokenInputs:
 
     token_ids: Int[Tensor, " N"]
     coefficients: Float[Tensor, " N"]
-    """The ``c`` of :mod:`magrpo_kernels.row`: the advantage over the divisor, times a weight. With ``groups``: the
-    weight alone."""
+    """The ``c`` of :mod:`magrpo_kernels.row`: the advantage over the divisor, times a weight; only the weight if
+    there are ``groups``."""
     old_logps: Float[Tensor, " N"] | None = None
-    """Log-probabilities under the policy before this update: turns on the clipped ratio."""
+    """Log-probabilities under the policy before this update. They switch on the clipped ratio."""
     ref_logps: Float[Tensor, " N"] | None = None
-    """Log-probabilities under the reference policy: turns on the k3 penalty."""
+    """Log-probabilities under the reference policy. They switch on the k3 penalty."""
     kl_coefficients: Float[Tensor, " N"] | None = None
-    """Weight of each token's k3 penalty, needed with ``ref_logps``."""
+    """Weight of the k3 penalty of each token; required with ``ref_logps``."""
     sampling_logps: Float[Tensor, " N"] | None = None
-    """Log-probabilities under the policy that drew the tokens: turns on the truncated importance weight."""
+    """Log-probabilities under the policy that drew the tokens. They switch on the truncated importance weight."""
     groups: Groups | None = None
-    """The returns that the paper's advantages are formed from; None: ``coefficients`` hold the advantages."""
+    """The returns from which the paper's advantages are formed; None: ``coefficients`` hold the advantages."""
     support: Support | None = None
-    """The ids that truncated sampling drew the tokens from; None: the whole vocabulary."""
+    """The ids from which truncated sampling drew the tokens; None: the whole vocabulary."""
 
     def __post_init__(self) -> None:
         if (self.ref_logps is None) != (self.kl_coefficients is None):
             raise ValueError("ref_logps and kl_coefficients go together")
 
     def select_tokens(self, index: Tensor | slice) -> TokenInputs:
-        """The inputs of some of the tokens."""
+        """Select the inputs of some of the tokens."""
         selected: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -73,14 +73,14 @@ class TokenInputs:
         return TokenInputs(**selected)
 
     def form_advantages(self, divisor: float) -> TokenInputs:
-        """The same inputs with the advantages in the coefficients, and without groups."""
+        """Move the advantages into the coefficients, which removes the groups."""
         if self.groups is None:
             return self
         advantages = self.groups.form_advantages()[self.groups.sequences].float()
         return replace(self, coefficients=advantages / divisor * self.coefficients, groups=None)
 
     def find_counted(self, vocabulary: int) -> Tensor | None:
-        """Indices (n,) of the tokens that count; None if all do. Needs the advantages in the coefficients.
+        """Indices (n,) of the tokens that count; None if all do. The coefficients must hold the advantages.
 
         Raises:
             ValueError: the id of a token that counts, or an id of the support, is outside the vocabulary.
@@ -106,23 +106,23 @@ class LossOptions:
 
     temperature: float = 1.0
     clip_low: float | None = None
-    """Clip range of the probability ratio, needed with ``old_logps``: ``1 - clip_low`` to ``1 + clip_high``."""
+    """Clip range of the probability ratio, ``1 - clip_low`` to ``1 + clip_high``; required with ``old_logps``."""
     clip_high: float | None = None
     divisor: float = 1.0
-    """Divisor of the advantages that are formed from groups."""
+    """Divisor of advantages that are formed from groups."""
     importance_cap: float | None = None
-    """Upper bound of the importance weight, needed with ``sampling_logps``."""
+    """Upper bound of the importance weight; required with ``sampling_logps``."""
     soft_cap: float | None = None
-    """Bound of logits that the model caps: ``soft_cap tanh(z / soft_cap)``; for logits from hidden states."""
+    """Bound of logits that a model caps, ``soft_cap tanh(z / soft_cap)``; only for logits from hidden states."""
     float32_logits: bool = False
-    """Whether logits from hidden states in half precision are float32, as ``soft_cap`` makes them in any case."""
+    """Whether logits from half-precision hidden states are float32; with ``soft_cap`` they always are."""
     checked: bool = False
-    """Promises that every token counts and every id is in the vocabulary, so that the call need not wait for the device
-    to find out."""
+    """Whether the caller promises that every token counts and every id is in the vocabulary, so that the call need not
+    wait for the device to check."""
     backward_once: bool = False
-    """Promises that backward runs at most once, so that it may scale the gradients in place."""
+    """Whether the caller promises that backward runs at most once, so that it may scale the gradients in place."""
     impl: Impl = "auto"
-    """``torch`` runs anywhere, ``triton`` needs CUDA tensors; ``auto`` chooses by the tensors' device."""
+    """``torch`` runs anywhere, ``triton`` needs CUDA tensors, and ``auto`` chooses by the device of the tensors."""
 
     def __post_init__(self) -> None:
         positive = {
@@ -143,20 +143,20 @@ class LossOptions:
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """Lower and upper clip range, both given."""
+        """The lower and upper clip range, which must be set."""
         assert self.clip_low is not None
         assert self.clip_high is not None
         return self.clip_low, self.clip_high
 
     def check_inputs(self, inputs: TokenInputs) -> None:
-        """Raise ValueError if the inputs need an option that is not given, or the other way round."""
+        """Raise ValueError if the inputs need an option that is not set, or an option needs inputs that are missing."""
         if inputs.old_logps is not None and self.clip_low is None:
             raise ValueError("old_logps need clip_low and clip_high")
         if (inputs.sampling_logps is None) != (self.importance_cap is None):
             raise ValueError("sampling_logps and importance_cap go together")
 
     def uses_triton(self, values: Tensor) -> bool:
-        """Whether the row operation on ``values`` is Triton's, whose arithmetic is float32.
+        """Whether to use Triton for the row operation on ``values``; its arithmetic is float32.
 
         Raises:
             ValueError: Triton was chosen for float64.

@@ -8,13 +8,13 @@ For one token with logits ``z`` (V,), temperature ``t``, sampled id ``y`` and ``
          + k (exp(d) - d - 1),              d = ref_logp - logp                  k3, joschu.net/blog/kl-approx.html
     dloss/dz = (g / t) (onehot(y) - p),     g = dloss/dlogp
 
-With a support ``S``, the ids that truncated sampling (top-k, nucleus) drew from, ``z`` is -inf outside ``S``: the
-log-sum-exp is over ``S``, and so is the gradient (the "keep sampling mask" of DeepSeek-V3.2, arXiv 2512.02556).
+With a support ``S``, the ids that truncated sampling (top-k, nucleus) drew from, ``z`` is -inf outside ``S``. The
+log-sum-exp and the gradient are then over ``S`` (the "keep sampling mask" of DeepSeek-V3.2, arXiv 2512.02556).
 
 ``c = w A / n * m`` is the advantage ``A`` over the divisor ``n``, times a mask or weight ``m``. With groups, ``A`` is
-the paper's advantage, formed from the returns of the token's group (:class:`magrpo_kernels.Groups`); without, ``A / n *
-m`` is given. ``w = min(exp(b - sampling_logp), cap)`` is the truncated importance weight of V-trace, arXiv 1802.01561,
-for an engine whose probabilities differ from the trainer's; ``b`` is the log-probability before the update:
+the paper's advantage, formed from the returns of the token's group (:class:`magrpo_kernels.Groups`); without groups,
+``A / n * m`` is given. ``w = min(exp(b - sampling_logp), cap)`` is the truncated importance weight of V-trace, arXiv
+1802.01561, for an engine whose probabilities differ from the trainer's; ``b`` is the log-probability before the update:
 ``old_logp``, or on-policy ``logp`` itself. ``w`` and ``A`` have no gradient. All of it is known in the forward pass, so
 ``g`` needs nothing from the backward pass, and the gradient overwrites the logits in the pass that reads them: they are
 read twice and written once.
@@ -33,24 +33,24 @@ from magrpo_kernels.backward import keep_gradients, scale_gradients, wants_gradi
 from magrpo_kernels.inputs import LossOptions, TokenInputs
 
 _BLOCK_ELEMENTS = 1 << 20
-"""Logits that a CPU takes through all passes at once: they stay in its cache."""
+"""Logits that a CPU takes through all passes at once, few enough to stay in its cache."""
 
 
 class PolicyLoss(NamedTuple):
-    """``loss`` is differentiable, ``logps`` (natural logarithms, float32 or wider) are not; skipped tokens have 0."""
+    """The summed loss, which is differentiable, and log-probabilities, which are not; 0 for skipped tokens."""
 
     loss: Tensor  # ()
-    logps: Tensor  # (N,)
+    logps: Tensor  # (N,), natural logarithms, float32 or wider
 
 
 def policy_loss_from_logits(
     logits: Float[Tensor, "N V"], inputs: TokenInputs, options: LossOptions = LossOptions()
 ) -> PolicyLoss:
-    """The summed policy-gradient loss of ``N`` tokens from their logits; see this module for the equations.
+    """The summed policy-gradient loss of ``N`` tokens from their logits; the module has the equations.
 
-    Tokens that do not count are skipped: no gradient, ``logps`` 0, any id allowed. The logits are not modified; their
-    gradient is written in the pass that reads them, into the one buffer that backward returns. With a support,
-    log-probabilities and gradient are those of the distribution over it.
+    Tokens that do not count are skipped: their gradient and ``logps`` are 0, and they may have any id. The logits are
+    not modified. Their gradient is written in the pass that reads them, into the buffer that backward returns. With a
+    support, log-probabilities and gradient are those of the distribution over the support.
 
     Raises:
         ValueError: options do not fit the inputs, or the id of a token that counts is outside the vocabulary.
@@ -71,7 +71,7 @@ class _LossFromLogits(torch.autograd.Function):
         if index is not None:
             rows = logits[index]
         elif inputs.support is not None:
-            rows = logits.clone(memory_format=torch.contiguous_format)  # the row operation overwrites what lies outside
+            rows = logits.clone(memory_format=torch.contiguous_format)  # the row operation overwrites the rest
         else:
             rows = logits
         gradient = None
@@ -93,10 +93,10 @@ class _LossFromLogits(torch.autograd.Function):
 def select_counted(
     inputs: TokenInputs, options: LossOptions, logits: Tensor, vocabulary: int | None = None
 ) -> tuple[TokenInputs, Tensor | None]:
-    """The inputs of the tokens that count, and the tokens' indices (n,); None if all do.
+    """Select the inputs of the tokens that count; returns them with the indices (n,) of the tokens, None if all count.
 
-    Advantages are formed here, unless the kernel of the row operation forms them. ``logits`` has their dtype and
-    device, and their shape if ``vocabulary`` is not given.
+    Advantages are formed here, unless the kernel of the row operation forms them. ``logits`` gives the dtype and device
+    of the logits, and the size of the vocabulary if ``vocabulary`` is None.
     """
     fused = options.uses_triton(logits)
     if options.checked and fused:
@@ -108,7 +108,7 @@ def select_counted(
 
 
 def scatter_rows(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """``size`` rows of zeros with ``values`` at ``index``."""
+    """Put ``values`` at ``index`` into ``size`` rows of zeros."""
     return values.new_zeros(size, *values.shape[1:]).index_copy_(0, index, values)
 
 
@@ -118,9 +118,9 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def row_loss(logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Losses and ``logps``, (N,) each; ``out`` (N, V) receives the logits' gradient.
+    """Compute losses and ``logps``, (N,) each, and write the gradient of the logits into ``out`` (N, V).
 
-    ``out`` may be the logits themselves. Both must be contiguous in their last dimension. With a support the logits
+    ``out`` may be the logits themselves. Both must be contiguous in their last dimension. With a support, the logits
     outside it are overwritten by -inf.
     """
     if inputs.support is not None:
@@ -134,7 +134,8 @@ def row_loss(logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Ten
 
         return row_loss_triton(logits, inputs, options, out)
     size = max(1, len(logits) if logits.is_cuda else _BLOCK_ELEMENTS // logits.shape[1])
-    inputs, blocks = replace(inputs.form_advantages(options.divisor), support=None), []
+    inputs = replace(inputs.form_advantages(options.divisor), support=None)
+    blocks = []
     for start in range(0, len(logits) or 1, size):
         part = slice(start, start + size)
         block = logits[part], inputs.select_tokens(part), options, None if out is None else out[part]
@@ -148,7 +149,7 @@ def _row_loss_torch(
 ) -> tuple[Tensor, Tensor]:
     wide = logits.to(wide_dtype(logits.dtype))
     target = inputs.token_ids[:, None]
-    # Softmax may overwrite its input, unless that is the caller's and no gradient is to go there.
+    # Softmax may overwrite its input, unless that belongs to the caller and is not to hold the gradient.
     if out is not None and out.dtype == wide.dtype:
         buffer: Tensor | None = out
     else:
@@ -158,7 +159,7 @@ def _row_loss_torch(
     high = wide.amax(1, keepdim=True)
     chosen = (wide.gather(1, target) - high).squeeze(1)
     shares = torch.softmax(wide, 1, out=buffer)
-    total = shares.sum(1)  # 1, but for the rounding of softmax's own sum, which is taken back
+    total = shares.sum(1)  # 1 up to the rounding of softmax's own sum, which is corrected below
     logps = chosen - (total / shares.amax(1)).log()  # the logarithm of the sum of exp(wide - high)
     losses, slope = loss_and_slope(logps, inputs, options)
     if out is not None:

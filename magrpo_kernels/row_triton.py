@@ -1,13 +1,14 @@
 """The row operation in Triton, one program for each token.
 
-The first pass takes an online log-sum-exp, each thread with a running maximum and sum of its own, which are reduced
-once, after the loop; the second writes the gradient, over the logits if asked to, from the end of the row to its
-beginning: the end was read last, so it may still be in the cache. Exponents are ``(x - base) * scale`` with ``scale =
-log2(e) / temperature``: the difference of neighbouring floats is exact, whether or not the compiler contracts the
-product with an addition. The sampled token's element is patched after the second pass instead of being compared for at
-every element. Arithmetic is float32 whatever the logits are stored in, except for the paper's advantage, which each
-program forms in float64 from the returns of its token's group. Row offsets are 64-bit: N * V passes 2^31 at 14,135
-tokens of a vocabulary of 151,936.
+The first pass computes an online log-sum-exp. Each thread has a running maximum and sum of its own, which are reduced
+once, after the loop. The second pass writes the gradient, over the logits if asked to, from the end of the row to its
+beginning: the end was read last, so it may still be in the cache.
+
+Exponents are ``(x - base) * scale`` with ``scale = log2(e) / temperature``: the difference of neighbouring floats is
+exact, whether or not the compiler contracts the product with an addition. The element of the sampled token is patched
+after the second pass, instead of comparing every element with it. Arithmetic is float32 whatever the dtype of the
+logits, except for the paper's advantage, which each program forms in float64 from the returns of its token's group. Row
+offsets are 64-bit, because N * V exceeds 2^31 at 14,135 tokens of a vocabulary of 151,936.
 """
 
 import math
@@ -25,16 +26,16 @@ from magrpo_kernels.inputs import LossOptions, TokenInputs
 LOG2E = math.log2(math.e)
 LN2 = tl.constexpr(math.log(2.0))
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-"""Where a running maximum starts: finite, so that a difference to it is never ``inf - inf``."""
+"""Start of a running maximum. It is finite, so that a difference to it is never ``inf - inf``."""
 FARTHEST = tl.constexpr(-1e30)
-"""The least difference of running maxima: ``exp2`` of it is 0, and its product with the scale does not overflow."""
+"""Lower bound of differences of running maxima: ``exp2`` of it is 0, and times the scale it does not overflow."""
 LAUNCH = Lock() if triton.knobs.runtime.interpret else nullcontext()
-"""Held during a launch. The interpreter replaces functions of ``triton.language``, so only one thread may be in it."""
+"""Held during a launch. The interpreter replaces functions of ``triton.language``, so only one thread may launch."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def add_block(x, high, total, scale, VECTORS: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Running maximum and sum of each thread with the logits of one more block."""
+    """Add the logits of one more block to the running maximum and sum of each thread."""
     x = tl.reshape(x.to(tl.float32), (VECTORS, LANES))
     base = tl.maximum(high, tl.max(x, 1))
     power = tl.exp2((x - base[:, None]) * scale)
@@ -46,14 +47,14 @@ def add_block(x, high, total, scale, VECTORS: tl.constexpr, LANES: tl.constexpr)
 def sum_exponentials(  # type: ignore[no-untyped-def]
     logits_ptr, scale, vocabulary, BLOCK: tl.constexpr, LANES: tl.constexpr
 ):
-    """The first pass: the row's maximum, and log2 of its sum of exp2((x - maximum) * scale)."""
+    """The first pass: the maximum of the row, and log2 of the sum of exp2((x - maximum) * scale)."""
     VECTORS: tl.constexpr = BLOCK // LANES
     lanes = tl.arange(0, BLOCK)
-    # One value for each thread and vector that it loads of a block.
+    # One value for each thread and each vector of a block that the thread loads.
     high = tl.full((VECTORS,), LOWEST, tl.float32)  # running maximum of the raw logits
     total = tl.zeros((VECTORS,), tl.float32)  # sum of exp2((x - high) * scale)
-    # Blocks that lie inside the row, without a mask, which would make every element a load of its own in a vocabulary
-    # that is not a multiple of 16; then the rest.
+    # Blocks that lie inside the row are loaded without a mask, because with one, every element would be a load of its
+    # own if the vocabulary is not a multiple of 16. The rest of the row follows, with a mask.
     whole = vocabulary // BLOCK * BLOCK
     for start in range(0, whole, BLOCK):
         x = tl.load(logits_ptr + start + lanes)
@@ -72,7 +73,7 @@ def sum_exponentials(  # type: ignore[no-untyped-def]
 def form_advantage(  # type: ignore[no-untyped-def]
     sequence, returns_ptr, starts_ptr, ends_ptr, STD: tl.constexpr
 ):
-    """What ``Groups.form_advantages`` computes for one sequence: in float64, summed in the same order."""
+    """``Groups.form_advantages`` for one sequence, in float64 and summed in the same order."""
     first = tl.load(starts_ptr + sequence)
     end = tl.load(ends_ptr + sequence)
     own = tl.load(returns_ptr + sequence)
@@ -110,7 +111,7 @@ def differentiate_loss(  # type: ignore[no-untyped-def]
     HAS_REF: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
-    """The loss of one token, and its derivative by the token's log-probability: ``magrpo_kernels.row``."""
+    """The loss of one token and its derivative by the token's log-probability; equations in ``magrpo_kernels.row``."""
     logp = logp2 * LN2
     old2 = logp2
     if HAS_OLD:
@@ -128,7 +129,7 @@ def differentiate_loss(  # type: ignore[no-untyped-def]
     if HAS_REF:
         k = tl.load(kl_ptr + row)
         d = tl.load(ref_ptr + row) - logp
-        # exp(d) - d - 1; near 0 by its series, where the difference would be rounding alone.
+        # exp(d) - d - 1. Near 0, where the difference would be rounding error alone, by its series.
         series = d * d / 2 * (1 + d / 3 * (1 + d / 4 * (1 + d / 5 * (1 + d / 6))))
         excess = tl.where(tl.abs(d) < 0.1, series, tl.exp2(d / LN2) - 1.0 - d)
         loss += k * excess
@@ -191,7 +192,7 @@ def row_kernel(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride
-    # Before the first pass, whose barriers put these loads before any store of the second: ``out`` may be the logits.
+    # Load before the first pass, whose barriers separate this from the stores of the second: ``out`` may be ``logits``.
     token = tl.load(ids_ptr + row)
     target = tl.load(logits_ptr + token).to(tl.float32)
     base, log2_total = sum_exponentials(logits_ptr, scale, vocabulary, BLOCK, LANES)
@@ -212,14 +213,14 @@ def row_kernel(  # type: ignore[no-untyped-def]
         slope *= inverse_temperature
         out_ptr += row * out_stride
         write_gradient(logits_ptr, out_ptr, slope, base, log2_total, scale, vocabulary, BLOCK)
-        tl.debug_barrier()  # the element below was just written by some other thread
+        tl.debug_barrier()  # another thread has just written the element below
         patched = slope * (1.0 - tl.exp2(logp2))
         tl.store(out_ptr + token, patched.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scale_kernel(values_ptr, scale_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Multiply in place; where the scale is 1, nothing is read or written."""
+    """Multiply in place; if the scale is 1, nothing is read or written."""
     scale = tl.load(scale_ptr)
     if scale != 1.0:
         offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -228,7 +229,7 @@ def scale_kernel(values_ptr, scale_ptr, count, BLOCK: tl.constexpr):  # type: ig
 
 
 def scale_triton_(values: Tensor, scale: Tensor) -> None:
-    """See :func:`magrpo_kernels.backward.scale_gradient_`. ``values`` are contiguous."""
+    """See :func:`magrpo_kernels.backward.scale_gradient_`. ``values`` must be contiguous."""
     assert values.is_contiguous()
     if not values.numel():
         return
@@ -250,15 +251,15 @@ def row_loss_triton(
     if not num_tokens:
         return losses, logps
 
-    unread = losses  # where the pointers lead that the kernel does not read
+    unread = losses  # stands in for inputs that the kernel does not read
 
     def column(values: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
         return unread if values is None else values.to(dtype).contiguous()
 
     groups = inputs.groups
-    of_groups = (unread, unread, unread, unread)
+    group_inputs = (unread, unread, unread, unread)
     if groups is not None:
-        of_groups = (
+        group_inputs = (
             column(groups.sequences, torch.int64),
             column(groups.returns, torch.float64),
             column(groups.starts, torch.int64),
@@ -277,7 +278,7 @@ def row_loss_triton(
             column(inputs.ref_logps),
             column(inputs.kl_coefficients),
             column(inputs.sampling_logps),
-            *of_groups,
+            *group_inputs,
             losses,
             logps,
             LOG2E / options.temperature,
@@ -301,6 +302,6 @@ def row_loss_triton(
 
 
 def launch_shape(vocabulary: int) -> tuple[int, int]:
-    """Elements in a block, and warps: 16 elements a thread, as far as the vocabulary fills them."""
+    """The numbers of elements in a block and of warps: 16 elements for each thread if the vocabulary is so large."""
     block: Any = min(4096, max(128, triton.next_power_of_2(vocabulary)))
     return block, max(1, block // 512)

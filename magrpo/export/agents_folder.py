@@ -33,7 +33,8 @@ ORIGIN = "origin.json"
 
 def write_run_agents(store: RunStore) -> Path:
     """Write ``agents`` into the folder of a finished run, unless it already holds the agents of this checkpoint."""
-    team, target = TrainedTeam.of(store), store.path / AGENTS
+    team = TrainedTeam.of(store)
+    target = store.path / AGENTS
     origin = target / ORIGIN
     if not (origin.is_file() and json.loads(origin.read_bytes()) == team.describe_origin()):
         write_agents(team, target)

@@ -29,7 +29,8 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
     ``version`` of the registered model, or ``repository`` on the hub: the source from which, by the card, others
     download the agents. Without either, the card describes the folder that it is in.
     """
-    config, store, sample = team.config, team.store, choose_sample(team)
+    config, store = team.config, team.store
+    sample = choose_sample(team)
     title, fetch = f"Agents of run {store.run_id}", ""
     if version is not None:
         model = config.registry.model
@@ -41,7 +42,8 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
     elif repository:
         title, fetch = repository, f"hf download {repository} --local-dir agents\ncd agents"
     prepared = Step("prepare", 0).folder
-    problems, sizes = store.find(prepared), store.stored_metrics(prepared)
+    problems = store.find(prepared)
+    sizes = store.stored_metrics(prepared)
     if problems is None:
         raise ConfigError(f"run {store.run_id} has no problems: {store.stage_folder(prepared)} is missing; resume it")
     bases = list(_describe_bases(team))

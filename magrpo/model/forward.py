@@ -69,7 +69,7 @@ def _run_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 class LogitMap(NamedTuple):
-    """How logits follow from the head's products ``z``: ``scale * soft_cap * tanh(z / soft_cap)``."""
+    """The map from the head's products ``z`` to logits: ``scale * soft_cap * tanh(z / soft_cap)``."""
 
     scale: float = 1.0
     soft_cap: float | None = None

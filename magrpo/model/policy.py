@@ -333,10 +333,10 @@ def _compare_settings(theirs: PreTrainedConfig, ours: PreTrainedConfig) -> str:
     one, other = (config.get_text_config() for config in (theirs, ours))
     if one.model_type != other.model_type:
         return f"model_type = {one.model_type!r}, but {other.model_type!r}"
-    of_any_model = inspect.signature(PreTrainedConfig).parameters
+    common_settings = inspect.signature(PreTrainedConfig).parameters
     there, here = one.to_dict(), other.to_dict()
     for key in inspect.signature(type(other)).parameters:
-        is_unused = key in of_any_model or key in _UNUSED_SETTINGS or "drop" in key
+        is_unused = key in common_settings or key in _UNUSED_SETTINGS or "drop" in key
         if not is_unused and there.get(key) != here.get(key):
             return f"{key} = {quote_value(there.get(key))}, but {quote_value(here.get(key))}"
     return ""

@@ -49,8 +49,8 @@ class Shards:
     def spread_layers(self, model: PreTrainedModel, kept: Set[nn.Parameter] = frozenset()) -> None:
         """Spread the layers of a frozen model, except ``kept``; embeddings, norm and head stay whole on each rank."""
         layers = _find_layers(model)
-        of_layers = {parameter for layer in layers for parameter in layer.parameters()}
-        self._spread(model, layers, set(model.parameters()) - (of_layers - kept))
+        layer_parameters = {parameter for layer in layers for parameter in layer.parameters()}
+        self._spread(model, layers, set(model.parameters()) - (layer_parameters - kept))
 
     def spread_model(self, model: PreTrainedModel) -> None:
         """Spread all weights of a model that is trained. Its gradients are sums over ranks, spread in the same way."""

@@ -151,8 +151,8 @@ class CodeContests(Contest):
                 message = f"{row.where}: field {field!r} needs lists 'input' and 'output' of equal length"
                 raise ConfigError(message) from None
         shown, private, generated = tests
-        task_id, statement = f"CodeContests/{row.read_text('name')}", row.read_text("description")
-        return self.make_problem(task_id, statement, None, shown, private + generated)
+        task_id = f"CodeContests/{row.read_text('name')}"
+        return self.make_problem(task_id, row.read_text("description"), None, shown, private + generated)
 
 
 def write_stdin_test(given: str, expected: str) -> str:

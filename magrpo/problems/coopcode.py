@@ -38,7 +38,7 @@ _NUM_INPUTS = 40
 _LIMITS = 10_000, 40
 """Limits of the values in a problem's tests: the size of integers, and the length of lists and texts."""
 _PROBE_LIMITS = 1_000_000, 5_000
-"""The same limits for the values that tell functions apart, which no prompt shows."""
+"""The same limits for the values by which functions are compared, which no prompt shows."""
 _PROBES: dict[Kind, list[Any]] = {
     "int": [7, 24],
     "list": [[3, -2, 7, 7, 4, 12], [-5, 9, 2, 2, 1, 8, 3]],
@@ -124,7 +124,7 @@ class CoopCode(Plugin):
 
 
 def make_problem(composition: Composition, split: Split) -> Problem | None:
-    """Make the problem in the HumanEval form; None if no five tests tell the composition from its proper parts."""
+    """Make the problem in the HumanEval form; None if no five tests distinguish it from its proper parts."""
     rng = random.Random(derive_seed("coopcode", "problem", composition.key))
     tests = _make_tests(composition, rng)
     if tests is None:

@@ -37,7 +37,8 @@ class LiveCodeBench(Contest):
             return None
         shown = _write_tests(row, "public_test_cases", row.read_text("public_test_cases"))
         hidden = _write_tests(row, "private_test_cases", _unpack_json(row, "private_test_cases"))
-        task_id, statement = f"LiveCodeBench/{row.read_text('question_id')}", row.read_text("question_content")
+        task_id = f"LiveCodeBench/{row.read_text('question_id')}"
+        statement = row.read_text("question_content")
         function = None
         if row.read_text("starter_code").strip():
             metadata = parse_json(row, "metadata", row.read_text("metadata"))

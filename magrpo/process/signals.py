@@ -43,7 +43,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Raise EndedBySignal in the block on SIGTERM and SIGHUP, once; no-op outside the main thread.
+    """Raise EndedBySignal in the block on SIGTERM and SIGHUP, once. Does nothing outside the main thread.
 
     Signals that are ignored stay ignored, as SIGHUP under ``nohup``. An interrupt is sent again if it was lost, because
     it was raised in a callback of the garbage collector, from which exceptions cannot propagate.

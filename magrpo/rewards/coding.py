@@ -103,7 +103,10 @@ class CodingReward(ProgramReward):
         """Price the parts ``structure``, ``syntax``, ``tests`` and ``cooperation``. ``texts`` is keyed by role."""
         assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
-        structure_by_role = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
+        structure_by_role = {
+            "helper": 0.4 if program.has_helper else 0.0,
+            "main": 0.6 if program.has_entry else 0.0,
+        }
         parts = dict.fromkeys(MAXIMA, 0.0) | {"structure": sum(structure_by_role.values())}
         if program.runs and program_compiles(reports):
             parts["syntax"] = 0.5

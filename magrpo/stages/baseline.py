@@ -140,7 +140,8 @@ def write_row(context: StageContext) -> Metrics:
         reports = {p["dir"].partition("baseline.")[2]: read_evaluation(context.store.folder(p)) for p in earlier}
         num_votes = count_votes(reports, voter="single")
     backend = context.open_backend(context.resources.serve_row(row, untrained))
-    splits, eval_config = context.load_problems(problems), config.seeded_eval()
+    splits = context.load_problems(problems)
+    eval_config = config.seeded_eval()
     report = baseline(row, backend, splits, eval_config, config.rollout, num_votes)
     evaluated = spread_problems(splits["test"], eval_config.max_problems)
     to_time = spread_problems(evaluated, config.baselines.timed_problems)

@@ -211,7 +211,8 @@ def write_evaluation(context: StageContext) -> Metrics:
     config, folder = context.config, context.folder
     problems, checkpoint = context.inputs
     backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
-    splits, eval_config = context.load_problems(problems), config.seeded_eval()
+    splits = context.load_problems(problems)
+    eval_config = config.seeded_eval()
     context.console.expect_items(_count_completions(context, splits, eval_config))
     report, trajectories = evaluate(context.team, backend, splits, eval_config, config.rollout, context.step.iteration)
     write_records(folder / TRAJECTORIES, trajectories)

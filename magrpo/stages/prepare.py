@@ -128,7 +128,8 @@ def draw_problems(train: Sequence[Problem], iteration: int, count: int, seed: in
 
 def write_problems(context: StageContext) -> Metrics:
     """Write the problems of every split."""
-    config, lineup = context.config, context.resources.lineup
+    config = context.config
+    lineup = context.resources.lineup
     if unused := lineup.find_unused_templates():
         context.console.say(f"warning: {unused}")
     room = Room.of(config, lineup)

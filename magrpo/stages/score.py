@@ -127,8 +127,8 @@ def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Mapping[str, E
     """Warn of problems whose test cannot be run, naming the first."""
     faults = {
         problem.task_id: case.message
-        for (problem, _), of_item in zip(items, reports, strict=True)
-        for report in of_item.values()
+        for (problem, _), item_reports in zip(items, reports, strict=True)
+        for report in item_reports.values()
         for case in report.cases
         if case.status == "test_error"
     }

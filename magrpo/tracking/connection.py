@@ -1,4 +1,4 @@
-"""MLflow tracking stores: their URI, their pages, connecting to them, and translating their errors."""
+"""Connecting to MLflow tracking stores: their URIs and pages, and the translation of their errors."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ _DATABASE_ERROR = re.compile(r"^\(\S*Error\) .*", re.MULTILINE)
 _SERVERS = ("http", "https")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql", "databricks")  # databricks: also alone, without ://
 TRAINING_MODE = "workflowType=machine_learning"
-"""The query of MLflow's pages that chooses their mode for training."""
+"""The query that switches MLflow's pages to the mode for training."""
 
 
 class Unavailable(Exception):
@@ -27,12 +27,12 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """MLflow rejects a record for its content; sending it again is pointless."""
+    """MLflow rejects a record because of its content; sending it again is pointless."""
 
 
 def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:
-    """The command that serves an MLflow run's page (empty for a server), and the page's address."""
-    # Without the mode a browser that has never seen the page shows MLflow's pages for GenAI.
+    """The command that serves the page of an MLflow run (empty for a server), and the address of the page."""
+    # Without the mode, a browser that opens the page for the first time shows the pages for GenAI.
     page = f"/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_MODE}" if mlflow_run_id else ""
     if uri.startswith(("http://", "https://")):
         return "", hide_password(uri).rstrip("/") + page
@@ -43,9 +43,9 @@ def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, 
 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
-    """The configuration's URI, else MLFLOW_TRACKING_URI, else a SQLite file in the run root.
+    """The URI of the configuration, else MLFLOW_TRACKING_URI, else a SQLite file in the root of runs.
 
-    Raises ConfigError, naming where the URI is from, if MLflow cannot use it.
+    Raises ConfigError, naming the source of the URI, if MLflow cannot use it.
     """
     if config.uri:
         return check_uri(config.uri, "tracking.uri")
@@ -57,7 +57,7 @@ def tracking_uri(config: TrackingConfig, root: Path) -> str:
 
 
 def check_tracking(config: TrackingConfig, root: Path) -> str:
-    """The tracking URI of a run; ConfigError if MLflow cannot use it, or has no such experiment there."""
+    """The tracking URI of a run. Raises ConfigError if MLflow cannot use the URI or the name of the experiment."""
     uri = tracking_uri(config, root)
     if uri.partition("://")[0] == "databricks" and not config.experiment.startswith("/"):
         raise ConfigError(
@@ -68,7 +68,7 @@ def check_tracking(config: TrackingConfig, root: Path) -> str:
 
 
 def check_uri(uri: str, source: str) -> str:
-    """Return a URI that MLflow can use; else ConfigError, which begins with ``source``."""
+    """Return ``uri`` if MLflow can use it; else raise ConfigError, whose message begins with ``source``."""
     scheme, colon, rest = uri.partition("://")
     known = (*_SERVERS, *_DATABASES, *(entry.name for entry in entry_points(group="mlflow.tracking_store")))
     problem = ""
@@ -91,7 +91,7 @@ def check_uri(uri: str, source: str) -> str:
 
 
 def check_reachable(uri: str) -> None:
-    """Send the tracking store a small request; Unavailable if it does not answer, or answers with an error."""
+    """Send a small request to the tracking store. Raises Unavailable if the answer is an error, or missing."""
     quieten_mlflow()
     from mlflow import MlflowClient  # takes seconds
 
@@ -102,8 +102,8 @@ def check_reachable(uri: str) -> None:
 def make_database(uri: str) -> None:
     """Create the SQLite file of a URI if it is missing; other URIs need nothing.
 
-    MLflow cannot use a file whose creation was killed, so it is created under another name and renamed. A lock on the
-    folder admits one process at a time.
+    MLflow cannot use a file whose creation was interrupted, so the file is created under another name and renamed. A
+    lock on the folder lets only one process do this at a time.
     """
     path = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///") or path.exists():
@@ -114,18 +114,18 @@ def make_database(uri: str) -> None:
     with lock_folder(path.parent):
         if path.exists():
             return
-        for stale in path.parent.glob(f".{path.name}.draft*"):  # its journal, too
+        for stale in path.parent.glob(f".{path.name}.draft*"):  # of a killed process, with its journal
             stale.unlink()
-        draft = path.with_name(f".{path.name}.draft-{uuid4().hex}")  # MLflow keeps a URI that it knows open
+        draft = path.with_name(f".{path.name}.draft-{uuid4().hex}")  # a new name each time: MLflow keeps URIs open
         MlflowClient(f"sqlite:///{draft}").search_experiments(max_results=1)
         draft.rename(path)
 
 
 def hide_password(uri: str) -> str:
-    """The URI with its user and password replaced, for messages."""
+    """Replace user and password in a URI, for messages."""
     try:
         parts = urlsplit(uri)
-    except ValueError:  # the message about it quotes no part of it
+    except ValueError:  # unreadable: any part of it may be the password
         return "***"
     if "@" not in parts.netloc:
         return uri
@@ -133,28 +133,28 @@ def hide_password(uri: str) -> str:
 
 
 def quieten_mlflow() -> None:
-    """Set the variables MLflow reads on import: no telemetry, no start-up messages, short timeouts and one retry."""
+    """Set the variables that MLflow reads on import: no telemetry, no start-up messages, short timeouts, one retry."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # the outbox reports unreachable servers
+    logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # the outbox already warns
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the tracebacks of its own errors
 
 
 @contextmanager
 def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
-    """Translate the errors of MLflow into Unavailable, or, if it ``may_refuse`` a record for its content, Refused."""
+    """Translate errors of MLflow into Unavailable, or, with ``may_refuse``, into Refused if the content is at fault."""
     from mlflow.exceptions import MlflowException  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        found = _DATABASE_ERROR.search(str(error))  # the first line may be about something else
+        found = _DATABASE_ERROR.search(str(error))  # the first line may be about another error
         line = found[0] if found else str(error).partition("\n")[0]
         reason = line.replace(uri.rstrip("/"), hide_password(uri))[:300]
         code = error.error_code if isinstance(error, MlflowException) else ""

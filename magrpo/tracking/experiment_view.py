@@ -1,7 +1,7 @@
-"""How MLflow shows the experiment: its kind, a description, and a shared view of its runs with the return first.
+"""The view of an experiment in MLflow: its kind, a description, and a shared view of its runs with the return first.
 
-MLflow keeps the columns and charts of its page in the browser. A shared view is a tag of the experiment from which a
-link, ``?viewStateShareKey=``, takes them.
+MLflow keeps the columns and charts of a page in the browser. A shared view is a tag of the experiment that holds them;
+a link with ``?viewStateShareKey=`` opens it.
 """
 
 import json
@@ -19,7 +19,7 @@ COLUMNS = (
     "params.`train.num_iterations`",
     "params.`train.seed`",
 )
-"""Columns of the list of runs, behind the name and the time of a run."""
+"""Columns of the list of runs, after the name and the time of a run."""
 CHARTS = {
     "Held-out problems": ("eval/return", "eval/pass_at_1", "eval/ood/sampled/return", "eval/test/greedy/return"),
     "Training reward": ("reward/joint", "reward/tests", "reward/cooperation", "reward/length_ratio", "reward/style"),
@@ -33,16 +33,16 @@ CHARTS = {
     ),
     "Update": ("update/lr", "update/loss", "time/update_s", "time/rollout_s"),
 }
-"""Metrics of the charts, by section; MLflow hides those that no run has."""
+"""Metrics of the charts, by section; MLflow hides a chart that no run has data for."""
 
 
 def view_link(experiment_id: str) -> str:
-    """The link, on MLflow's pages, to the runs of an experiment in the shared view."""
+    """The link to the runs of an experiment in the shared view, for use on a page of MLflow."""
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{TRAINING_MODE}"
 
 
 def experiment_tags(experiment_id: str) -> dict[str, str]:
-    """The tags that an experiment of trainings has."""
+    """The tags of an experiment with training runs."""
     link = view_link(experiment_id)
     note = (
         f"Trainings by [MAGRPO](https://arxiv.org/abs/2508.04652): [runs with return, pass@1, gain and verdict first]"
@@ -58,7 +58,7 @@ def experiment_tags(experiment_id: str) -> dict[str, str]:
 
 
 def missing_tags(experiment_id: str, found: Mapping[str, str]) -> dict[str, str]:
-    """The tags of :func:`experiment_tags` to set on an experiment; a user's own kind and description stay."""
+    """The tags of :func:`experiment_tags` that an experiment lacks; a kind or description set by the user stays."""
     own = ("mlflow.experimentKind", "mlflow.note.content")
     return {
         key: value
@@ -68,7 +68,7 @@ def missing_tags(experiment_id: str, found: Mapping[str, str]) -> dict[str, str]
 
 
 def _view_state() -> dict[str, object]:
-    """The state of MLflow's page of runs, as far as it is not MLflow's default."""
+    """The state of MLflow's page of runs, where it differs from the default."""
     sections = [
         {"uuid": title, "name": title, "display": True, "isReordered": True, "deleted": False, "isGenerated": False}
         for title in CHARTS

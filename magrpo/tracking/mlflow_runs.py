@@ -1,6 +1,6 @@
-"""Training runs in MLflow: delivery of their records, and reading them back.
+"""Training runs in MLflow: delivering their records, and reading them back.
 
-Importing MLflow and creating its SQLite file take seconds; both happen in the delivering thread
+Importing MLflow and creating its SQLite file take seconds, so both happen in the thread that delivers records
 (:mod:`magrpo.tracking.outbox`) while the run starts.
 """
 
@@ -45,10 +45,11 @@ RUN_TAG = "magrpo.run_id"
 SWEEP_TAG = "magrpo.sweep"
 """The tag of the MLflow run that stands for a sweep."""
 PARENT_TAG = "magrpo.parent"
-"""The tag with the name of the run's sweep; MLflow shows the run below that of the sweep."""
+"""The tag with the name of the run's sweep, below whose own run MLflow shows the run."""
 SYSTEM_PREFIX = "system/"
-"""How the keys begin under which MLflow records the use of the machine."""
-_PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
+"""Prefix of the metrics under which MLflow records the use of the machine."""
+# Limits of MLflow: lengths in characters, and records in one request.
+_PARAM_LENGTH = 6000
 _BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 _DIGEST_LENGTH = 36
 _FOLDER_LENGTH = 100
@@ -59,19 +60,19 @@ class MlflowSink:
     """One MLflow run, found by its tag or created."""
 
     uri: str
-    """Tracking URI; not a file store, which MLflow no longer supports."""
+    """Tracking URI. Not a file store, which MLflow no longer supports."""
     experiment: str
     run_id: str
-    """Value of the tag, and name of a run created here."""
+    """Value of the tag, and the name of the MLflow run if it is created here."""
     artifacts: Path | None
-    """Folder for the artifacts of an experiment created here; None: the server chooses."""
+    """Folder for the artifacts of an experiment that is created here; None: the server chooses."""
     tag: str
     began_s: float | None = None
-    """When a run created here began, in seconds since 1970; None: when it is created."""
+    """Beginning of a run that is created here, in seconds since 1970; None: the time of creation."""
     folder_id: str = ""
-    """The :data:`FOLDER_TAG` of the run; empty: the run of that name counts, whatever its folder."""
+    """The :data:`FOLDER_TAG` of the run; empty: the run is found by its name alone."""
     watches_system: bool = False
-    """Whether MLflow samples the use of processors, memory, disk, network and GPUs while the run is under way."""
+    """Whether MLflow samples the use of CPUs, memory, disk, network and GPUs during the run."""
     mlflow_run_id: str = ""
     experiment_id: str = ""
     _monitor: SystemMetricsMonitor | None = None
@@ -94,13 +95,13 @@ class MlflowSink:
             try:
                 getattr(self, f"_deliver_{records[0]['kind']}")(records)
             except MlflowException:
-                # MLflow refuses every record of a deleted experiment: none of them may be left out.
+                # MLflow refuses every record of a deleted experiment. They must wait, not be skipped as refused.
                 if self._client.get_experiment(self.experiment_id).lifecycle_stage == "deleted":
                     raise Unavailable(self._describe_deleted(self.experiment_id)) from None
                 raise
 
     def _find_experiment(self) -> str:
-        """The id of the experiment, created if there is none; another run may create it at the same moment."""
+        """The id of the experiment, which is created if there is none. Another run may create it at the same moment."""
         from mlflow.exceptions import MlflowException  # takes seconds
 
         found = self._client.get_experiment_by_name(self.experiment)
@@ -121,14 +122,14 @@ class MlflowSink:
         return experiment_id
 
     def _locate_artifacts(self) -> str | None:
-        """Where an experiment created here keeps its artifacts; None: the server chooses."""
+        """The address for artifacts of an experiment that is created here; None: the server chooses."""
         if self.artifacts is None:
             return None
         folder = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.experiment).strip(".-")[:_FOLDER_LENGTH]
         return (self.artifacts.absolute() / (folder or "experiment")).as_uri()
 
     def _describe_deleted(self, experiment_id: str) -> str:
-        """What to do about a deleted experiment, which keeps its name until MLflow purges it."""
+        """Explain how to restore a deleted experiment, which keeps its name until MLflow purges it."""
         uri = shlex.quote(hide_password(self.uri))
         return (
             f"the experiment {self.experiment!r} of MLflow at {hide_password(self.uri)} is deleted; to restore it: "
@@ -136,8 +137,10 @@ class MlflowSink:
         )
 
     def _find_run(self, tag: str, value: str, folder_id: str = "") -> str:
-        """The id of the run with this tag, and this :data:`FOLDER_TAG` if one is given; created if there is none."""
-        tags = {tag: value} | ({FOLDER_TAG: folder_id} if folder_id else {})
+        """The id of the run with this tag, and with this :data:`FOLDER_TAG` if given; created if there is none."""
+        tags = {tag: value}
+        if folder_id:
+            tags[FOLDER_TAG] = folder_id
         query = " and ".join(f"tags.`{key}` = '{wanted}'" for key, wanted in tags.items())
         found = self._client.search_runs([self.experiment_id], query, max_results=1)
         if found:
@@ -157,7 +160,7 @@ class MlflowSink:
     def _deliver_params(self, records: Sequence[Record]) -> None:
         from mlflow.entities import Param  # takes seconds
 
-        # Of several values of a parameter the first stays.
+        # MLflow cannot change a parameter. In reverse order, the first of several values is the one that stays.
         values = {key: value[:_PARAM_LENGTH] for record in records[::-1] for key, value in record["values"].items()}
         known = self._client.get_run(self.mlflow_run_id).data.params
         changed = sorted(key for key, value in values.items() if known.get(key, value) != value)
@@ -217,9 +220,9 @@ class MlflowSink:
 
 
 def start_monitor(uri: str, mlflow_run_id: str) -> SystemMetricsMonitor:
-    """Let MLflow sample the use of the machine, numbered after earlier samples of the run.
+    """Let MLflow sample the use of the machine, with numbers that continue those of earlier samples of the run.
 
-    MLflow's thread ends with the status RUNNING of the run, and at the first request that fails.
+    The thread of MLflow ends when the run is no longer RUNNING, or when a request fails.
     """
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor  # mlflow takes seconds
 
@@ -242,8 +245,8 @@ class MlflowTracker(OutboxTracker):
         began_s: float | None = None,
     ) -> None:
         self.uri = check_tracking(config, root)
-        local = self.uri.startswith("sqlite:")  # MLflow would store artifacts in the working directory
-        artifacts = root / "mlartifacts" if local else None
+        is_local = self.uri.startswith("sqlite:")
+        artifacts = root / "mlartifacts" if is_local else None  # by default they go to the working directory
         outbox = Outbox(folder)
         folder_id = _identify(outbox)
         self._mlflow = MlflowSink(self.uri, config.experiment, run_id, artifacts, tag, began_s, folder_id)
@@ -262,7 +265,7 @@ class MlflowTracker(OutboxTracker):
         return mlflow_page(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
 
     def runs_page(self) -> str:
-        """The address of MLflow's page that compares the runs of the experiment; empty until MLflow was reached."""
+        """The address of the page that compares the runs of the experiment; empty until MLflow was reached."""
         if not self._mlflow.experiment_id:
             return ""
         _, server = mlflow_page(self.uri, "", "")
@@ -275,9 +278,12 @@ class MlflowTracker(OutboxTracker):
 
 
 def _identify(outbox: Outbox) -> str:
-    """The id of a run directory, which its first record holds. Empty if it was lost: MLflow has a run of it already."""
-    known, is_new = find_folder_id(outbox.folder), outbox.size == 0
-    if known:
+    """The id of a run directory, from its first record; made if there are no records yet.
+
+    Empty if there are records but the id was lost: MLflow then already has a run, which is found by its name.
+    """
+    is_new = outbox.size == 0
+    if known := find_folder_id(outbox.folder):
         return known
     made = uuid4().hex
     with suppress(OSError):  # the disk is full
@@ -288,7 +294,7 @@ def _identify(outbox: Outbox) -> str:
 # -------------------------------------------------------------------------------------------------------- reading back
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A training run as recorded in a tracking store. Times are milliseconds since 1970."""
+    """A training run as recorded in a tracking store. Times are in milliseconds since 1970."""
 
     run_id: str
     status: str
@@ -296,19 +302,19 @@ class RecordedRun:
     ended_ms: int | None
     params: dict[str, str]
     returns: tuple[float, ...]
-    """Held-out returns of its evaluations in their order, sampled; fractions of the maximum."""
+    """Held-out returns of the evaluations in order, sampled, as fractions of the maximum."""
     iterations: int
     mlflow_page: tuple[str, str]
-    """As :meth:`MlflowTracker.mlflow_page`."""
+    """Command and address of the page: see :meth:`MlflowTracker.mlflow_page`."""
 
 
 def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str] = ()) -> list[RecordedRun]:
-    """The training runs in a tracking store, of every experiment: one request, and two more for each run.
+    """Read the training runs of all experiments in a tracking store, by one request and two more for each run.
 
-    ``only``: id of the only run to read; ``leave_out``: ids of runs to skip. Raises Unavailable.
+    ``only``: id of a single run to read. ``leave_out``: ids of runs to skip. Raises Unavailable.
     """
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        return []  # MLflow would create the file
+        return []  # before MLflow creates the file
     quieten_mlflow()
     from mlflow import MlflowClient  # takes seconds
 
@@ -337,9 +343,9 @@ def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str
 
 
 def delete_empty_run(uri: str, folder_id: str) -> None:
-    """Delete the record of the run of this :data:`FOLDER_TAG`, if it has measured nothing. Raises Unavailable."""
+    """Delete the MLflow run with this :data:`FOLDER_TAG` if it has measured nothing. Raises Unavailable."""
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        return  # MLflow would create the file
+        return  # before MLflow creates the file
     quieten_mlflow()
     from mlflow import MlflowClient  # takes seconds
 
@@ -352,7 +358,7 @@ def delete_empty_run(uri: str, folder_id: str) -> None:
 
 
 def _read_pages(search: Callable[..., Any]) -> Iterator[Any]:
-    """Every result of a paged search of MLflow."""
+    """The results of all pages of a search."""
     token = None
     while token is None or token:
         page = search(page_token=token)
@@ -361,5 +367,5 @@ def _read_pages(search: Callable[..., Any]) -> Iterator[Any]:
 
 
 def newest_by_step(history: Iterable[Metric]) -> dict[int, float]:
-    """The value recorded last for each step; steps that were repeated have several."""
+    """The value recorded last for each step. A step that was repeated has several."""
     return {metric.step: metric.value for metric in sorted(history, key=lambda metric: metric.timestamp)}

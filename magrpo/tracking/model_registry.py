@@ -1,8 +1,7 @@
 """MLflow's model registry: a team of agents as one registered model, each trained team a version of it.
 
-Agents learn to work with one another, so the weights of all of them are one version, which moves as a whole. The alias
-``champion`` names the best version so far. MLflow keeps ``latest`` for itself: ``models:/NAME/latest`` is always the
-newest version.
+Agents learn to work with one another, so the weights of all agents form a single version. The alias ``champion`` names
+the best version so far. ``latest`` is reserved by MLflow: ``models:/NAME/latest`` is always the newest version.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 """The alias of the best version."""
-_LENGTH = 5000  # of descriptions and tags: MLflow's columns; SQLite takes more, PostgreSQL does not
+_LENGTH = 5000
+"""Longest description or tag, in characters, that fits MLflow's columns. SQLite would accept more."""
 _REST = "\nThe rest is in `README.md` among the files of this version.\n"
 
 
@@ -34,7 +34,7 @@ class TeamVersion:
 
     number: int
     source: str
-    """URI of the folder."""
+    """URI of the folder of the version."""
     mlflow_run_id: str
     tags: dict[str, str]
 
@@ -57,7 +57,7 @@ class ModelRegistry:
             return None if number is None else _version(client.get_model_version(self.model, number))
 
     def register_team(self, mlflow_run_id: str, weights: Path, label: str) -> TeamVersion:
-        """Upload ``weights`` to ``team/<label>`` of the run's artifacts; the version made of it, or found there."""
+        """Upload ``weights`` as artifact ``team/<label>`` of the run; returns its version, new or existing."""
         folder = f"team/{label}"
         with self._connect() as client:
             source = f"{client.get_run(mlflow_run_id).info.artifact_uri}/{folder}"
@@ -71,7 +71,7 @@ class ModelRegistry:
     def describe_version(self, version: TeamVersion, folder: Path, text: str, tags: Mapping[str, str]) -> None:
         """Upload the files of ``folder`` beside the weights, and set the version's description (Markdown) and tags.
 
-        A long description ends early and refers to ``README.md``, which the folder should hold.
+        A description that is too long is cut and refers to ``README.md``, which the folder should hold.
         """
         with self._connect() as client:
             run = client.get_run(version.mlflow_run_id)
@@ -87,7 +87,7 @@ class ModelRegistry:
                 client.set_model_version_tag(self.model, str(version.number), key, value[:_LENGTH])
 
     def set_champion(self, number: int | None) -> None:
-        """Move the alias ``champion`` to the version of this number; None deletes it."""
+        """Move the alias ``champion`` to the version ``number``, or delete it if that is None."""
         with self._connect() as client:
             if number is None:
                 client.delete_registered_model_alias(self.model, CHAMPION)
@@ -95,18 +95,18 @@ class ModelRegistry:
                 client.set_registered_model_alias(self.model, CHAMPION, str(number))
 
     def read_file(self, version: TeamVersion, file: str) -> str:
-        """The text of one file of the version's folder."""
+        """Read a text file in the folder of the version."""
         with TemporaryDirectory() as folder:
             return self._fetch(f"{version.source}/{file}", Path(folder)).read_text(encoding="utf-8")
 
     def download_version(self, version: TeamVersion, target: Path) -> None:
         """Download the version's folder as ``target`` in one rename; an existing ``target`` is kept.
 
-        Of several processes that want it one downloads it, and the others wait.
+        If several processes want the folder, one of them downloads it and the others wait.
         """
         draft = target.with_name(f".{target.name}")
         with lock_folder(target.parent):
-            shutil.rmtree(draft, ignore_errors=True)  # what a killed process left
+            shutil.rmtree(draft, ignore_errors=True)  # left by a killed process
             try:
                 if not target.exists():
                     self._fetch(version.source, draft).rename(target)
@@ -134,8 +134,11 @@ def _version(found: ModelVersion) -> TeamVersion:
 
 
 def _shortened(text: str) -> str:
-    """The text without the sections at its end that exceed MLflow's limit."""
+    """Cut the sections at the end of a text that exceed MLflow's limit."""
     if len(text) <= _LENGTH:
         return text
-    end = text.rfind("\n## ", 0, _LENGTH - len(_REST))
-    return text[: end if end > 0 else _LENGTH - len(_REST)] + _REST
+    room = _LENGTH - len(_REST)
+    end = text.rfind("\n## ", 0, room)
+    if end <= 0:
+        end = room
+    return text[:end] + _REST

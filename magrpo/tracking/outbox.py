@@ -27,26 +27,29 @@ from magrpo.tracking.connection import Refused, Unavailable
 log = logging.getLogger(__name__)
 
 FINAL = ("FINISHED", "FAILED", "KILLED")
-"""How a run can end."""
+"""The final statuses of a run."""
 RECORDS = "tracking.jsonl"
-"""The file of a run directory that holds its records, one a line."""
+"""The file of a run directory that holds its records, one on each line."""
 SENT = "tracking.sent"
-"""The file of a run directory that says how many bytes of :data:`RECORDS` were sent, and to which MLflow run."""
+"""The file of a run directory with the number of bytes of :data:`RECORDS` sent, and the MLflow run that got them."""
 FOLDER_TAG = "magrpo.folder"
-"""The tag with the id of a run directory, by which runs of one name in several roots are told apart."""
+"""The tag with the id of a run directory, which distinguishes runs of the same name in several roots."""
 Record = dict[str, Any]
 
 _KEY = re.compile(r"[A-Za-z0-9_\-.:/ ]{1,250}")
-_ALWAYS = ("tags", "status")  # tags may return to an old value, and every start and end counts
-_BATCH = 1000  # records sent at once
+_ALWAYS = ("tags", "status")
+"""Kinds of records that are kept even if repeated: tags may return to an old value, and every start and end counts."""
+_BATCH = 1000
+"""Largest number of records to send at once."""
 _RETRY_S = 15.0
+"""Seconds between attempts to reach MLflow."""
 
 
 class Sink(Protocol):
     """The destination of records. All methods raise :class:`Unavailable`."""
 
     def connect(self) -> str:
-        """Find or create the run, and return its id there. May be called again."""
+        """Find or create the run at the destination; returns its id there. May be called again."""
 
     def deliver(self, records: Sequence[Record]) -> None:
         """Store records of one kind, or raise :class:`Refused`; storing them twice changes nothing."""
@@ -54,13 +57,13 @@ class Sink(Protocol):
 
 # ---------------------------------------------------------------------------------------------------------- the files
 def encode_record(record: Record) -> bytes:
-    """A record as a line with its checksum."""
+    """Encode a record as a line with a checksum."""
     text = json.dumps(record)
     return f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
 
 
 def decode_record(line: bytes) -> Record | None:
-    """The record in a line; None if the line is damaged."""
+    """Decode the record in a line; None if the line is damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -70,7 +73,7 @@ def decode_record(line: bytes) -> Record | None:
 
 
 def read_records(folder: Path) -> Iterator[Record]:
-    """The records in a run directory, oldest first, without damaged lines and one that is being written."""
+    """Read the records in a run directory, oldest first, skipping damaged lines and a line that is being written."""
     path = folder / RECORDS
     if path.is_file():
         with path.open("rb") as file:
@@ -80,7 +83,7 @@ def read_records(folder: Path) -> Iterator[Record]:
 
 
 def find_folder_id(folder: Path) -> str:
-    """The :data:`FOLDER_TAG` of a run directory; empty if its records have none."""
+    """The :data:`FOLDER_TAG` of a run directory; empty if no record has it."""
     tags = (record["values"].get(FOLDER_TAG) for record in read_records(folder) if record["kind"] == "tags")
     return next(filter(None, tags), "")
 
@@ -94,7 +97,7 @@ class Outbox:
         self._file = self._path.open("ab", buffering=0)
         with self._path.open("rb") as file:
             self.size = sum(len(line) for line in file if line.endswith(b"\n"))
-        self._file.truncate(self.size)  # without a line torn by a kill
+        self._file.truncate(self.size)  # cut off a line that a killed process left unfinished
         sent = self._sent_path.read_bytes().decode(errors="replace") if self._sent_path.is_file() else ""
         found = re.fullmatch(r"([0-9]{1,15}) (.+)", sent)
         self.position, self._destination = (int(found[1]), found[2]) if found else (0, "")
@@ -102,7 +105,7 @@ class Outbox:
             self.position = 0
 
     def append(self, record: Record) -> None:
-        """Append a record. Raises OSError, and leaves it out, if it cannot be written whole."""
+        """Append a record. If it cannot be written completely, raises OSError and leaves no part of it."""
         line = encode_record(record)
         if self._file.write(line) < len(line):
             self._file.truncate(self.size)
@@ -110,12 +113,12 @@ class Outbox:
         self.size += len(line)
 
     def choose_destination(self, destination: str) -> None:
-        """Send to the MLflow run with this id: from the first record on, unless the saved position is about it."""
+        """Send to the MLflow run with this id, from the first record on if the saved position is for another run."""
         if destination != self._destination:
             self._destination, self.position = destination, 0
 
     def read_next(self) -> tuple[list[Record], int]:
-        """The next records to send, all of one kind and at most ``_BATCH``, and the position after them."""
+        """The next records to send, all of the same kind and at most ``_BATCH``, and the position after them."""
         records, position = list[Record](), self.position
         with self._path.open("rb") as file:
             file.seek(position)
@@ -131,11 +134,13 @@ class Outbox:
         return records, position
 
     def _locate(self, record: Record) -> Record:
-        """The record, with the path of an artifact where the run directory is now."""
-        return record | {"path": str(self.folder / record["path"])} if record["kind"] == "artifact" else record
+        """Make the path of an artifact absolute, since the run directory may have moved."""
+        if record["kind"] != "artifact":
+            return record
+        return record | {"path": str(self.folder / record["path"])}
 
     def save_position(self, position: int) -> None:
-        """Note that the records before ``position`` were sent."""
+        """Save that the records before ``position`` were sent."""
         self.position = position
         atomic_write(self._sent_path, f"{position} {self._destination}".encode())
 
@@ -153,9 +158,8 @@ class Outbox:
 class OutboxTracker:
     """A Tracker that writes to an outbox at once and to a sink in the background; thread-safe.
 
-    A resumed run may repeat its records: values that the outbox has already are left out. A metric with another value
-    for its step is recorded: the step was repeated, and the newest value counts. ``blocked_s`` is the time spent in
-    calls, in seconds.
+    A resumed run may repeat its records, so values that the outbox already has are left out. A metric with a new value
+    for an old step is recorded: the step was repeated, and the newest value counts.
     """
 
     def __init__(self, outbox: Outbox, sink: Sink) -> None:
@@ -163,10 +167,11 @@ class OutboxTracker:
         self._changed = threading.Condition()
         self._closing = self._failed_to_write = False
         self.is_connected = False
-        """Whether the sink answered last."""
+        """Whether the last call of the sink succeeded."""
         self._known = {name: value for record in read_records(outbox.folder) for name, value in _list_facts(record)}
         """The newest facts in the outbox: see :func:`_list_facts`."""
         self.blocked_s = 0.0
+        """Seconds that callers have spent in :meth:`append_record`."""
         self._pusher = threading.Thread(target=self._push_records, name="magrpo-tracking", daemon=True)
         self._pusher.start()
 
@@ -189,28 +194,30 @@ class OutboxTracker:
             raise FileNotFoundError(f"artifact {path} does not exist")
         stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
         path = path.absolute()
-        if path.is_relative_to(self._outbox.folder):  # which may move
+        if path.is_relative_to(self._outbox.folder):  # relative, because the run directory may move
             path = path.relative_to(self._outbox.folder)
         self.append_record({"kind": "artifact", "path": str(path), "folder": folder, "stamp": stamp})
 
     def record_start(self, began_s: float | None = None) -> None:
-        """Record that the run is under way, again if it had ended, since ``began_s`` (seconds since 1970) or now."""
+        """Record that the run started, or started again, at ``began_s`` in seconds since 1970 (None: now)."""
         time_s = time.time() if began_s is None else began_s
         self.append_record({"kind": "status", "value": "RUNNING", "time_ms": int(time_s * 1000)})
 
     def record_end(self, status: str, loading: Mapping[str, float] | None = None) -> None:
-        """Record how the run ended, and the seconds that it spent loading, by what was loaded."""
+        """Record the final status of the run, and the seconds that it spent loading, by name of the part loaded."""
         assert status in FINAL, status
-        record = {"kind": "status", "value": status, "time_ms": int(time.time() * 1000)}
-        self.append_record(record | ({"loading": dict(loading)} if loading else {}))
+        record: Record = {"kind": "status", "value": status, "time_ms": int(time.time() * 1000)}
+        if loading:
+            record["loading"] = dict(loading)
+        self.append_record(record)
 
     def close(self, status: str) -> None:
-        """Record how the run ended, and :meth:`flush`."""
+        """Record the final status of the run, and :meth:`flush`."""
         self.record_end(status)
         self.flush()
 
     def flush(self) -> None:
-        """Send the remaining records, or warn that some are left; takes at most the sink's timeouts. The last call."""
+        """Send the remaining records, or warn that some are left. Must be the last call; may wait for timeouts."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -224,9 +231,9 @@ class OutboxTracker:
         return self._outbox.count_unsent()
 
     def append_record(self, record: Record) -> None:
-        """Append a record, without facts that the outbox has already.
+        """Append a record, without facts that the outbox already has.
 
-        A record that cannot be written is left out with a warning: the next resume of the run repeats it.
+        A record that cannot be written is left out with a warning; the next resume of the run repeats it.
         """
         start = time.perf_counter()
         with self._changed:
@@ -250,7 +257,7 @@ class OutboxTracker:
             self._changed.notify()
 
     def _push_records(self) -> None:
-        """Send records until :meth:`flush`, and once more then; the work of the thread."""
+        """Send records until :meth:`flush` is called, and then once more. Runs in the thread."""
         failed = closing = False
         while not closing:
             with self._changed:
@@ -282,7 +289,7 @@ class OutboxTracker:
             self._outbox.save_position(position)
 
     def _deliver(self, records: Sequence[Record]) -> None:
-        """Deliver records of one kind; if some are refused, each alone."""
+        """Deliver records of one kind; if they are refused, deliver each by itself, to skip only the faulty ones."""
         try:
             self._sink.deliver(records)
         except Refused as error:
@@ -300,7 +307,7 @@ def check_keys(metrics: Mapping[str, float]) -> None:
 
 
 def _list_facts(record: Record) -> Iterator[tuple[tuple[str, int], str]]:
-    """What a record says, as pairs of name and value: its metrics by key and step, any other record as a whole."""
+    """The facts in a record, as pairs of name and value: metrics by key and step, any other record as a whole."""
     if record["kind"] == "metrics":
         yield from (((key, record["step"]), repr(value)) for key, value in record["values"].items())
     else:

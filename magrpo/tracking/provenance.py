@@ -14,7 +14,8 @@ from pathlib import Path
 def collect_provenance() -> dict[str, str]:
     """Tags with the versions of Python and the libraries, the machine, the user, and the git commit.
 
-    Unknown tags are left out: a user id may have no name, and git may be missing or refuse another user's folder.
+    Tags that cannot be found out are left out: a user id may have no name, and git may be missing, or refuse the folder
+    of another user.
     """
     tags = {"version.python": sys.version.split()[0], "mlflow.source.name": "magrpo", "mlflow.source.type": "LOCAL"}
     tags["machine"] = _describe_machine()
@@ -33,7 +34,7 @@ def collect_provenance() -> dict[str, str]:
 
 
 def _describe_machine() -> str:
-    """``node7, 16 cores, x86_64, NVIDIA H100 80GB HBM3``: the host's name, cores, architecture and NVIDIA GPUs."""
+    """Host name, cores, architecture and NVIDIA GPUs: ``node7, 16 cores, x86_64, NVIDIA H100 80GB HBM3``."""
     parts = [platform.node(), f"{os.cpu_count()} cores", platform.machine()]
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         parts += re.findall(r"Model:\s*(.+)", path.read_text())

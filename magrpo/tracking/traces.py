@@ -1,10 +1,10 @@
 """Trajectories as MLflow traces: a span for the problem, one for each agent's answer, one for each scoring.
 
-MLflow usually makes spans during the work and queues them in memory. Here a whole trace is built from a record of the
+MLflow usually creates spans during the work and queues them in memory. Here a whole trace is built from a record of the
 outbox. Its ids derive from the run and the trajectory, so delivering it again replaces it.
 
-Times are those of the stage: the engine answers all prompts of a turn as one batch, so a span shows when the batch ran,
-not the duration of one completion. Spans of one batch begin nanoseconds apart, which keeps them in order.
+A span shows the time of the stage, not of a single completion, because the engine answers all prompts of a turn as one
+batch. Spans of one batch begin nanoseconds apart, which keeps them in order.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from magrpo.types import ExecutionReport, Trajectory, TrajectoryStep, TurnTimes
 if TYPE_CHECKING:
     from mlflow.entities import Feedback, Span, TraceInfo
 
-_PREVIEW = 1000  # characters of a problem in MLflow's list of traces, as MLflow cuts them itself
+_PREVIEW = 1000
+"""Characters of a problem in MLflow's list of traces, which is where MLflow itself would cut it."""
 _HOPELESS = frozenset(range(400, 500)) - {401, 403, 408, 429}
 """HTTP statuses after which sending the same trace again is pointless."""
 
 
 def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> Record:
-    """The outbox's record of a trajectory of iteration ``step``: plain JSON, whole without the files of the run."""
+    """Make the record of a trajectory of iteration ``step``: plain JSON that does not need the files of the run."""
     turns = [
         {
             "rollout": list(when.rollout),
@@ -83,7 +84,7 @@ def _execution_record(report: ExecutionReport) -> Record:
 def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Sequence[Record]) -> None:
     """Store records of :func:`trace_record` as traces of a run.
 
-    Refused if the server does not support such traces (older than MLflow 3.4), or rejects this one.
+    Raises Refused if the server does not support such traces (before MLflow 3.4), or rejects one of them.
     """
     from mlflow.exceptions import MlflowException  # takes seconds
     from mlflow.tracing.client import TracingClient
@@ -107,12 +108,12 @@ def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Se
 
 
 def _hash(*parts: object) -> str:
-    """32 hexadecimal digits."""
+    """Hash JSON values to 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _make_spans(trace: str, record: Record) -> Iterator[Span]:
-    """The spans of the trace: the root, then for each turn its agents' answers and its scoring."""
+    """Make the spans of a trace: the root, then for each turn the answers of its agents and its scoring."""
     turns = record["turns"]
     make_span = partial(_make_span, trace, itertools.count())
     completions = {agent: text for turn in turns for agent, text in _completions(turn).items()}
@@ -131,7 +132,7 @@ def _make_spans(trace: str, record: Record) -> Iterator[Span]:
 
 
 def _describe_answer(said: Record) -> tuple[Record, Record, Record]:
-    """Inputs, outputs and attributes of the span of an agent's answer."""
+    """The inputs, outputs and attributes of the span of an answer."""
     answer = {"message": {"role": "assistant", "content": said["completion"]}, "finish_reason": said["finish_reason"]}
     attributes = {key: said[key] for key in ("policy_version", "finish_reason", "log_probability")}
     attributes["mlflow.chat.tokenUsage"] = {
@@ -154,7 +155,7 @@ def _make_span(
     attributes: Record,
     failed: bool = False,
 ) -> Span:
-    """The next span of a trace; number 0 is the root and parent of all others."""
+    """Make the next span of a trace. Number 0 is the root and the parent of all others."""
     from mlflow.entities import Span  # takes seconds
 
     number = next(numbers)
@@ -206,7 +207,7 @@ def _make_info(name: str, record: Record, experiment_id: str, mlflow_run_id: str
 
 
 def _feedback(name: str, turn: Record, time_ms: int) -> Iterator[Feedback]:
-    """The reward of the last turn and its parts; none if the sandbox failed."""
+    """Feedback with the reward of the last turn and its parts; none if the sandbox failed."""
     from mlflow.entities import AssessmentSource, Feedback  # takes seconds
 
     values: dict[str, Any] = {} if turn["masked"] else {"reward": turn["reward"], **turn["parts"]}
@@ -224,12 +225,12 @@ def _feedback(name: str, turn: Record, time_ms: int) -> Iterator[Feedback]:
 
 
 def _work_interval(record: Record) -> tuple[float, float]:
-    """Start and end of the trajectory, seconds since 1970."""
+    """The start and end of a trajectory, in seconds since 1970."""
     return record["turns"][0]["rollout"][0], record["turns"][-1]["score"][1]
 
 
 def _is_priced(turn: Record) -> bool:
-    """Whether the turn was scored; not while an agent of the team has yet to write."""
+    """Whether the turn was scored, which takes texts of all agents of the team."""
     return bool(turn["parts"]) or turn["masked"]
 
 

@@ -1,4 +1,4 @@
-"""The wall time of a run, read from the records of its attempts: the same figure for terminal, report and MLflow."""
+"""The wall time of a run, from the records of its attempts: one figure for the terminal, the report and MLflow."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,21 @@ from magrpo.tracking.outbox import FINAL, read_records
 
 @dataclass(frozen=True, slots=True)
 class WallTime:
-    """How long the processes that worked on a run took, from the start of each command to the end of its run."""
+    """The wall time of the processes that worked on a run, from the start of each command to its end."""
 
     seconds: float
     num_attempts: int = 1
     loading: Mapping[str, float] = field(default_factory=dict)
-    """Seconds spent loading, by what was loaded: libraries, Prefect, base model, engine, sandbox."""
+    """Seconds spent loading, by part: libraries, Prefect, base model, engine, sandbox."""
 
     @property
     def loading_s(self) -> float:
-        """Seconds spent loading, together."""
+        """Seconds spent loading, in total."""
         return sum(self.loading.values())
 
 
 def read_wall_time(folder: Path, now_ms: float | None = None) -> WallTime | None:
-    """The wall time of the run in ``folder``; None if it was never started. ``now_ms`` as in :func:`sum_attempts`."""
+    """Read the wall time of the run in ``folder``; None if it never started. ``now_ms``: see :func:`sum_attempts`."""
     records = read_run_records(folder)
     starts = [record for record in records if record.get("value") == "RUNNING"]
     if not starts:
@@ -38,7 +38,7 @@ def read_wall_time(folder: Path, now_ms: float | None = None) -> WallTime | None
 
 
 def read_run_records(folder: Path) -> list[dict[str, Any]]:
-    """The tracking records of the run in ``folder``, oldest first: tags whole, of others only status and time."""
+    """Read the records of the run in ``folder``, oldest first: whole tags, and the status and time of others."""
     kept = {"kind", "value", "time_ms", "loading"}
     return [
         {key: value for key, value in record.items() if key in kept or record["kind"] == "tags"}
@@ -47,16 +47,18 @@ def read_run_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def sum_attempts(records: Sequence[Mapping[str, Any]], now_ms: float | None) -> float:
-    """Seconds from every start of a run to its end, or to the last record before the next start.
+    """Add up the seconds from every start of a run to its end, or to the last record before the next start.
 
-    ``now_ms``: the present, milliseconds since 1970, if the run is in progress.
+    ``now_ms``: the present time, in milliseconds since 1970, if the run is in progress; None if it is not.
     """
-    total_ms, started_ms, last_ms = 0.0, None, 0.0
+    total_ms = last_ms = 0.0
+    started_ms = None
     for record in records:
         if "time_ms" not in record:
             continue
         if record.get("value") == "RUNNING":
-            total_ms += 0.0 if started_ms is None else last_ms - started_ms
+            if started_ms is not None:  # the attempt before was killed, without a record of its end
+                total_ms += last_ms - started_ms
             started_ms = record["time_ms"]
         elif record.get("value") in FINAL and started_ms is not None:
             total_ms += record["time_ms"] - started_ms
