@@ -68,7 +68,7 @@ def _format_values(config: RunConfig) -> Iterator[str]:
                 dotted = f"{section}.{index}.{key}" if isinstance(value, list) else f"{section}.{key}"
                 line = f"# {key}: none" if entry is None else f"{key} = {format_value(entry)}"
                 remark = f"  # default: {defaults[dotted]}" if dotted in defaults else ""
-        yield line + remark
+                yield line + remark
 
 
 def format_value(value: object) -> str:

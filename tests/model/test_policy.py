@@ -199,7 +199,7 @@ def test_text_holds_no_special_token_of_any_agent(base: Path, tmp_path: Path) ->
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
     tokenizer.save_pretrained(chat)
     call = tokenizer.convert_tokens_to_ids("<|call|>")
-    observation = Observation((Message("user", "a<eos>b<e<eos>os><|call|>c<|<|call|>call|>\ud800"),))
+    observation = Observation((Message("user", "a<eos>b<e<eos>os><|call|>c<|<|call|>call|>"),))
     both = [AgentConfig(name=name, role=name, model=str(folder)) for name, folder in (("p", base), ("q", chat))]
     lineup = Lineup.open(both, ModelConfig(device="cpu"), LORA)
     assert EOS not in lineup.render("p", observation)

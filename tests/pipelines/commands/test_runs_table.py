@@ -64,7 +64,7 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_listed(
     assert main(["runs", "--root", str(root), "--json"]) == 0
     out, told = capsys.readouterr()
     iterations = {run["run"]: run["iterations"] for run in json.loads(out)}
-    assert iterations == {"whole": 1, "spool": 1, "foreign": 1}
+    assert iterations == {"whole": 1, "records": 1, "foreign": 1}
     lines = sorted(line for line in told.splitlines() if "skipped" in line)
     assert [line.partition(" skipped: ")[2].removeprefix(str(root)).split()[0] for line in lines] == [
         "/config/config.json",
