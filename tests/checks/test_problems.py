@@ -10,7 +10,7 @@ import pytest
 from magrpo.checks.problems import load_problems
 from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.problems.files import FileProblems
-from magrpo.problems.rows import Row
+from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem
 
 ADD = Problem("add/2", "p", "f", "t")
@@ -64,7 +64,7 @@ class Parsed(FileProblems):
     benchmark: ClassVar[str] = ""
     kind: str = "parsed"
 
-    def parse(self, row: Row) -> Any:
+    def parse(self, row: DatasetRow) -> Any:
         answers = {"text": "p", "problem": ADD, "untyped": Problem("add/2", 3), "nothing": None}  # type: ignore[arg-type]
         return answers[row.values["give"]]
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from magrpo.tracking.spool import RECORDS, encode_record
 
 from magrpo.config.place import Place
 from magrpo.config.run import load_config
 from magrpo.run import files, steps
 from magrpo.run.manifest import MANIFEST
 from magrpo.run.store import CONFIG, RunStore
+from magrpo.tracking.outbox import RECORDS, encode_record
 from magrpo.tracking.wall_time import read_wall_time
 from pipelines.commands.runs import summarize_folder
 from tests.fuzz.mutations import COUNT, count_outcomes, mutate_bytes, mutate_tree
