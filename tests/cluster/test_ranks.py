@@ -248,8 +248,9 @@ def test_samples_of_other_weights_end_the_run_instead_of_a_retry(
 def test_a_rank_that_fails_is_named_with_its_own_words(folder: Path, cluster: Cluster, tmp_path: Path) -> None:
     updates = open_ranks(cluster, make_config(folder, lanes=1), make_place(2), tmp_path)
     run_updates(updates, folder, tmp_path, range(1, 2))
-    with pytest.raises(UpdatesDied, match=r"rank [01] failed: FileNotFoundError: .*nowhere"):
-        updates.update(tmp_path / "nowhere", tmp_path / "1", tmp_path / "2")
+    (tmp_path / "file").touch()
+    with pytest.raises(UpdatesDied, match=r"rank 0 failed: NotADirectoryError: .*file/2"):
+        updates.update(folder / "samples-2", tmp_path / "1", tmp_path / "file" / "2")
     assert_all_end(find_actors("Rank"))
 
 

@@ -119,7 +119,7 @@ def test_a_run_killed_in_the_middle_leaves_no_process_and_is_resumed_to_the_same
     driver.join()
     assert driver.exitcode == -signal.SIGKILL
     assert_all_end(family)
-    run_magrpo("train", "--resume", "killed", "--root", str(tmp_path), "--place", "none", "--local")
+    run_magrpo("resume", "killed", "--root", str(tmp_path), "--place", "none", "--local")
     assert weights_of(store) == weights_of(alone)
     assert rows_of(store) == rows_of(alone)
 
