@@ -51,7 +51,9 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
         place: Cluster file on the training machine that says where to run; empty: one process there.
     """
     due = flow_run.scheduled_start_time.astimezone(UTC)
-    _cancel_waiting_runs(f"skipped: the run of {name} due at {due} replaces it")
+    this_deployment = DeploymentFilter.model_validate({"id": {"any_": [deployment.id]}})
+    # They came due during an earlier, longer run; Prefect would start all of them, one after another.
+    _cancel_waiting_runs(this_deployment, f"skipped: the run of {name} due at {due} replaces it")
     run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
     store = RunStore(Path(root), run_id)
     given = parse_place(place) if place else None  # checked before a folder is created
@@ -65,18 +67,15 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
     print_closing(execute_in_flow(Path(root), run_id), console)
 
 
-def _cancel_waiting_runs(message: str) -> None:
-    """Cancel the other due runs of this deployment, which came due during an earlier, longer run.
-
-    Prefect would start all of them, one after another.
-    """
+def _cancel_waiting_runs(deployments: DeploymentFilter, message: str) -> None:
+    """Cancel the runs of a deployment that are due and have not started."""
     waiting = {
         "state": {"type": {"any_": [StateType.SCHEDULED]}},
         "expected_start_time": {"before_": datetime.now(UTC)},
     }
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(
-            deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment.id]}}),
+            deployment_filter=deployments,
             flow_run_filter=FlowRunFilter.model_validate(waiting),
         ):
             client.set_flow_run_state(run.id, Cancelled(message=message), force=True)
@@ -95,6 +94,9 @@ def serve_flow(
         "name": name,
         "place": str(place.absolute()) if place is not None else "",
     }
+    # A run may have come due while the last process that served the deployment was stopping.
+    same_name = DeploymentFilter.model_validate({"name": {"any_": [name]}})
+    _cancel_waiting_runs(same_name, f"skipped: {name} was not served when the run was due")
     runner = _Runner(name=name, limit=limit)
     # The last process that served the deployment paused it at its end.
     runner.add_flow(scheduled, name=name, parameters=parameters, schedule=schedule, paused=False)
