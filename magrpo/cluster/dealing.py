@@ -77,6 +77,20 @@ class Crew:
                 raise self.error(f"one of the {self.name} died: {describe_error(error)}") from None
             return answers
 
+    def call_present(self, method: str) -> None:
+        """Call a method of all actors; one that is lost is left to :meth:`deal`, which replaces it. Raises others."""
+        with self._hold() as check_open:
+            references = [getattr(actor, method).remote() for actor in self.actors]
+            while ray.wait(references, num_returns=len(references), timeout=_POLL_S)[1]:
+                check_open()
+            for reference in references:
+                try:
+                    ray.get(reference)
+                except RayTaskError as error:
+                    raise error.cause from None
+                except RayActorError as error:
+                    log.info("one of the %s is lost: %s", self.name, describe_error(error))
+
     def deal(
         self, pieces: Sequence[Any], watch: Callable[[Sequence[tuple[Any, int]]], None] = lambda _: None
     ) -> Generator[tuple[int, Any], None, None]:

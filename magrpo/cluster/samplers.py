@@ -64,6 +64,9 @@ class Sampler:
     @ray.method(max_task_retries=-1)
     def open(self) -> None:
         """Open the engine."""
+        self._open_engine()
+
+    def _open_engine(self) -> None:
         setting = self._setting
         prepare_actor(setting.num_threads, setting.gpus)
         config = setting.config
@@ -82,7 +85,9 @@ class Sampler:
         prepare_actor(self._setting.num_threads, self._setting.gpus)
         self._num_finished = 0
         if share.number not in self._served:
-            assert self._engine is not None, "opened before"
+            if self._engine is None:  # Ray has restarted this actor
+                self._open_engine()
+            assert self._engine is not None
             self._served[share.number] = serve_weights(self._engine, share.version, share.weights)
         return self._served[share.number].generate(share.requests, self._count)
 
@@ -92,12 +97,12 @@ class Sampler:
             self._served.pop(number).close()
 
     def sleep(self) -> None:
-        assert self._engine is not None, "opened before"
-        self._engine.sleep()
+        if self._engine is not None:
+            self._engine.sleep()
 
     def wake(self) -> None:
-        assert self._engine is not None, "opened before"
-        self._engine.wake()
+        if self._engine is not None:
+            self._engine.wake()
 
     @ray.method(concurrency_group="watch")
     def count_finished(self) -> int:
@@ -157,10 +162,10 @@ class SamplerEngine:
                 actor.forget.remote(number)
 
     def sleep(self) -> None:
-        self._crew.call_all("sleep")
+        self._crew.call_present("sleep")
 
     def wake(self) -> None:
-        self._crew.call_all("wake")
+        self._crew.call_present("wake")
 
     def close(self) -> None:
         """Kill the samplers. May be called twice."""

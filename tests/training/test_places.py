@@ -216,7 +216,7 @@ def test_a_node_that_is_lost_in_a_run_changes_nothing(tmp_path: Path, cluster: A
     store = RunStore(tmp_path, "lost")
     wait_until(lambda: (store.exists() and store.is_committed(Step("evaluate", 0).folder)) or not driver.is_alive())
     try:
-        cluster.remove_node(cluster.worker_nodes[0], allow_graceful=False)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
         driver.join()
     finally:
         add_node(cluster, num_cpus=4)
