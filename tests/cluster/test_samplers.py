@@ -69,7 +69,9 @@ def list_tokens(actions: list[Action]) -> list[tuple[str, int, tuple[int, ...]]]
 
 def test_one_and_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
     """With trained weights, also when one of the samplers is killed in the middle of the batch."""
-    config, requests, reported = make_config(tmp_path), make_requests(), list[int]()
+    # In small batches a share takes seconds, so that its progress is seen, and the kill meets it at work.
+    config = make_config(tmp_path, "engine.max_batch=4")
+    requests, reported = make_requests(), list[int]()
     policy = open_policy(config)
     perturb(policy, seed=1, scale=0.05)
     weights = policy.save(tmp_path / "weights")
