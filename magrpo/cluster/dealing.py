@@ -55,20 +55,13 @@ class Crew:
     _is_closed: bool = False
 
     def open(self) -> list[Any]:
-        """Wait for all actors; returns their answers to ``open``. Raises their errors."""
+        """Wait for all actors; return their answers to ``open``. Raises their errors, or ``error`` if one dies."""
         with self._hold() as check_open:
             try:
                 self.cluster.wait_for_places(self.actors, self.name, check_open)
             except TimeoutError as error:
                 raise self.error(str(error)) from None
-            return self.call_all("open")
-
-    def call_all(self, method: str) -> list[Any]:
-        """Call a method of all actors; returns their answers. Raises their errors, or ``error`` if one dies."""
-        with self._hold() as check_open:
-            references = [getattr(actor, method).remote() for actor in self.actors]
-            while ray.wait(references, num_returns=len(references), timeout=_POLL_S)[1]:
-                check_open()
+            references = self._call_actors("open", check_open)
             try:
                 answers: list[Any] = ray.get(references)
             except RayTaskError as error:
@@ -80,16 +73,20 @@ class Crew:
     def call_present(self, method: str) -> None:
         """Call a method of all actors; one that is lost is left to :meth:`deal`, which replaces it. Raises others."""
         with self._hold() as check_open:
-            references = [getattr(actor, method).remote() for actor in self.actors]
-            while ray.wait(references, num_returns=len(references), timeout=_POLL_S)[1]:
-                check_open()
-            for reference in references:
+            for reference in self._call_actors(method, check_open):
                 try:
                     ray.get(reference)
                 except RayTaskError as error:
                     raise error.cause from None
                 except RayActorError as error:
                     log.info("one of the %s is lost: %s", self.name, describe_error(error))
+
+    def _call_actors(self, method: str, check_open: Callable[[], None]) -> list[Any]:
+        """Call a method of all actors and wait for all answers; return the references to them."""
+        references = [getattr(actor, method).remote() for actor in self.actors]
+        while ray.wait(references, num_returns=len(references), timeout=_POLL_S)[1]:
+            check_open()
+        return references
 
     def deal(
         self, pieces: Sequence[Any], watch: Callable[[Sequence[tuple[Any, int]]], None] = lambda _: None

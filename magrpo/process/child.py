@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,11 +18,6 @@ _TAIL_BYTES = 65_536
 
 class ProcessDied(RuntimeError):
     """A child process ended unexpectedly. The message has its last words and names its log."""
-
-
-def share_paths() -> dict[str, str]:
-    """An environment in which another Python finds the modules that this one finds."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
 
 class Child:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -120,7 +121,7 @@ class TableEngine:
         for request in requests:
             first, second, _ = self.cumulative[self.row[request.agent, history_of(request.prompt_ids)]]
             uniform = request.seed / 2**63
-            token = 0 if uniform < first else 1 if uniform < second else 2
+            token = bisect_right((first, second), uniform)
             actions.append(Action(request.agent, str(token), (token,), (0.0,), "stop", 0))
         return actions
 
