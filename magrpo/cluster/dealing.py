@@ -27,6 +27,10 @@ _JOIN_S = 900.0
 _POLL_S = 0.5
 
 
+class NotOpen(RuntimeError):
+    """Raised by an actor's ``work`` if Ray has restarted the actor since it was opened."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """A piece of work that was given up, and why."""
@@ -36,7 +40,11 @@ class Lost:
 
 @dataclass(eq=False)
 class Crew:
-    """Actors with the methods ``open()``, which a restarted actor needs again, and ``work(piece)``."""
+    """Actors with the methods ``open()``, which a restarted actor needs again, and ``work(piece)``.
+
+    Ray may restart an actor at any time, also between the end of ``open`` and the next piece. So ``work`` raises
+    :class:`NotOpen` in an actor that is not open; the crew then opens the actor and deals the piece again.
+    """
 
     cluster: Cluster
     name: str
@@ -111,6 +119,10 @@ class Crew:
                 try:
                     result = ray.get(done)
                 except RayTaskError as error:
+                    if isinstance(error.cause, NotOpen):
+                        self._reopen(actor)
+                        waiting.appendleft(number)
+                        continue
                     if not isinstance(error.cause, self.restarts_on):
                         raise error.cause from None
                     message = str(error.cause)
@@ -122,13 +134,17 @@ class Crew:
                     continue
                 check_open()
                 log.warning("one of the %s was lost, its work moves to others: %s", self.name, message)
-                if actor not in self._openings.values():
-                    self._openings[actor.open.remote()] = actor
+                self._reopen(actor)
                 deaths[number] += 1
                 if deaths[number] < _MAX_DEATHS:
                     waiting.append(number)
                 else:
                     yield number, Lost(message)
+
+    def _reopen(self, actor: Any) -> None:
+        """Open a restarted actor, unless that is under way."""
+        if actor not in self._openings.values():
+            self._openings[actor.open.remote()] = actor
 
     def close(self) -> None:
         """Kill the actors, and end calls of other threads. May be called twice."""

@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from magrpo.cluster.connection import Cluster, start_actor
-from magrpo.cluster.dealing import Crew, Lost
+from magrpo.cluster.dealing import Crew, Lost, NotOpen
 from magrpo.interfaces import Progress
 from magrpo.sandboxes import STRENGTH, SandboxDied
 from magrpo.sandboxes.pool import Pool, PoolSandbox
@@ -38,7 +38,8 @@ class Jails:
 
     def work(self, executions: Sequence[Execution]) -> list[ExecutionReport]:
         """Run a chunk."""
-        assert self._pool is not None, "opened before"
+        if self._pool is None:
+            raise NotOpen
         return self._pool.run(executions)
 
 

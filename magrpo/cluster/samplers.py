@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from magrpo.checks.runners import open_engine, serve_weights
 from magrpo.cluster.connection import Cluster, decide_gpus, prepare_actor, start_actor
-from magrpo.cluster.dealing import Crew, Lost
+from magrpo.cluster.dealing import Crew, Lost, NotOpen
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.engines import EngineError, check_prompts
@@ -64,9 +64,6 @@ class Sampler:
     @ray.method(max_task_retries=-1)
     def open(self) -> None:
         """Open the engine."""
-        self._open_engine()
-
-    def _open_engine(self) -> None:
         setting = self._setting
         prepare_actor(setting.num_threads, setting.gpus)
         config = setting.config
@@ -85,9 +82,8 @@ class Sampler:
         prepare_actor(self._setting.num_threads, self._setting.gpus)
         self._num_finished = 0
         if share.number not in self._served:
-            if self._engine is None:  # Ray has restarted this actor
-                self._open_engine()
-            assert self._engine is not None
+            if self._engine is None:
+                raise NotOpen
             self._served[share.number] = serve_weights(self._engine, share.version, share.weights)
         return self._served[share.number].generate(share.requests, self._count)
 

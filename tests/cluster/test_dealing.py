@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from magrpo.cluster.connection import Cluster, start_actor
-from magrpo.cluster.dealing import Crew, Lost
+from magrpo.cluster.dealing import Crew, Lost, NotOpen
 
 
 class CrewError(RuntimeError):
@@ -38,7 +38,8 @@ class Worker:
         return "open"
 
     def work(self, number: int) -> int:
-        assert self._is_open
+        if not self._is_open:
+            raise NotOpen
         if number < 0:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 13 and not (self._folder / "exhausted").exists():
@@ -69,6 +70,14 @@ def test_a_piece_that_three_actors_die_over_is_given_up_and_others_are_done(clus
     assert lost.message
     assert results == {1: 2, 2: 4, 3: 6, 13: 26}, "13 is repeated by a restarted actor"
     assert deal(crew, list(range(8))) == {number: 2 * number for number in range(8)}
+    crew.close()
+
+
+def test_an_actor_restarted_between_two_batches_is_opened_again(cluster: Cluster, tmp_path: Path) -> None:
+    crew = open_crew(cluster, tmp_path, 1)
+    ray.kill(crew.actors[0], no_restart=False)
+    ray.get(crew.actors[0].__ray_ready__.options(max_task_retries=-1).remote())
+    assert deal(crew, [1, 2]) == {1: 2, 2: 4}
     crew.close()
 
 
