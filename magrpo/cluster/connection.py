@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magrpo.config.place import Place
@@ -40,7 +41,8 @@ class Cluster:
     def __init__(self, address: str) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("the cluster file (place) needs Ray, which is not installed: pip install 'magrpo[ray]'")
-        import ray  # takes a second, and is optional
+        _use_token()
+        import ray  # takes a second, and is optional; reads RAY_AUTH_MODE once
 
         self._is_closed = False
         self._num_calls = 0
@@ -164,6 +166,16 @@ def describe_error(error: Exception) -> str:
     return " ".join(lines)[:400]
 
 
+def _use_token() -> None:
+    """Show this user's token, if there is one, to a cluster at a given address, which may ask for it.
+
+    Ray writes the token when it first starts on a machine; from then on, ``ray start`` makes clusters that ask for it,
+    but a driver that is given an address does not show it by itself. A cluster that asks for none accepts it.
+    """
+    if (Path.home() / ".ray" / "auth_token").exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
 def _connect(address: str) -> None:
     import ray  # loaded already
 
@@ -177,7 +189,8 @@ def _connect(address: str) -> None:
     except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "
-            f"this machine a node of it with `ray start --address=HEAD:6379 --num-cpus=0`"
+            f"this machine a node of it with `ray start --address=HEAD:6379 --num-cpus=0`, and copy the head's "
+            f"~/.ray/auth_token here if it has one"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -37,6 +38,27 @@ ray.get(start_actor(Parent, {"max_restarts": -1}).start.remote())
 print("started", flush=True)
 time.sleep(600)
 """
+
+# A cluster that asks for a token, and a driver that is given its address and nothing else.
+TOKEN_CLUSTER = """
+import os, subprocess, sys
+from tests.cluster.clusters import open_cluster
+
+os.environ["RAY_AUTH_MODE"] = "token"
+with open_cluster() as cluster:
+    del os.environ["RAY_AUTH_MODE"]
+    connect = f"from magrpo.cluster.connection import Cluster; Cluster('{cluster.address}').close()"
+    sys.exit(subprocess.run([sys.executable, "-c", connect]).returncode)
+"""
+
+
+def test_a_cluster_that_asks_for_the_token_of_this_user_gets_it(tmp_path: Path) -> None:
+    """Ray writes the token when it first starts on a machine; ``ray start`` then makes clusters that ask for it."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", TOKEN_CLUSTER], env=environment, check=True)
 
 
 def test_a_cluster_that_does_not_answer_is_named_with_the_remedy() -> None:
