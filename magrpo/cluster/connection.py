@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,8 +42,9 @@ class Cluster:
     def __init__(self, address: str) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("the cluster file (place) needs Ray, which is not installed: pip install 'magrpo[ray]'")
-        _use_token()
-        import ray  # takes a second, and is optional; reads RAY_AUTH_MODE once
+        if address:
+            _use_token()
+        import ray  # takes a second, and is optional
 
         self._is_closed = False
         self._num_calls = 0
@@ -170,9 +172,10 @@ def _use_token() -> None:
     """Show this user's token, if there is one, to a cluster at a given address, which may ask for it.
 
     Ray writes the token when it first starts on a machine; from then on, ``ray start`` makes clusters that ask for it,
-    but a driver that is given an address does not show it by itself. A cluster that asks for none accepts it.
+    but a driver that is given an address does not show it by itself. A cluster that asks for none accepts it. Ray
+    reads the variable when it is imported; set later, it would reach only the processes that Ray starts.
     """
-    if (Path.home() / ".ray" / "auth_token").exists():
+    if "ray" not in sys.modules and (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
