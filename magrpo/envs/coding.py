@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -11,6 +13,7 @@ from magrpo.envs.diagnosis import Feedback, diagnose_turn, format_bare_feedback,
 from magrpo.envs.expert import Expert
 from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import Plugin
+from magrpo.python_source import parse_python
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 
@@ -22,6 +25,8 @@ class ProgramEnv(Plugin):
 
     system: ClassVar[Mapping[str, str]]
     """System prompt of each role, used with ``prompt = "instruct"``."""
+    task: ClassVar[Mapping[str, str]] = PROMPTS["program"]
+    """What each role is asked at the first turn, with the problem."""
 
     num_turns: int = Field(1, ge=1)
     """Number of turns of an episode."""
@@ -53,17 +58,20 @@ class ProgramEnv(Plugin):
                     feedback_lines += [f"# partner\n{text}" for text in _list_partner_texts(last, agent)]
                 lines += ["# previous", last.texts[agent], "# feedback", *feedback_lines, ""]
             return Observation((Message("user", "\n".join(lines)),))
-        names = {"prompt": problem.prompt.rstrip("\n"), "entry_point": problem.entry_point}
-        messages = [
-            Message("system", self.system[role].format(**names)),
-            Message("user", PROMPTS["program"][role].format(**names)),
-        ]
+        messages = self._ask(role, _name_parts(problem))
         function = "aux" if role == "helper" else problem.entry_point
         for turn in history:
             feedback = self._give_feedback(problem, role, turn, agent)
             request = f"{feedback}\nRevise your function `{function}`. Answer with Python code only."
             messages += [Message("assistant", turn.texts[agent]), Message("user", request)]
         return Observation(tuple(messages))
+
+    def _ask(self, role: str, parts: Mapping[str, str]) -> list[Message]:
+        """The messages of the first turn. ``parts``: the parts of the problem, by the names that prompts have."""
+        return [
+            Message("system", self.system[role].format(**parts)),
+            Message("user", self.task[role].format(**parts)),
+        ]
 
     def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
         if self.feedback == "discussion":
@@ -75,6 +83,29 @@ class ProgramEnv(Plugin):
         diagnosis = diagnose_turn(turn, role)
         limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
         return format_feedback(mode, diagnosis, role, problem.entry_point, limit)
+
+
+def _name_parts(problem: Problem) -> dict[str, str]:
+    return {
+        "prompt": problem.prompt.rstrip("\n"),
+        "entry_point": problem.entry_point,
+        "parameters": list_parameters(problem.prompt, problem.entry_point),
+    }
+
+
+@lru_cache(maxsize=1024)
+def list_parameters(prompt: str, entry_point: str) -> str:
+    """The parameters of the entry point as in ``a, b``; ``...`` if the prompt does not begin its definition."""
+    for source in (prompt, f"{prompt.rstrip()}\n    pass\n"):
+        try:
+            body = parse_python(source).body
+        except (SyntaxError, ValueError):  # a ValueError: a null byte
+            continue
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and node.name == entry_point:
+                arguments = node.args
+                return ", ".join(arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    return "..."
 
 
 def _list_partner_texts(turn: PastTurn, agent: str) -> list[str]:
@@ -89,8 +120,12 @@ class CodingEnv(ProgramEnv):
     """
 
     system: ClassVar[Mapping[str, str]] = PROMPTS["coding"]
+    task: ClassVar[Mapping[str, str]] = PROMPTS["coding_task"]
 
     kind: str = "coding"
+    prompt: Literal["instruct", "paper", "bare"] = "instruct"
+    """``instruct``: full English instructions, chosen so that untrained models call ``aux``; ``paper``: short rules in
+    the manner of arXiv 2508.04652; ``bare``: only the problem under a one-word heading, for a tiny model."""
     expert: Expert | None = None
     """Model that proposes edits; required by ``feedback = "expert_edits"``. None: no expert."""
 
@@ -101,6 +136,11 @@ class CodingEnv(ProgramEnv):
         if self.feedback == "expert_edits" and self.prompt == "bare":
             raise ValueError("feedback 'expert_edits' is free text, for prompt 'instruct' only: set env.prompt")
         return self
+
+    def _ask(self, role: str, parts: Mapping[str, str]) -> list[Message]:
+        if self.prompt == "paper":
+            return [Message("user", PROMPTS["paper"][role].format(**parts))]
+        return super()._ask(role, parts)
 
     def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
         if self.expert is None or self.feedback != "expert_edits":
@@ -122,8 +162,12 @@ class SequentialEnv(CodingEnv):
     """
 
     system: ClassVar[Mapping[str, str]] = PROMPTS["sequential"]
+    task: ClassVar[Mapping[str, str]] = PROMPTS["program"]
 
     kind: str = "sequential"
+    prompt: Literal["instruct", "bare"] = "instruct"
+    """``instruct``: full English instructions; ``bare``: only the problem under a one-word heading, for a tiny
+    model."""
     num_turns: int = Field(2, ge=2, multiple_of=2)
     """Number of turns of an episode; two turns are one round."""
 

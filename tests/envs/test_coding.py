@@ -114,7 +114,7 @@ def test_bare_vocabulary_is_closed(mode: str, turn: str) -> None:
 
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize("mode", ["level_feedback", "level_passed", "passed", "plain"])
-@pytest.mark.parametrize("prompt", ["instruct", "bare"])
+@pytest.mark.parametrize("prompt", ["instruct", "paper", "bare"])
 def test_partner_text_is_never_shown(prompt: str, mode: str, turn: str) -> None:
     env = CodingEnv.model_validate({"prompt": prompt, "feedback": mode, "feedback_tests": "all", "num_turns": 3})
     for role, agent, mark in [("helper", "ada", "MAINTEXT"), ("main", "bob", "HELPERTEXT")]:
@@ -139,6 +139,30 @@ def test_instruct_first_turn() -> None:
         assert f"the function `{name}`" in system.content
         assert "{" not in system.content
         assert PROBLEM.prompt.rstrip() in user.content
+
+
+def test_the_paper_has_prompts_of_its_own() -> None:
+    env = CodingEnv(prompt="paper")
+    for role, name in [("helper", "aux"), ("main", "f")]:
+        (message,) = env.observe(PROBLEM, role, [], "any").messages
+        assert message.role == "user"
+        assert f"def {name}(" in message.content
+        assert PROBLEM.prompt.rstrip() in message.content
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parameters"),
+    [
+        ('def f(xs, *, key=None):\n    """Sum."""\n', "xs, key"),
+        ("from typing import List\n\ndef g(): return 1\n\ndef f(xs: List[int]) -> int:", "xs"),
+        ("Write a program that sums.", "..."),
+        ("def f(\0", "..."),
+        ("", "..."),
+    ],
+)
+def test_main_is_asked_to_call_aux_with_the_parameters_of_the_entry_point(prompt: str, parameters: str) -> None:
+    user = CodingEnv().observe(Problem("t", prompt, "f"), "main", [], "any").messages[-1].content
+    assert f"# Your partner's function aux({parameters}) is in scope" in user
 
 
 def test_instruct_is_a_chat_over_all_turns() -> None:
@@ -206,7 +230,7 @@ def test_unknown_options_are_refused() -> None:
             CodingEnv.model_validate(fields)
 
 
-@given(st.text(), st.sampled_from(["instruct", "bare"]), st.sampled_from(["helper", "main"]))
+@given(st.text(), st.sampled_from(["instruct", "paper", "bare"]), st.sampled_from(["helper", "main"]))
 def test_any_prompt_text_is_carried_unchanged(text: str, prompt: str, role: str) -> None:
     problem = Problem("t", text, "f")
     env = CodingEnv.model_validate({"prompt": prompt})
