@@ -217,7 +217,10 @@ def _name_text_columns(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, str]) -> Scored:
-    """Price one joint action, given as texts by role; programs run in the sandbox of ``config``."""
+    """Price one joint action, given as texts by role; programs run in the sandbox of ``config``.
+
+    The price does not include the penalty, which also depends on prompts and on where answers were cut.
+    """
     roles = config.env.roles()
     if sorted(texts) != sorted(roles):
         raise ConfigError(f"texts: needs one for each role {', '.join(roles)}; got {', '.join(texts) or 'none'}")

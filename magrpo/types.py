@@ -183,7 +183,10 @@ class ExecutionReport:
 
 @dataclass(frozen=True, slots=True)
 class JointReward:
-    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``."""
+    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``.
+
+    In a scored turn, ``parts`` also holds :data:`PENALTY` if the section ``penalty`` of the configuration is on.
+    """
 
     total: float
     parts: dict[str, float]
@@ -193,6 +196,8 @@ class JointReward:
 
 PENDING = JointReward(0.0, {})
 """The reward of a joint action that cannot be priced yet, because some role has not written."""
+PENALTY = "penalty"
+"""Name of the part, at most 0, that the faults of the answers cost, and of its share of the maximum in evaluations."""
 
 
 # --------------------------------------------------------------------------------------------------------- rollouts
@@ -203,6 +208,8 @@ class PastTurn:
     texts: dict[str, str]
     reward: JointReward
     reports: dict[str, ExecutionReport]
+    answers: dict[str, AnswerStats] = field(default_factory=dict)
+    """Statistics of ``texts``, for the penalty of a later joint action that is priced with them."""
 
 
 @dataclass(frozen=True, slots=True)

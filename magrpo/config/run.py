@@ -28,7 +28,7 @@ from magrpo.plugins import (
     validate_config,
 )
 from magrpo.seeds import derive_seed
-from magrpo.types import LossNorm, Normalize
+from magrpo.types import PENALTY, AnswerStats, LossNorm, Normalize
 
 if TYPE_CHECKING:
     from magrpo.interfaces import EnginePlugin, EnvPlugin, ProblemsPlugin, RewardPlugin, SandboxPlugin
@@ -88,6 +88,32 @@ class RolloutConfig(Section):
         if self.branching is not None and self.tree != "full":
             raise ValueError(f'branching needs tree = "full", not {self.tree!r}: remove it, or set rollout.tree')
         return self
+
+
+class PenaltyConfig(Section):
+    """Costs of faulty answers, subtracted from the joint reward in training and evaluation, whatever the reward.
+
+    A cost is a share of the reward's maximum. The whole team bears the costs of all its agents' answers.
+    """
+
+    cut_off: float = Field(0.0, ge=0, le=10)
+    """Cost of an answer that reaches ``rollout.max_new_tokens`` before its end."""
+    copied: float = Field(0.0, ge=0, le=10)
+    """Cost of an answer whose every word lies in a passage of eight or more words copied from its prompt; in proportion
+    if only a part does. Leave it at 0 for programs, which repeat their specification."""
+    repeated: float = Field(0.0, ge=0, le=10)
+    """Cost of an answer whose every word lies in a passage of eight or more words that it has already written; in
+    proportion if only a part does."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any fault has a cost."""
+        return any((self.cut_off, self.copied, self.repeated))
+
+    def price_answer(self, stats: AnswerStats) -> float:
+        """The cost of one answer, as a share of the reward's maximum."""
+        cut_off = self.cut_off if stats.cut_off else 0.0
+        return cut_off + self.copied * stats.copied_frac + self.repeated * stats.repeated_frac
 
 
 class AlgoConfig(Section):
@@ -226,6 +252,8 @@ class BaselineRow(Section):
     """The environment: roles, prompts, turns and feedback."""
     reward: RewardPlugin
     """The reward of the answers."""
+    penalty: PenaltyConfig = PenaltyConfig()
+    """Costs of faulty answers."""
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
     """Agents of the run, by name, with their role and weights in this row. Without ``start_from``, they are
     untrained."""
@@ -294,6 +322,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
     rollout: RolloutConfig = RolloutConfig()
+    penalty: PenaltyConfig = PenaltyConfig()
     algo: AlgoConfig = AlgoConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
@@ -371,6 +400,15 @@ class RunConfig(Section):
             raise ValueError(
                 "rollout: with branching = 1 no joint action is credited for later turns; set it to 2 or more, or "
                 'set tree = "chains", which continues every joint action at less cost'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _names_one_penalty(self) -> RunConfig:
+        if self.penalty.is_on and PENALTY in self.reward.maxima:
+            raise ValueError(
+                f"penalty: the reward {self.reward.kind!r} has a part {PENALTY!r} of its own; rename that part, or set "
+                "the keys of penalty to 0"
             )
         return self
 

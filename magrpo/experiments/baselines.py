@@ -198,6 +198,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
             title=entry.title + title,
             env=env,
             reward=_change_plugin("reward", config.reward, entry.reward),
+            penalty=config.penalty,
             agents=_load_weights(seats, roles, config.agents),
             max_new_tokens=config.rollout.max_new_tokens * num_writers,
             votes=entry.votes,

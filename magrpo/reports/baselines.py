@@ -25,7 +25,7 @@ from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_pa
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
-from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
+from magrpo.types import HEADLINE, PENALTY, EvalReport, Interval, TimedAnswer
 
 COST = ("seconds", "tokens_per_s", "generated_tokens")
 
@@ -281,8 +281,10 @@ class BaselineTable:
         results = [result for result in self.rows if key in result.means]
         parts = dict.fromkeys(part for result in self.rows for part in result.row.reward.maxima)
         most = max((result.row.reward.maxima for result in self.rows), key=len)
-        pass_at = figures.sort_pass_at({name for result in results for name in result.means[key]})
-        names = [*most, *(part for part in parts if part not in most), "return", *self._common, *pass_at]
+        measured = {name for result in results for name in result.means[key]}
+        penalty = [PENALTY] if PENALTY in measured and PENALTY not in parts else []
+        pass_at = figures.sort_pass_at(measured)
+        names = [*most, *(part for part in parts if part not in most), *penalty, "return", *self._common, *pass_at]
         lines = [[result.row.title, *(format_cell(result, key, name) for name in names)] for result in results]
         return ReportTable(title, ("", *map(figures.quantity_title, names)), lines, note)
 

@@ -237,12 +237,14 @@ def _draw_curves(
 ) -> None:
     """Draw a line and a band for each label; the label stands at the end of its line."""
     ends, end_colours = {}, {}
+    bottom = 0.0  # returns may be negative
     if training:
         axes.plot(*zip(*training, strict=True), color=COLOURS[0], linewidth=0.8, alpha=0.8, zorder=1)
         ends["training"], end_colours["training"] = training[-1][1], COLOURS[0]
     for (label, curve), colour, marker in zip(curves.items(), colours, MARKERS, strict=False):
         places = [place for place, _ in curve]
         mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))
+        bottom = min(bottom, *low)
         axes.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
         axes.plot(places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8)
         ends[label], end_colours[label] = mean[-1], colour
@@ -258,7 +260,7 @@ def _draw_curves(
             va="center",
             annotation_clip=False,
         )
-    axes.set(xlabel=xlabel, ylabel="percent of the maximum", ylim=(0, 103))
+    axes.set(xlabel=xlabel, ylabel="percent of the maximum", ylim=(bottom, 103))
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.grid(axis="y")
 
@@ -282,7 +284,7 @@ def dot_panel(
 
 
 def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collection[str], with_intervals: bool) -> None:
-    left = min(0.0, *(100 * value.low for value in values.values()))  # penalties make returns negative
+    left = min(0.0, *(100 * value.low for value in values.values()))  # returns may be negative
     for place, (title, value) in enumerate(values.items()):
         colour = AFTER if title in highlighted else INK
         mean, low, high = (100 * number for number in (value.mean, value.low, value.high))
@@ -375,9 +377,11 @@ def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: M
     versions = [report.policy_version for report in reports]
     room = 0.42 * min((b - a for a, b in itertools.pairwise(versions)), default=1)
     means = []
+    bottom = 0.0
     for report in reports:
         values = [_percent(row.parts[-1], maxima) for row in _sampled_rows(report, split)]
         means.append(fmean(values))
+        bottom = min(bottom, *values)
         bins = Counter(round(value / _BIN) for value in values)
         most = max(bins.values())
         seen: Counter[int] = Counter()
@@ -392,5 +396,5 @@ def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: M
             y.append(value + shift)
         axes.scatter(x, y, s=7, color=AFTER, alpha=0.35, linewidths=0, rasterized=True, zorder=2)
     axes.plot(versions, means, color=INK, marker="o", markersize=4.5, linewidth=1.8, zorder=3)
-    axes.set(xlabel="training iterations", ylabel="joint return, % of maximum", ylim=(-4, 104), xticks=versions)
+    axes.set(xlabel="training iterations", ylabel="joint return, % of maximum", ylim=(bottom - 4, 104), xticks=versions)
     axes.grid(axis="y")

@@ -66,9 +66,9 @@ def compare_with_first(runs: Sequence[EvaluatedRun]) -> list[RunComparison]:
 def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
     """Judge the second run against the first.
 
-    Where the rewards have different parts, pass@1 replaces the return. Runs without pass@1 or without a common problem
-    are not comparable. Runs whose training cost different numbers of tokens are judged at an equal number, if both have
-    an evaluation there; otherwise there are figures but no verdict.
+    Where the rewards have different parts or penalties, pass@1 replaces the return. Runs without pass@1 or without a
+    common problem are not comparable. Runs whose training cost different numbers of tokens are judged at an equal
+    number, if both have an evaluation there; otherwise there are figures but no verdict.
     """
     labels, quantity = (second.label, first.label), "return"
     if not share_problems(first, second):
@@ -137,9 +137,10 @@ def share_problems(first: EvaluatedRun, second: EvaluatedRun) -> bool:
 
 
 def score_alike(first: EvaluatedRun, second: EvaluatedRun) -> bool:
-    """Whether returns of the two runs are comparable: rewards of one kind with the same parts."""
+    """Whether returns of the two runs are comparable: rewards of one kind with the same parts and penalties."""
     one, other = first.config.reward, second.config.reward
-    return one.kind == other.kind and dict(one.maxima) == dict(other.maxima)
+    same_penalty = first.config.penalty == second.config.penalty
+    return same_penalty and one.kind == other.kind and dict(one.maxima) == dict(other.maxima)
 
 
 def judge_settings(settings: Settings) -> list[RunComparison]:

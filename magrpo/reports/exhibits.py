@@ -9,7 +9,7 @@ from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import quantity_title
 from magrpo.reports.health import describe_answer
 from magrpo.reports.page import Exhibit, ReportTable, ShownText
-from magrpo.types import AnswerStats, EvalReport, EvalRow
+from magrpo.types import PENALTY, AnswerStats, EvalReport, EvalRow
 
 NUM_BEST = 3
 _NO_CHANGE = "no change"
@@ -131,6 +131,8 @@ def _make_exhibit(
         (quantity_title(part), f"{top:g}", *(f"{row.parts[turn].get(part, 0.0):.2f}" for _, row, turn in turns))
         for part, top in reward.maxima.items()
     ]
+    if any(PENALTY in row.parts[turn] for _, row, turn in turns) and PENALTY not in reward.maxima:
+        lines.append((PENALTY, "0", *(f"{row.parts[turn].get(PENALTY, 0.0):.2f}" for _, row, turn in turns)))
     lines.append(("return, %", "100", *(f"{100 * reward.fraction(row.returns[turn]):.1f}" for _, row, turn in turns)))
     table = ReportTable("", ("", "at most", *(name or "reward" for name, _, _ in turns)), lines)
     problem = run.problems[task_id]

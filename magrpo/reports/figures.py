@@ -13,7 +13,7 @@ from rich.table import Table
 from magrpo.config.run import RunConfig
 from magrpo.reports.budget import UNITS, Budget, format_count
 from magrpo.tracking.wall_time import WallTime
-from magrpo.types import EvalReport, Interval
+from magrpo.types import PENALTY, EvalReport, Interval
 
 BEFORE = "before training"
 LOADED = "before training (start_from)"
@@ -105,7 +105,8 @@ def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalR
 def shown_quantities(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
     """Return the quantities of a summary that tables show, in display order."""
     pass_at = sort_pass_at(summary)
-    return [*maxima, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "generated_tokens"]
+    penalty = [PENALTY] if PENALTY in summary and PENALTY not in maxima else []
+    return [*maxima, *penalty, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "generated_tokens"]
 
 
 def sort_pass_at(names: Iterable[str]) -> list[str]:

@@ -142,9 +142,9 @@ def answer_rows(
 
 _ANSWER_ROWS = {
     "response_tokens": ("tokens per answer", 1.0, 1, "rollout.max_new_tokens"),
-    "cut_off_frac": ("cut at the limit, %", 100.0, 1, "rollout.max_new_tokens, algo.loss_norm"),
-    "copied_frac": ("copied from the prompt, %", 100.0, 1, "model.chat_template, the reward"),
-    "repeated_frac": ("repeats itself, %", 100.0, 1, "rollout.temperature, the reward"),
+    "cut_off_frac": ("cut at the limit, %", 100.0, 1, "rollout.max_new_tokens, penalty.cut_off, algo.loss_norm"),
+    "copied_frac": ("copied from the prompt, %", 100.0, 1, "model.chat_template, penalty.copied, the reward"),
+    "repeated_frac": ("repeats itself, %", 100.0, 1, "rollout.temperature, penalty.repeated, the reward"),
 }
 """Title, factor, digits and settings of each quantity."""
 _UPDATE_ROWS = {
@@ -187,21 +187,35 @@ def _describe_answer_faults(
         shares += [f"{in_evaluation:.0%} at the last evaluation"] if in_evaluation else []
         yield Finding(
             f"{name}'s answers were cut at rollout.max_new_tokens = {limit}: {' and '.join(shares)}",
-            f"raise rollout.max_new_tokens (now {limit})",
+            f"raise rollout.max_new_tokens (now {limit}), or {_advise_cost('cut_off', config.penalty.cut_off)}",
         )
     for fault in faults:
         if fault.quantity == "copied_frac":
             yield Finding(fault.describe(limit), _advise_against_copies(config))
         elif fault.quantity == "repeated_frac":
-            remedy = f"read the answers in the report; raise rollout.temperature (now {config.rollout.temperature:g})"
-            yield Finding(fault.describe(limit), remedy)
+            yield Finding(fault.describe(limit), _advise_against_repetition(config))
+
+
+def _advise_cost(key: str, cost: float) -> str:
+    """``let them cost reward with penalty.copied``; if they already do, advice to raise the cost."""
+    return f"raise penalty.{key} (now {cost:g})" if cost else f"let them cost reward with penalty.{key} (now 0)"
+
+
+def _advise_against_repetition(config: RunConfig) -> str:
+    temperature = config.rollout.temperature
+    return (
+        f"read the answers in the report; raise rollout.temperature (now {temperature:g}), or, if the reward favours "
+        f"repetitions, {_advise_cost('repeated', config.penalty.repeated)}"
+    )
 
 
 def _advise_against_copies(config: RunConfig) -> str:
-    read = "read the answers with the highest reward in the report: the reward may favour copying"
+    advice = "read the answers with the highest reward in the report: if the reward favours copies, " + _advise_cost(
+        "copied", config.penalty.copied
+    )
     if config.model.chat_template == "none":
-        return f'{read}; an instruct model needs its chat template (model.chat_template = "auto")'
-    return read
+        advice += '; an instruct model needs its chat template (model.chat_template = "auto")'
+    return advice
 
 
 def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:

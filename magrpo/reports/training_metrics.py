@@ -11,6 +11,7 @@ from magrpo.reports.charts import Panel, series_panel
 from magrpo.reports.figures import quantity_title
 from magrpo.reports.page import ReportTable
 from magrpo.reports.series import StageMetrics, metric_series, metrics_by_iteration
+from magrpo.types import PENALTY
 
 PERCENT = "percent"
 CHARTS = {
@@ -47,7 +48,8 @@ def _expand_pattern(pattern: str, config: RunConfig) -> Mapping[str, str]:
     if "<agent>" in pattern:
         return {agent.name: pattern.replace("<agent>", agent.name) for agent in config.agents}
     if "<part>" in pattern:
-        return {quantity_title(part): pattern.replace("<part>", part) for part in config.reward.maxima}
+        parts = [*config.reward.maxima, *([PENALTY] if config.penalty.is_on else [])]
+        return {quantity_title(part): pattern.replace("<part>", part) for part in parts}
     return {"": pattern}
 
 

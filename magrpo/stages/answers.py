@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from magrpo.algo.repetition import find_copied, find_repeated, marked_share
-from magrpo.types import Action, AnswerStats, Prompt, RolloutGroup, T
+from magrpo.types import Action, AnswerStats, PastTurn, Prompt, RolloutGroup, T
 
 ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated_frac")
 """Names of the quantities measured for the answers of each agent."""
@@ -28,14 +28,26 @@ def list_quantities(stats: AnswerStats) -> dict[str, float]:
     return dict(zip(ANSWER_QUANTITIES, values, strict=True))
 
 
+def list_written(history: Sequence[PastTurn]) -> list[str]:
+    """The texts of all agents in earlier turns."""
+    return [text for past in history for text in past.texts.values()]
+
+
+def measure_completions(group: RolloutGroup[T]) -> dict[str, list[AnswerStats]]:
+    """Measure every completion of a node, by agent."""
+    written = list_written(group.history)
+    return {
+        agent: [measure_answer(action, group.prompts[agent], written) for action in actions]
+        for agent, actions in group.actions.items()
+    }
+
+
 def answer_metrics(groups: Sequence[RolloutGroup[T]]) -> dict[str, float]:
     """The metrics ``rollout/<agent>/<quantity>``: means over the completions of each agent that acted."""
     measured: dict[str, list[float]] = defaultdict(list)
     for group in groups:
-        written = [text for past in group.history for text in past.texts.values()]
-        for agent, actions in group.actions.items():
-            for action in actions:
-                stats = measure_answer(action, group.prompts[agent], written)
+        for agent, completions in measure_completions(group).items():
+            for stats in completions:
                 for name, value in list_quantities(stats).items():
                     measured[f"rollout/{agent}/{name}"].append(value)
     return {name: fmean(values) for name, values in measured.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import BaselineRow, RunConfig
+from magrpo.config.run import BaselineRow, PenaltyConfig, RunConfig
 from magrpo.interfaces import Env, Progress, Reward, Sandbox, Served
 from magrpo.sandboxes import STRENGTH
 from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split
@@ -18,16 +18,17 @@ Cache = MutableMapping[Execution, ExecutionReport]
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The agents, the environment they act in, and the reward of their joint actions."""
+    """The agents, the environment they act in, and the reward of their joint actions with its penalty."""
 
     agents: Sequence[AgentConfig]
     env: Env
     reward: Reward
+    penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
 
     @classmethod
     def of(cls, config: RunConfig | BaselineRow) -> Team:
         """The team of a run, or that of one row of the table of baselines."""
-        return cls(config.agents, config.env, config.reward)
+        return cls(config.agents, config.env, config.reward, config.penalty)
 
     @property
     def roles(self) -> dict[str, str]:

@@ -27,6 +27,7 @@ from magrpo.stages.rollout import Node, child_node, has_ended, rollout, sampling
 from magrpo.stages.score import score
 from magrpo.types import (
     HEADLINE,
+    PENALTY,
     AnswerStats,
     EvalReport,
     EvalRow,
@@ -119,10 +120,11 @@ def play_trajectories(
         for start, group in zip(starts, scored, strict=True):
             for index, turn in enumerate(group.turns):
                 steps = (*start.steps, TrajectoryStep.of(group, index))
-                node = child_node(group, index, start.node.sampling, 1)
                 if turn.masked or has_ended(turn, stop_above) or len(steps) == max_tries * num_turns:
-                    finished.append(Trajectory(group.problem, start.split, start.mode, node.path, steps))
+                    path = (*group.path, index)
+                    finished.append(Trajectory(group.problem, start.split, start.mode, path, steps))
                     continue
+                node = child_node(group, index, start.node.sampling, 1)
                 if len(steps) % num_turns == 0:  # the next try begins
                     node = replace(node, history=())
                 unfinished.append(start._replace(node=node, steps=steps))
@@ -186,6 +188,7 @@ def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict
             "return": reward.fraction(row.returns[-1]),
             "generated_tokens": float(row.generated_tokens),
             **{part: row.parts[-1].get(part, 0.0) / maximum for part, maximum in reward.maxima.items()},
+            **_penalty_share(row, reward),
             **{
                 f"{agent}/{name}": value
                 for agent, stats in row.answers.items()
@@ -204,6 +207,14 @@ def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict
                 task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in verdicts_of.items()
             }
     return values
+
+
+def _penalty_share(row: EvalRow, reward: Reward) -> dict[str, float]:
+    """The penalty of a trajectory as a share of the reward's maximum, at most 0; empty where no fault has a cost."""
+    parts = row.parts[-1]
+    if PENALTY not in parts or PENALTY in reward.maxima:
+        return {}
+    return {PENALTY: parts[PENALTY] / sum(reward.maxima.values())}
 
 
 def write_evaluation(context: StageContext) -> Metrics:

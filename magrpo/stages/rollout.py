@@ -22,7 +22,7 @@ from magrpo.plugins import quote_value
 from magrpo.run.files import GROUPS, checkpoint_iteration, read_scored
 from magrpo.run.store import write_records
 from magrpo.seeds import derive_seed
-from magrpo.stages.answers import answer_metrics
+from magrpo.stages.answers import answer_metrics, list_written, measure_answer
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.prepare import draw_problems
@@ -86,7 +86,11 @@ def has_ended(turn: ScoredTurn, threshold: float | None) -> bool:
 def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingParams, group_size: int) -> Node:
     """The child node that joint action ``index`` opens."""
     turn = group.turns[index]
-    past = PastTurn(group.texts(turn), turn.reward, turn.reports)
+    written = list_written(group.history)
+    answers = {
+        agent: measure_answer(group.actions[agent][i], group.prompts[agent], written) for agent, i in turn.picks.items()
+    }
+    past = PastTurn(group.texts(turn), turn.reward, turn.reports, answers)
     return Node(group.problem, (*group.path, index), (*group.history, past), sampling, group_size)
 
 

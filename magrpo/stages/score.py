@@ -18,6 +18,7 @@ from magrpo.run import files
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.context import Metrics, StageContext
+from magrpo.stages.penalty import subtract_penalties
 from magrpo.stages.pricing import Pricing
 from magrpo.types import PENDING, UNJUDGED, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
@@ -43,7 +44,7 @@ def score(
     progress: Progress | None = None,
     workers: Executor | None = None,
 ) -> tuple[list[RolloutGroup[ScoredTurn]], ScoreStats]:
-    """Price every joint action of every group.
+    """Price every joint action of every group, and subtract the penalty of its answers.
 
     The reward sees the latest text of every role, from this turn or an earlier one. Until every role has written, the
     reward of a joint action is :data:`~magrpo.types.PENDING`. ``workers`` call the reward if it allows that.
@@ -64,7 +65,7 @@ def score(
     scored = []
     for group in groups:
         turns = tuple(_scored_turn(turn, next(results), roles) for turn in group.turns)
-        scored.append(group.with_scores(turns))
+        scored.append(subtract_penalties(group.with_scores(turns), team))
     return scored, stats
 
 
@@ -78,6 +79,8 @@ def score_texts(
     workers: Executor | None = None,
 ) -> tuple[list[Scored], ScoreStats]:
     """Price joint actions, in order. The sandbox runs each round of executions that the reward requests as one batch.
+
+    Prices do not include the penalty, which depends on more than the texts.
 
     Raises ConfigError, naming reward and problem, if the reward returns anything but a usable price.
     """

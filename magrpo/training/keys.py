@@ -28,6 +28,8 @@ def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
     if "train" in sections and config.optim.schedule == "constant":
         # The length of the run matters only to a learning rate that decays.
         sections["train"].pop("num_iterations", None)
+    if not sections.get("penalty", True):
+        del sections["penalty"]  # a whole section at its defaults must not change the keys of older runs
     prompts = [PROMPTS] if step.spec.shows_prompts else []
     return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs], *prompts)
 

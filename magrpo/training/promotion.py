@@ -135,7 +135,7 @@ class _Candidate:
 
     def _protocol(self) -> str:
         """Digest everything an evaluation depends on except the agents; equal digests allow a comparison by problem."""
-        sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
+        sections = {"eval", "env", "reward", "penalty", "sandbox", "engine", "model", "rollout"}
         tree = json.loads(self.config.model_dump_json(include=sections))
         del tree["eval"]["every"]
         tree["rollout"] = {key: tree["rollout"][key] for key in ("temperature", "top_p", "top_k", "max_new_tokens")}

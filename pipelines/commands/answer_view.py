@@ -16,7 +16,7 @@ from magrpo.asking.problems import writes_programs
 from magrpo.interfaces import Reward
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
-from magrpo.types import PENDING, ExecutionReport, Problem
+from magrpo.types import PENALTY, PENDING, ExecutionReport, Problem
 
 _COLUMN = 36
 """Narrowest column, in characters, for an agent's text beside another."""
@@ -81,7 +81,10 @@ class AnswerView:
         table = Table("reward", box=None, padding=(0, 2, 0, 0), header_style="bold")
         for title in ("at most", *answers):
             table.add_column(title, justify="right")
-        for part, top in self._reward.maxima.items():
+        maxima = dict(self._reward.maxima)
+        if any(PENALTY in answer.reward.parts for answer in answers.values()):
+            maxima.setdefault(PENALTY, 0.0)
+        for part, top in maxima.items():
             table.add_row(quantity_title(part), f"{top:.2f}", *(_show_part(one, part) for one in answers.values()))
         totals = [_show_return(answer, self._reward) for answer in answers.values()]
         table.add_row("return", "100 %", *totals, style="bold")

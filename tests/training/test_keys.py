@@ -8,6 +8,7 @@ import pytest
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.envs.prompts import PROMPTS
+from magrpo.run.manifest import digest
 from magrpo.run.steps import STAGES, Step, steps
 from magrpo.run.store import RunStore
 from magrpo.training.keys import list_changes, make_key
@@ -33,9 +34,12 @@ def all_keys(config: RunConfig) -> dict[str, str]:
 def test_an_option_at_its_default_is_in_no_key() -> None:
     config = load_config(CONFIG)
     explicit = load_config(
-        CONFIG, ["optim.keep=1", "train.lag=0", "rollout.leave_out_long=false", "env.feedback_tests=3"]
+        CONFIG,
+        ["optim.keep=1", "train.lag=0", "rollout.leave_out_long=false", "env.feedback_tests=3", "penalty.copied=0"],
     )
     assert all_keys(explicit) == all_keys(config)
+    without = {name: list_changes(getattr(config, name)) for name in ("reward", "sandbox")}
+    assert all_keys(config)["score"] == digest("score", 1, without, []), "nor is a whole section"
     assert "leave_out_long" not in list_changes(config.rollout)
 
 
@@ -46,6 +50,7 @@ def test_an_option_at_its_default_is_in_no_key() -> None:
         ("algo.gamma=0.5", {"start", "credit", "update"}),
         ("env.feedback_tests=1", {"rollout", "credit", "evaluate"}),
         ("sandbox.workers=3", {"score", "evaluate", "baseline"}),
+        ("penalty.copied=0.5", {"score", "evaluate"}),
         ("train.num_iterations=7", {"start", "rollout", "update"}),
         ("train.seed=7", {"start", "rollout", "update"}),
         ("tracking.traces=0", set()),
