@@ -11,6 +11,7 @@ MEANINGS = {
     "length ratio": "reward part: the ratio of the texts' lengths, second to first, is near the target",
     "unique words": "reward part: the ratio of the texts' vocabulary sizes, second to first, is near the target",
     "style": "reward part: the texts contain transition words and share part of their vocabulary",
+    "penalty": "the cost of cut, copied or repetitive answers; at most 0, a share of the maximum",
     "pass@1": "the share of sampled trajectories that pass every test",
     "pass@k": "the probability that at least one of k sampled trajectories passes every test",
     "generated tokens": "mean number of tokens per trajectory, over all agents and turns",

@@ -43,7 +43,7 @@ from magrpo.training.closing import (
     print_verdict,
     suggest_commands,
 )
-from magrpo.types import HEADLINE, EvalReport
+from magrpo.types import HEADLINE, PENALTY, EvalReport
 from pipelines.arguments import Json, Root, RunId
 from pipelines.commands.runs import Summary, summarize_folder
 
@@ -159,7 +159,10 @@ def _print_screen(
 
 
 def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
-    """Tabulate the mean return (with its interval unless ``narrow``) and pass@1 at each evaluation, for each split."""
+    """Tabulate the mean return of each split at each evaluation, with its interval unless ``narrow``.
+
+    On held-out problems it also tabulates the penalty and pass@1, as far as they were measured.
+    """
     last = len(reports) - 1
     chosen: Sequence[int] = range(last + 1)
     if last >= MAX_ROWS:
@@ -170,12 +173,12 @@ def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
     table.add_column("iteration", justify="right")
     for key in keys:
         table.add_column(SPLIT_TITLES[key.partition("/")[0]], justify="right")
-    solved = "pass_at_1" in reports[-1].summary[HEADLINE]
-    if solved:
-        table.add_column(f"{quantity_title('pass_at_1')} (held-out)", justify="right")
+    others = [name for name in (PENALTY, "pass_at_1") if name in reports[-1].summary[HEADLINE]]
+    for name in others:
+        table.add_column(f"{quantity_title(name)} (held-out)", justify="right")
     for report in (reports[i] for i in chosen):
         cells = [format_interval("return", report.summary[key]["return"]) for key in keys if key in report.summary]
         cells = [cell.partition(" ")[0] if narrow else cell for cell in cells]
-        passed = [f"{report.summary[HEADLINE]['pass_at_1'].mean:.1%}"] if solved else []
-        table.add_row(str(report.policy_version), *cells, *passed)
+        cells += [f"{report.summary[HEADLINE][name].mean:.1%}" for name in others]
+        table.add_row(str(report.policy_version), *cells)
     return table

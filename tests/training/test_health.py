@@ -5,6 +5,7 @@ Real training of tiny models; only the texts are scripted, so that it is known w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,7 @@ class Honest(Plugin):
         return WritingEngine(OWN, cut=False)
 
 
-def train(folder: Path, engine: str, iterations: int = 5) -> RunStore:
+def train(folder: Path, engine: str, iterations: int = 5, overrides: Sequence[str] = ()) -> RunStore:
     """Train by the command, and return the run."""
     tiny_base(folder / "base", tiny_config(max_length=256))
     path = write_config(folder, iterations)
@@ -140,7 +141,7 @@ def train(folder: Path, engine: str, iterations: int = 5) -> RunStore:
         assert old in text
         text = text.replace(old, new)
     path.write_text(text)
-    assert main(["train", str(path), "--name", "run", "--local"]) == 0
+    assert main(["train", str(path), *overrides, "--name", "run", "--local"]) == 0
     return RunStore.open(folder / "runs", "run")
 
 
@@ -158,7 +159,10 @@ def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.Captur
     assert "; no reliable change in title (0.0% of its maximum)" in closing
     assert "; but 100% of summary's answers are cut at 8 tokens" in closing
     first_advice = next(line for line in closing.splitlines() if line.startswith("advice:"))
-    assert first_advice == "advice:  raise rollout.max_new_tokens (now 8)"
+    assert first_advice == (
+        "advice:  raise rollout.max_new_tokens (now 8), or let them cost reward with penalty.cut_off (now 0)"
+    )
+    assert "let them cost reward with penalty.copied (now 0)" in closing
 
     assert main(["show", "run", "--root", str(store.path.parent)]) == 0
     shown = capsys.readouterr().out
@@ -184,6 +188,30 @@ def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.Captur
     assert metrics["signal/length"] > 0
     assert run.data.tags["verdict"] == "better with reservations"
     assert "- warning: elaboration's answers were cut" in run.data.tags["mlflow.note.content"]
+
+
+def test_a_penalty_is_shown_beside_the_parts_of_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = train(tmp_path, "Copying", 2, ["penalty.cut_off=0.1", "penalty.copied=0.3"])
+    closing = capsys.readouterr().out
+    assert main(["show", "run", "--root", str(store.path.parent)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^ +penalty +0\.0 \[0\.0, 0\.0\] +-80\.0 \[-80\.0, -80\.0\]", closing, re.MULTILINE)
+    assert re.search(r"penalty \(held-out\)[^%]* 0\.0%\s[^%]* -80\.0%\s", shown)
+    assert "raise penalty.copied (now 0.3)" in closing
+    assert "raise penalty.cut_off (now 0.1)" in closing
+    assert re.search(r"penalty\s*0\.0 \[0\.0, 0\.0\]\s*-80\.0 \[", Page((store.path / "report.html").read_text()).text)
+
+    first, last = read_evaluations(store)
+    for report in (first, last):
+        summary = report.summary["test/sampled"]
+        parts = 0.75 * summary["length"].mean + 0.25 * summary["title"].mean
+        assert summary["return"].mean == pytest.approx(parts + summary["penalty"].mean)
+    client = MlflowClient(f"sqlite:///{store.path.parent / 'mlflow.db'}")
+    [run] = client.search_runs(["1"])
+    metrics = run.data.metrics
+    assert metrics["eval/penalty"] == last.summary["test/sampled"]["penalty"].mean
+    assert metrics["reward/penalty"] < 0
+    assert metrics["reward/joint"] == pytest.approx(sum(metrics[f"reward/{p}"] for p in ("length", "title", "penalty")))
 
 
 def test_an_honest_run_says_nothing_of_the_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ SHORT = (
     "rollout.group_size=2",
     "eval.max_problems=2",
     "eval.num_samples=1",
+    "penalty.copied=0.5",
 )
 CODE = re.compile(r"pass@|isolation|tests|syntax|cooperation")
 
@@ -26,6 +27,7 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
     assert main(["train", CONFIG, *SHORT, "--name", "mine", *root]) == 0
     said = capsys.readouterr().out
     assert "length ratio" in said
+    assert re.search(r"^ +penalty +-\d", said, re.MULTILINE)
     assert "programs run" not in said
     assert not CODE.search(said)
 
@@ -41,6 +43,7 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
         assert pages
         for page in pages:
             assert "pass@" not in page.read_text()
+            assert "penalty" in page.read_text()
 
 
 def test_a_plan_needs_no_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
