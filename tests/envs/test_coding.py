@@ -162,7 +162,8 @@ def test_the_paper_has_prompts_of_its_own() -> None:
 )
 def test_main_is_asked_to_call_aux_with_the_parameters_of_the_entry_point(prompt: str, parameters: str) -> None:
     user = CodingEnv().observe(Problem("t", prompt, "f"), "main", [], "any").messages[-1].content
-    assert f"# Your partner's function aux({parameters}) is in scope" in user
+    assert f"from partner import aux  # aux({parameters}) does" in user
+    assert f"begins by calling `aux({parameters})`" in user
 
 
 def test_instruct_is_a_chat_over_all_turns() -> None:
