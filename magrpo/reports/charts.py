@@ -358,7 +358,8 @@ def _draw_points(axes: Axes, points: Sequence[Point], colour: str, label: str, h
 def _finish_scatter(axes: Axes, x: str, y: str) -> None:
     axes.plot([0, 100], [0, 100], color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.set(xlabel=f"joint return {x}, % of maximum", ylabel=f"joint return {y}, % of maximum")
-    axes.set(xlim=(-4, 106), ylim=(-20, 106), aspect="equal", xticks=range(0, 101, 20), yticks=range(0, 101, 20))
+    left, bottom = min(-4.0, axes.dataLim.x0 - 1), min(-20.0, axes.dataLim.y0 - 1)  # returns may be negative
+    axes.set(xlim=(left, 106), ylim=(bottom, 106), aspect="equal", xticks=range(0, 101, 20), yticks=range(0, 101, 20))
     axes.grid()
     axes.legend(loc="lower right", frameon=False, borderpad=0, handletextpad=0.2, fontsize=9.5)
 

@@ -187,7 +187,8 @@ def _describe_answer_faults(
         shares += [f"{in_evaluation:.0%} at the last evaluation"] if in_evaluation else []
         yield Finding(
             f"{name}'s answers were cut at rollout.max_new_tokens = {limit}: {' and '.join(shares)}",
-            f"raise rollout.max_new_tokens (now {limit}), or {_advise_cost('cut_off', config.penalty.cut_off)}",
+            f"raise rollout.max_new_tokens (now {limit}), or penalty.cut_off (now {config.penalty.cut_off:g}) to make "
+            "cut answers cost reward",
         )
     for fault in faults:
         if fault.quantity == "copied_frac":
@@ -196,22 +197,18 @@ def _describe_answer_faults(
             yield Finding(fault.describe(limit), _advise_against_repetition(config))
 
 
-def _advise_cost(key: str, cost: float) -> str:
-    """``let them cost reward with penalty.copied``; if they already do, advice to raise the cost."""
-    return f"raise penalty.{key} (now {cost:g})" if cost else f"let them cost reward with penalty.{key} (now 0)"
-
-
 def _advise_against_repetition(config: RunConfig) -> str:
     temperature = config.rollout.temperature
     return (
-        f"read the answers in the report; raise rollout.temperature (now {temperature:g}), or, if the reward favours "
-        f"repetitions, {_advise_cost('repeated', config.penalty.repeated)}"
+        f"read the answers in the report; raise rollout.temperature (now {temperature:g}) or, if the reward favours "
+        f"repetitions, penalty.repeated (now {config.penalty.repeated:g})"
     )
 
 
 def _advise_against_copies(config: RunConfig) -> str:
-    advice = "read the answers with the highest reward in the report: if the reward favours copies, " + _advise_cost(
-        "copied", config.penalty.copied
+    advice = (
+        "read the answers with the highest reward in the report: if the reward favours copies, raise penalty.copied "
+        f"(now {config.penalty.copied:g})"
     )
     if config.model.chat_template == "none":
         advice += '; an instruct model needs its chat template (model.chat_template = "auto")'

@@ -24,11 +24,11 @@ from tests.reports.pages import Page
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the runs ``a`` and ``b`` of one iteration each, and the table ``table`` of both."""
+    """With the runs ``a`` and ``b`` of one iteration each, and the table ``table`` of both; cut answers cost reward."""
     folder = tmp_path_factory.mktemp("baselines")
     config = str(write_config(folder, iterations=1))
     for name, seed in (("a", 0), ("b", 1)):
-        assert main(["train", config, f"train.seed={seed}", "--local", "--name", name]) == 0
+        assert main(["train", config, f"train.seed={seed}", "penalty.cut_off=0.25", "--local", "--name", name]) == 0
     arguments = ["--baselines", "all", "--partner", "b", "--name", "table", "--root", str(folder / "runs")]
     assert main(["evaluate", "a", *arguments, "eval.num_samples=3", "--local"]) == 0
     return folder / "runs"
@@ -77,6 +77,7 @@ def test_rows_find_what_the_runs_found(root: Path) -> None:
 
     def played(run: str, stage: str) -> list[tuple[object, ...]]:
         report = read_evaluation(RunStore.open(root, run).path / f"stages/{stage}")
+        assert any(row.parts[-1]["penalty"] < 0 for row in report.rows)
         return [(r.task_id, r.mode, r.returns, list(r.texts.values())) for r in report.rows if r.index < 2]
 
     assert played("table", "00000/baseline.naive") == played("a", "00000/evaluate")

@@ -160,9 +160,9 @@ def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.Captur
     assert "; but 100% of summary's answers are cut at 8 tokens" in closing
     first_advice = next(line for line in closing.splitlines() if line.startswith("advice:"))
     assert first_advice == (
-        "advice:  raise rollout.max_new_tokens (now 8), or let them cost reward with penalty.cut_off (now 0)"
+        "advice:  raise rollout.max_new_tokens (now 8), or penalty.cut_off (now 0) to make cut answers cost reward"
     )
-    assert "let them cost reward with penalty.copied (now 0)" in closing
+    assert "if the reward favours copies, raise penalty.copied (now 0)" in closing
 
     assert main(["show", "run", "--root", str(store.path.parent)]) == 0
     shown = capsys.readouterr().out
@@ -198,7 +198,7 @@ def test_a_penalty_is_shown_beside_the_parts_of_the_reward(tmp_path: Path, capsy
     assert re.search(r"^ +penalty +0\.0 \[0\.0, 0\.0\] +-80\.0 \[-80\.0, -80\.0\]", closing, re.MULTILINE)
     assert re.search(r"penalty \(held-out\)[^%]* 0\.0%\s[^%]* -80\.0%\s", shown)
     assert "raise penalty.copied (now 0.3)" in closing
-    assert "raise penalty.cut_off (now 0.1)" in closing
+    assert "or penalty.cut_off (now 0.1)" in closing
     assert re.search(r"penalty\s*0\.0 \[0\.0, 0\.0\]\s*-80\.0 \[", Page((store.path / "report.html").read_text()).text)
 
     first, last = read_evaluations(store)

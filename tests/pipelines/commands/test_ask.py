@@ -184,7 +184,7 @@ def shown(width: int, text: str) -> str:
     """A scored and an unscored answer on a terminal of ``width`` columns."""
     report = ExecutionReport("wrong", (Case("pass"), *[Case("wrong", f"assert candidate({i})") for i in range(5)]), "n")
     texts = {"helper": "def aux(x):\n    return 1", "main": text}
-    turn = ScoredTurn({}, JointReward(2.0, PARTS), {"program": report})
+    turn = ScoredTurn({}, JointReward(2.0, PARTS | {"penalty": -0.25}), {"program": report})
     good = answer(texts, turn, program="def f(x): ...", cut="main")
     unscored = answer(texts, ScoredTurn({}, PENDING, {}), why=NO_TESTS)
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, height=30)
@@ -204,6 +204,7 @@ def test_agents_stand_side_by_side_where_there_is_room(width: int) -> None:
     assert said.count("[cut at 2 tokens]") == 1
     assert "1 of 6 tests passed\n  wrong: assert f(0)\n" in said
     assert "  and 2 more" in said
+    assert said.split("\npenalty ")[1].splitlines()[0].split() == ["0.00", "-0.25", "-"]
     assert said.split("\nreturn ")[1].split() == ["100", "%", "50", "%", "-"]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.config.run import PenaltyConfig
 from magrpo.problems.notes import Notes
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import compare_means, judge_difference, judge_settings, match_budgets
@@ -181,6 +182,13 @@ def test_a_verdict_needs_equal_rewards(root: Path) -> None:
     verdict = judge_difference(one, two)
     assert (verdict.word, verdict.difference) == ("not comparable", None)
     assert "the rewards differ" in verdict.sentence.lower()
+
+
+def test_a_verdict_needs_equal_penalties(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    assert judge_difference(one, two).quantity == "return"
+    two.config = two.config.model_copy(update={"penalty": PenaltyConfig(copied=0.5)})
+    assert judge_difference(one, two).quantity == "pass_at_1"
 
 
 def test_runs_on_different_problems_are_not_comparable(root: Path) -> None:
