@@ -30,6 +30,8 @@ from magrpo.run.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 
 COST = ("seconds", "tokens_per_s", "generated_tokens")
+PAPER_ROWS = ("single", "single_grpo", "naive", "sequential", "discussion", "magrpo", "one_turn", "two_turns")
+"""The rows of the tables of arXiv 2508.04652, by name."""
 
 
 @dataclass
@@ -191,12 +193,13 @@ class BaselineTable:
         return Banner("Verdict", word, sentence)
 
     def paper_table(self) -> ReportTable:
-        """Tabulate the rows in the columns of arXiv 2508.04652: speed, response time, quality and return, as means."""
-        widest = max((result.list_paper_columns() for result in self.rows), key=len)
-        titles = {"tokens_per_s": "speed, tokens/s", "seconds": "response time, s"}
+        """Tabulate the paper's rows in its columns: speed, response time, quality and return, as means."""
+        results = [result for result in self.rows if result.row.name in PAPER_ROWS]
+        widest = max((result.list_paper_columns() for result in results), key=len)
+        titles = {"tokens_per_s": "speed,\ntok/s", "seconds": "time,\ns"}
         quantities = [*titles, *widest, "return"]
         columns = [titles.get(name, figures.quantity_title(name.removeprefix(PAPER))) for name in quantities]
-        lines = [(result.row.title, *map(result.format_mean, quantities)) for result in self.rows]
+        lines = [(result.row.title, *map(result.format_mean, quantities)) for result in results]
         note = "Means. Speed and response time: problems asked one at a time. The rest: percent of the maximum."
         if any(name.startswith(PAPER) for name in widest):
             note += (
@@ -205,8 +208,7 @@ class BaselineTable:
             )
         if any(figures.UNDEFINED in line for line in lines):
             note += " A dash: not defined for this row."
-        title = "Held-out problems, sampled: the columns of arXiv 2508.04652"
-        return ReportTable(title, ("", *columns), lines, note)
+        return ReportTable("Held-out problems, sampled: the columns of the paper", ("", *columns), lines, note)
 
     def console_table(self) -> ReportTable:
         """Summarize each row in 80 columns: its score, the difference to the reference, and pass@1."""
