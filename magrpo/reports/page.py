@@ -15,7 +15,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -202,7 +202,7 @@ def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
         figures_fit = not shown.text and _measure_figures(shown) + _NAME_WIDTH <= console.width
         table.add_column(Text(shown.columns[0]), overflow="fold")
         for column in shown.columns[1:]:
-            justify = "left" if shown.text else "right"
+            justify: JustifyMethod = "left" if shown.text else "right"
             table.add_column(Text(column), justify=justify, overflow="fold", no_wrap=figures_fit)
         for row in shown.rows:
             table.add_row(*map(Text, row))  # Text, because brackets must not be read as markup
