@@ -11,6 +11,8 @@ MEANINGS = {
     "length ratio": "reward part: the ratio of the texts' lengths, second to first, is near the target",
     "unique words": "reward part: the ratio of the texts' vocabulary sizes, second to first, is near the target",
     "style": "reward part: the texts contain transition words and share part of their vocabulary",
+    "consistency": "the overlap of the vocabularies of two texts, as a share of its target",
+    "coherence": "the variety of transition words in the texts",
     "pass@1": "the share of sampled trajectories that pass every test",
     "pass@k": "the probability that at least one of k sampled trajectories passes every test",
     "generated tokens": "mean number of tokens per trajectory, over all agents and turns",
