@@ -118,10 +118,9 @@ class SequentialWritingEnv(WritingEnv):
             return seen
         (text,) = history[-1].texts.values()
         *before, last = seen.messages
-        if self.prompt == "bare":
-            content = f"# partner\n{text}\n{last.content}"
-        else:
-            content = f"{last.content}\n\nYour partner wrote:\n{text}"
+        heading = "# partner" if self.prompt == "bare" else "Your partner wrote:"
+        gap = "\n" if self.prompt == "bare" else "\n\n"
+        content = f"{heading}\n{text}{gap}{last.content}"  # the request stays last: a small model copies what is last
         return Observation((*before, Message(last.role, content)))
 
 
