@@ -204,7 +204,7 @@ class BaselineTable:
         if any(name.startswith(PAPER) for name in widest):
             note += (
                 " Structure: lengths, their ratio, and the ratio of different words; consistency: shared vocabulary; "
-                "coherence: transition words. They count in every answer, the return only up to the first level at 0."
+                "coherence: transition words. All are measured in every answer; the return stops at a level of 0."
             )
         if any(figures.UNDEFINED in line for line in lines):
             note += " A dash: not defined for this row."
