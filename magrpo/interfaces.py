@@ -209,6 +209,15 @@ class HasMaxExecutions(Protocol):
 
 
 @runtime_checkable
+class MeasuresTexts(Protocol):
+    def measure_texts(self, texts: Mapping[str, str]) -> Mapping[str, float]:
+        """The quantities by which the paper compares texts, where they differ from the parts of the reward.
+
+        They are fractions of their maxima, in the order of the paper's table. ``texts`` is keyed by role.
+        """
+
+
+@runtime_checkable
 class RunsElsewhere(Protocol):
     @property
     def runs_elsewhere(self) -> bool:

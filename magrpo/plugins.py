@@ -42,12 +42,15 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "sequential": "magrpo.envs.coding:SequentialEnv",
         "team": "magrpo.envs.coding:TeamEnv",
         "writing": "magrpo.envs.writing:WritingEnv",
+        "writing_solo": "magrpo.envs.writing:SoloWritingEnv",
+        "writing_sequential": "magrpo.envs.writing:SequentialWritingEnv",
     },
     "reward": {
         "coding": "magrpo.rewards.coding:CodingReward",
         "solo": "magrpo.rewards.coding:SoloReward",
         "team": "magrpo.rewards.coding:TeamReward",
         "writing": "magrpo.rewards.writing:WritingReward",
+        "writing_solo": "magrpo.rewards.writing:SoloWritingReward",
     },
     "sandbox": {
         "none": "magrpo.sandboxes.none:NoSandbox",

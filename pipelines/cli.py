@@ -407,7 +407,8 @@ def evaluate(
     Args:
         run: Id of a run; or a TOML file or shipped configuration, whose agents are evaluated before training.
         checkpoint: Iteration whose weights to evaluate; the last one by default.
-        baselines: Compare the agents with baselines: all, or names separated by commas (docs/baselines.md lists them).
+        baselines: Compare the agents with baselines, in the columns of the paper: all, or names separated by commas
+            (docs/baselines.md lists them).
         single_run: With --baselines: id of a run that trained a single agent.
         partner: With --baselines: id of a run whose agents play with this run's agents; repeatable.
         name: Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.

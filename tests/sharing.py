@@ -79,7 +79,7 @@ SECONDS = {
     "tests/pipelines/commands/test_compare.py": 30,
     "tests/pipelines/flows/test_kills.py": 20,
     "tests/training/test_resume_lag.py": 16,
-    "tests/training/test_writing.py": 16,
+    "tests/training/test_writing.py": 24,
     "tests/fuzz/test_run_directories.py": 16,
     "tests/pipelines/commands/test_ask.py": 14,
     "tests/pipelines/commands/test_show.py": 14,

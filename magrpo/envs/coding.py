@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from magrpo.envs.diagnosis import Feedback, diagnose_turn, format_bare_feedback, format_feedback
 from magrpo.envs.expert import Expert
 from magrpo.envs.prompts import PROMPTS
+from magrpo.envs.rounds import merge_rounds
 from magrpo.plugins import Plugin
 from magrpo.python_source import parse_python
 from magrpo.types import Message, Observation, PastTurn, Problem
@@ -176,9 +177,7 @@ class SequentialEnv(CodingEnv):
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         assert (role,) == self.acting(len(history)), role
-        halves = zip(history[::2], history[1::2], strict=False)  # leaves out a round that is not complete
-        rounds = [PastTurn(first.texts | second.texts, second.reward, second.reports) for first, second in halves]
-        seen = super().observe(problem, role, rounds, agent)
+        seen = super().observe(problem, role, merge_rounds(history), agent)
         if role == "helper":
             return seen
         (code,) = history[-1].texts.values()

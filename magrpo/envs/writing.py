@@ -1,11 +1,12 @@
-"""The writing environment: two authors write one text without seeing each other's part."""
+"""Environments of authors: two who write two texts at once or in turn, or one who writes both."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from magrpo.envs.prompts import PROMPTS
+from magrpo.envs.rounds import merge_rounds
 from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
@@ -34,6 +35,11 @@ class WritingEnv(Plugin):
     Both act at every turn. ``Problem.prompt`` is the post or the abstract. Feedback is made from the reward's parts.
     """
 
+    prompts: ClassVar[Mapping[str, str]] = PROMPTS["writing"]
+    """Prompt of each role, used with ``prompt = "instruct"``."""
+    request: ClassVar[str] = "Revise your text. Write the text only."
+    """What each agent is asked after feedback."""
+
     kind: str = "writing"
     task: Literal["tldr", "arxiv"] = "tldr"
     """``tldr``: write two summaries of a post; ``arxiv``: write an introduction from an abstract."""
@@ -59,11 +65,14 @@ class WritingEnv(Plugin):
                 lines += ["# previous", history[-1].texts[agent], "# feedback"]
                 lines += [*self._list_bare_feedback(history[-1], agent), ""]
             return Observation((Message("user", "\n".join(lines)),))
-        messages = [Message("user", PROMPTS["writing"][role].format(prompt=problem.prompt))]
+        messages = [Message("user", self._ask_author(problem, role))]
         for turn in history:
-            request = [*self._list_feedback(turn, agent), "Revise your text. Write the text only."]
+            request = [*self._list_feedback(turn, agent), self.request]
             messages += [Message("assistant", turn.texts[agent]), Message("user", "\n".join(request))]
         return Observation(tuple(messages))
+
+    def _ask_author(self, problem: Problem, role: str) -> str:
+        return self.prompts[role].format(prompt=problem.prompt)
 
     def _list_bare_feedback(self, turn: PastTurn, agent: str) -> list[str]:
         if self.feedback == "discussion":
@@ -85,6 +94,51 @@ class WritingEnv(Plugin):
             return ["Look at your text again and improve it where you can."]
         advice = [_LEVELS[name][1] for name, good in verdicts.items() if not good]
         return advice or ["The two texts fit each other well."]
+
+
+class SequentialWritingEnv(WritingEnv):
+    """The first author acts at even turns (from 0), the second, who sees the first one's latest text, at odd ones.
+
+    Two turns are a round. From the second round on, both get feedback on the texts of the previous round.
+    """
+
+    prompts: ClassVar[Mapping[str, str]] = PROMPTS["writing_sequential"]
+
+    kind: str = "writing_sequential"
+    num_turns: int = Field(2, ge=2, multiple_of=2)
+    """Number of turns of an episode; two turns are one round."""
+
+    def acting(self, turn: int) -> tuple[str, ...]:
+        return (self.roles()[turn % 2],)
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        assert (role,) == self.acting(len(history)), role
+        seen = super().observe(problem, role, merge_rounds(history), agent)
+        if role == self.roles()[0]:
+            return seen
+        (text,) = history[-1].texts.values()
+        *before, last = seen.messages
+        heading = "# partner" if self.prompt == "bare" else "Your partner wrote:"
+        gap = "\n" if self.prompt == "bare" else "\n\n"
+        content = f"{heading}\n{text}{gap}{last.content}"  # the request stays last: a small model copies what is last
+        return Observation((*before, Message(last.role, content)))
+
+
+class SoloWritingEnv(WritingEnv):
+    """The single role ``solo`` writes both texts, an empty line between them: the single-agent baseline, or GRPO."""
+
+    prompts: ClassVar[Mapping[str, str]] = PROMPTS["writing_solo"]
+    request: ClassVar[str] = "Revise your texts. Write the two texts only, with an empty line between them."
+
+    kind: str = "writing_solo"
+    feedback: Literal["level_feedback", "plain"] = "level_feedback"
+    """Feedback between turns. ``level_feedback``: the verdict on each level; ``plain``: none."""
+
+    def roles(self) -> tuple[str, ...]:
+        return ("solo",)
+
+    def _ask_author(self, problem: Problem, role: str) -> str:
+        return self.prompts[self.task].format(prompt=problem.prompt)
 
 
 def _judge_levels(turn: PastTurn) -> dict[str, bool]:

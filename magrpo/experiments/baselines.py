@@ -1,6 +1,6 @@
 """The baselines of section 5 of arXiv 2508.04652 and cross-play; each entry of a table is one baseline.
 
-An entry lists its differences from the run it is compared with: fields of the environment and the reward, and which
+An entry lists its differences from the run it is compared with: who writes when, fields of the environment, and which
 agent takes each role with which weights. Rows that cannot be made for a run are left out, with the reason.
 """
 
@@ -102,38 +102,56 @@ def seat_agents(
 
 
 @dataclass(frozen=True, slots=True)
+class Family:
+    """The plug-ins of one family of tasks, by who writes when. Environment and reward of ``alone`` have one kind."""
+
+    rewards: tuple[str, ...]
+    at_once: str
+    in_turn: str
+    alone: str
+    runs_programs: bool
+    """Whether answers are programs, of which a majority can behave alike."""
+
+
+FAMILIES = (
+    Family(("coding", "solo", "team"), "coding", "sequential", "solo", runs_programs=True),
+    Family(("writing", "writing_solo"), "writing", "writing_sequential", "writing_solo", runs_programs=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Baseline:
-    """An entry: how its rows differ from the run. A ``kind`` replaces the plug-in and keeps the fields both have."""
+    """An entry: how its rows differ from the run."""
 
     title: str
     seating: Seating
     env: Mapping[str, Any] = field(default_factory=dict)
-    reward: Mapping[str, Any] = field(default_factory=dict)
+    order: Literal["own", "at_once", "in_turn", "alone"] = "own"
+    """Who writes when: as in the run; all agents at the same time, even where the run's agents take turns; one after
+    the other; or one agent that writes everything."""
     votes: Literal["none", "majority", "best"] = "none"
-    tasks: tuple[str, ...] = ()
-    """Kinds of reward that the entry applies to; empty: every reward."""
-    blind: bool = False
-    """Whether the agents act at the same time, even where the run's agents take turns."""
     oracle: Literal["none", "stop", "retry"] = "none"
     """``stop``: end a trajectory where its reward exceeds ``eval.stop_above`` (None: where it is largest).
     ``retry``: do the same, but start again where it does not, until there are as many tries as the run has turns."""
 
 
-CODING = ("coding", "solo", "team")
-SOLO = {"kind": "solo", "num_turns": 1}
+ONE_ANSWER = {"num_turns": 1, "feedback": "plain"}
+"""Fields of an agent that writes alone: without a second turn it gets no feedback."""
 BASELINES: dict[str, Baseline] = {
-    "single": Baseline("single agent", "untrained", SOLO, {"kind": "solo"}, tasks=CODING),
-    "single_grpo": Baseline("single agent, GRPO", "single", SOLO, {"kind": "solo"}, tasks=CODING),
-    "naive": Baseline("naive concatenation", "untrained", {"num_turns": 1}, blind=True),
-    "sequential": Baseline("sequential pipeline", "untrained", {"kind": "sequential", "num_turns": 2}, tasks=CODING),
-    "discussion": Baseline("one-round discussion", "untrained", {"feedback": "discussion", "num_turns": 2}, blind=True),
+    "single": Baseline("single agent", "untrained", ONE_ANSWER, "alone"),
+    "single_grpo": Baseline("single agent, GRPO", "single", ONE_ANSWER, "alone"),
+    "naive": Baseline("naive concatenation", "untrained", {"num_turns": 1}, "at_once"),
+    "sequential": Baseline("sequential pipeline", "untrained", {"num_turns": 2}, "in_turn"),
+    "discussion": Baseline(
+        "one-round discussion", "untrained", {"feedback": "discussion", "num_turns": 2}, order="at_once"
+    ),
     "magrpo": Baseline("MAGRPO", "run"),
     "one_turn": Baseline("MAGRPO, one turn", "run", {"num_turns": 1}),
     "two_turns": Baseline("MAGRPO, two turns", "run", {"num_turns": 2}),
     "oracle_stop": Baseline("MAGRPO, oracle stop", "run", oracle="stop"),
     "retry": Baseline("MAGRPO, one turn, retry (oracle)", "run", {"num_turns": 1}, oracle="retry"),
-    "voting": Baseline("voting, single agent", "untrained", SOLO, {"kind": "solo"}, "majority", CODING),
-    "best_of": Baseline("best of k, single agent (oracle)", "untrained", SOLO, {"kind": "solo"}, "best", CODING),
+    "voting": Baseline("voting, single agent", "untrained", ONE_ANSWER, "alone", "majority"),
+    "best_of": Baseline("best of k, single agent (oracle)", "untrained", ONE_ANSWER, "alone", "best"),
     "swap": Baseline("cross-play: roles exchanged", "swap"),
     "solo": Baseline("cross-play", "solo"),
     "untrained_partner": Baseline("cross-play", "untrained_partner"),
@@ -176,10 +194,8 @@ def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> Run
 
 def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
     entry = BASELINES[name]
-    if entry.tasks and config.reward.kind not in entry.tasks:
-        raise LeftOut(f"it needs the reward {' or '.join(entry.tasks)}, not {config.reward.kind}")
-    at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
-    env = _change_plugin("env", config.env, {**entry.env, **at_once})
+    env = _change_plugin("env", config.env, {**entry.env, **_choose_env(entry, config)})
+    reward = _change_plugin("reward", config.reward, {"kind": env.kind} if entry.order == "alone" else {})
     roles = env.roles()
     num_turns = config.env.num_turns
     stop_above = None
@@ -197,7 +213,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
             name=name + suffix,
             title=entry.title + title,
             env=env,
-            reward=_change_plugin("reward", config.reward, entry.reward),
+            reward=reward,
             penalty=config.penalty,
             agents=_load_weights(seats, roles, config.agents),
             max_new_tokens=config.rollout.max_new_tokens * num_writers,
@@ -205,6 +221,21 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
             stop_above=stop_above,
             max_tries=num_turns if entry.oracle == "retry" else 1,
         )
+
+
+def _choose_env(entry: Baseline, config: RunConfig) -> dict[str, str]:
+    """Return the kind of the environment where it must differ from the run's, else nothing."""
+    family = next((one for one in FAMILIES if config.reward.kind in one.rewards), None)
+    if entry.order == "at_once":
+        return {"kind": family.at_once} if family and config.env.kind == family.in_turn else {}
+    if entry.order == "own":
+        return {}
+    if family is None:
+        known = ", ".join(kind for one in FAMILIES for kind in one.rewards)
+        raise LeftOut(f"it needs one of the rewards {known}, not {config.reward.kind}")
+    if entry.votes == "majority" and not family.runs_programs:
+        raise LeftOut("a majority is a set of programs that behave alike, and texts are not run")
+    return {"kind": family.in_turn if entry.order == "in_turn" else family.alone}
 
 
 def _change_plugin(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:

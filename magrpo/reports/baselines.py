@@ -13,11 +13,13 @@ from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.reports import figures
 from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
+    PAPER,
     Means,
     common_parts,
     common_share,
     compute_problem_means,
     interval_over_seeds,
+    measure_texts,
     subtract_means,
 )
 from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, has_interval
@@ -28,6 +30,8 @@ from magrpo.run.store import RunStore, read_records
 from magrpo.types import HEADLINE, PENALTY, EvalReport, Interval, TimedAnswer
 
 COST = ("seconds", "tokens_per_s", "generated_tokens")
+PAPER_ROWS = ("single", "single_grpo", "naive", "sequential", "discussion", "magrpo", "one_turn", "two_turns")
+"""The rows of the tables of arXiv 2508.04652, by name."""
 
 
 @dataclass
@@ -55,11 +59,22 @@ class BaselineResult:
             }
             if not self.comparable:
                 del means["return"]
+        roles = {agent.name: agent.role for agent in self.row.agents}
+        for key, measured in measure_texts(self.report, self.row.reward, roles).items():
+            means_by_key[key] |= measured
         means_by_key[HEADLINE] |= {
             "seconds": {answer.task_id: answer.seconds for answer in self.timed},
             "tokens_per_s": {answer.task_id: answer.tokens / answer.seconds for answer in self.timed},
         }
         return dict(means_by_key)
+
+    def list_paper_columns(self) -> list[str]:
+        """Return the quantities that the paper tabulates between response time and return.
+
+        They are the parts of the reward, unless the reward measures texts in another way.
+        """
+        measured = [name for name in self.means[HEADLINE] if name.startswith(PAPER)]
+        return measured or list(self.row.reward.maxima)
 
     def list_means(self, key: str, quantity: str) -> list[Mapping[str, float]]:
         """Return the problem means of this run and of the other runs; empty if one of them lacks the quantity."""
@@ -67,7 +82,7 @@ class BaselineResult:
         return found if all(found) else []
 
     def format_mean(self, quantity: str) -> str:
-        """Format the mean over held-out problems and runs, sampled."""
+        """Format the mean over held-out problems and runs, sampled; a dash without a value."""
         values = self.list_means(HEADLINE, quantity)
         if not values:
             return figures.UNDEFINED
@@ -177,6 +192,24 @@ class BaselineTable:
         )
         return Banner("Verdict", word, sentence)
 
+    def paper_table(self) -> ReportTable:
+        """Tabulate the paper's rows in its columns: speed, response time, quality and return, as means."""
+        results = [result for result in self.rows if result.row.name in PAPER_ROWS]
+        widest = max((result.list_paper_columns() for result in results), key=len)
+        titles = {"tokens_per_s": "speed,\ntok/s", "seconds": "time,\ns"}
+        quantities = [*titles, *widest, "return"]
+        columns = [titles.get(name, figures.quantity_title(name.removeprefix(PAPER))) for name in quantities]
+        lines = [(result.row.title, *map(result.format_mean, quantities)) for result in results]
+        note = "Means. Speed and response time: problems asked one at a time. The rest: percent of the maximum."
+        if any(name.startswith(PAPER) for name in widest):
+            note += (
+                " Structure: lengths, their ratio, and the ratio of different words; consistency: shared vocabulary; "
+                "coherence: transition words. All are measured in every answer; the return stops at a level of 0."
+            )
+        if any(figures.UNDEFINED in line for line in lines):
+            note += " A dash: not defined for this row."
+        return ReportTable("Held-out problems, sampled: the columns of the paper", ("", *columns), lines, note)
+
     def console_table(self) -> ReportTable:
         """Summarize each row in 80 columns: its score, the difference to the reference, and pass@1."""
         quantity = self._ranked_quantity
@@ -227,6 +260,7 @@ class BaselineTable:
     def list_tables(self) -> Iterator[ReportTable]:
         """Yield every table, the summary first."""
         yield self.summary_table()
+        yield self.paper_table()
         for key in figures.sort_summary_keys(self.rows[0].means):
             yield self._quality_table(key)
             yield self._quality_table(key, from_reference=True)

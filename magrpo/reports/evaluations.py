@@ -7,7 +7,7 @@ from statistics import fmean
 
 from magrpo.algo.stats import bootstrap_interval, crossed_interval
 from magrpo.config.run import RunConfig
-from magrpo.interfaces import Reward
+from magrpo.interfaces import MeasuresTexts, Reward
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import Budget, build_ledger
 from magrpo.run.files import TRAJECTORIES, find_evaluations, read_evaluations, read_held_out
@@ -17,6 +17,10 @@ from magrpo.types import EvalReport, Interval, Problem, Trajectory
 
 Means = Mapping[str, Mapping[str, float]]
 """Mean of each problem, ``means[quantity][task_id]``: a fraction, a count or seconds."""
+
+
+PAPER = "paper/"
+"""Prefix of the quantities that a reward measures in texts (:class:`magrpo.interfaces.MeasuresTexts`)."""
 
 
 @dataclass
@@ -84,10 +88,30 @@ def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
 # ------------------------------------------------------------------------------------------------------ problem means
 def compute_problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[str, dict[str, float]]]:
     """Compute the means of each problem, ``means["test/sampled"]["return"][task_id]``, in the units of the summary."""
-    return {
-        key: {name: {task_id: fmean(v) for task_id, v in values.items()} for name, values in quantities.items()}
-        for key, quantities in values_by_problem(report.rows, reward).items()
-    }
+    return {key: _average_values(quantities) for key, quantities in values_by_problem(report.rows, reward).items()}
+
+
+def measure_texts(
+    report: EvalReport, reward: Reward, roles: Mapping[str, str]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Compute the means of each problem of the quantities that ``reward`` measures in the texts themselves.
+
+    They are keyed like :func:`compute_problem_means`, with :data:`PAPER` before each name; empty unless the reward
+    measures texts. ``roles``: the role of each agent.
+    """
+    if not isinstance(reward, MeasuresTexts):
+        return {}
+    values: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for row in report.rows:
+        by_quantity = values.setdefault(f"{row.split}/{row.mode}", {})
+        texts = {roles[agent]: text for agent, text in row.texts.items()}
+        for name, value in reward.measure_texts(texts).items():
+            by_quantity.setdefault(PAPER + name, {}).setdefault(row.task_id, []).append(value)
+    return {key: _average_values(quantities) for key, quantities in values.items()}
+
+
+def _average_values(quantities: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
+    return {name: {task_id: fmean(v) for task_id, v in values.items()} for name, values in quantities.items()}
 
 
 def mean_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:

@@ -11,6 +11,8 @@ MEANINGS = {
     "length ratio": "reward part: the ratio of the texts' lengths, second to first, is near the target",
     "unique words": "reward part: the ratio of the texts' vocabulary sizes, second to first, is near the target",
     "style": "reward part: the texts contain transition words and share part of their vocabulary",
+    "consistency": "the overlap of the vocabularies of two texts, as a share of its target",
+    "coherence": "the variety of transition words in the texts",
     "penalty": "the cost of cut, copied or repetitive answers; at most 0, a share of the maximum",
     "pass@1": "the share of sampled trajectories that pass every test",
     "pass@k": "the probability that at least one of k sampled trajectories passes every test",

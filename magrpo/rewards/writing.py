@@ -1,10 +1,14 @@
-"""The writing reward, for two authors of one text: four gated levels (structure, length ratio, unique words, style)."""
+"""The rewards of two texts that belong together: ``writing`` (two authors) and ``writing_solo`` (one writes both).
+
+They have four gated levels: structure, length ratio, unique words, style.
+"""
 
 import math
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import mul
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -82,14 +86,49 @@ class WritingReward(ScaledReward):
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
         """Price each level that was reached. ``texts`` is keyed by role."""
         form = FORMS[self.task]
-        first, second = (" ".join(texts[role].split()) for role in form.roles)
+        first, second = (" ".join(text.split()) for text in self._pair_texts(texts))
         parts = dict.fromkeys(MAXIMA, 0.0)
-        levels = (score_structure, score_length_ratio, score_unique_words, score_style)
-        for (name, maximum), level in zip(MAXIMA.items(), levels, strict=True):
+        for (name, maximum), level in zip(MAXIMA.items(), LEVELS, strict=True):
             parts[name] = maximum * level(form, first, second)
             if parts[name] == 0:
                 break
         return JointReward(self._scale_parts(parts), parts)
+
+    def measure_texts(self, texts: Mapping[str, str]) -> Mapping[str, float]:
+        """Measure ``structure``, ``consistency`` and ``coherence``, whether or not the reward reached their levels.
+
+        See :class:`magrpo.interfaces.MeasuresTexts`. The first three levels are the paper's structure; the paper splits
+        the fourth.
+        """
+        form = FORMS[self.task]
+        first, second = (" ".join(text.split()) for text in self._pair_texts(texts))
+        maxima = list(MAXIMA.values())[:3]
+        shares = [level(form, first, second) for level in LEVELS[:3]]
+        return {
+            "structure": sum(map(mul, maxima, shares)) / sum(maxima),
+            "consistency": score_consistency(form, first, second),
+            "coherence": score_coherence(form, first, second),
+        }
+
+    def _pair_texts(self, texts: Mapping[str, str]) -> tuple[str, str]:
+        """Return the first and the second author's text."""
+        first, second = (texts[role] for role in FORMS[self.task].roles)
+        return first, second
+
+
+class SoloWritingReward(WritingReward):
+    """The reward ``writing`` of the two texts of one author, ``solo``, who leaves an empty line between them."""
+
+    kind: str = "writing_solo"
+
+    def _pair_texts(self, texts: Mapping[str, str]) -> tuple[str, str]:
+        return split_texts(texts["solo"])
+
+
+def split_texts(text: str) -> tuple[str, str]:
+    """Split a completion at its first empty line. The second text is empty if there is none."""
+    first, *rest = re.split(r"\n\s*\n", text.strip(), maxsplit=1)
+    return first, "".join(rest)
 
 
 def score_structure(form: Form, first: str, second: str) -> float:
@@ -111,11 +150,28 @@ def score_unique_words(form: Form, first: str, second: str) -> float:
 
 def score_style(form: Form, first: str, second: str) -> float:
     """0.4 times the variety of transition words plus 0.6 times the overlap of vocabularies, each at most 1."""
+    overlap = min(_compute_jaccard(first, second), form.jaccard)
+    return 0.4 * score_coherence(form, first, second) + 0.6 * overlap / form.jaccard
+
+
+def score_coherence(form: Form, first: str, second: str) -> float:
+    """The variety of transition words, from 0 to 1: in the second text or, if the form says so, in both together."""
     count = count_transition_categories(f"{first}\n{second}" if form.transitions_in_both else second)
-    transitions = min(1.0, 0.4 + 0.05 * (count - 1)) if count else 0.0
+    return min(1.0, 0.4 + 0.05 * (count - 1)) if count else 0.0
+
+
+def score_consistency(form: Form, first: str, second: str) -> float:
+    """The overlap of vocabularies, from 0 to 1: Jaccard similarity without stop words, over the form's target."""
+    return min(_compute_jaccard(first, second), form.jaccard) / form.jaccard
+
+
+LEVELS = (score_structure, score_length_ratio, score_unique_words, score_style)
+"""The scores of the levels, from 0 to 1, in the order of :data:`MAXIMA`."""
+
+
+def _compute_jaccard(first: str, second: str) -> float:
     one, two = (_list_words(text) - STOP_WORDS for text in (first, second))
-    jaccard = len(one & two) / len(one | two) if one | two else 0.0
-    return 0.4 * transitions + 0.6 * min(jaccard, form.jaccard) / form.jaccard
+    return len(one & two) / len(one | two) if one | two else 0.0
 
 
 def _list_words(text: str) -> set[str]:

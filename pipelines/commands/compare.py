@@ -205,7 +205,7 @@ def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, con
     folder.mkdir(parents=True, exist_ok=True)
     table.write_files(folder, f"Agents and baselines of {', '.join(store.run_id for store in stores)}")
     print_banners([table.judge_rows()], console)
-    print_tables([table.console_table()], console)
+    print_tables([table.paper_table(), table.console_table()], console)
     for name, reason in others.items():
         console.print(f"left out: {name}: {reason}", markup=False)
     _print_written(folder / "baselines.html", console)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from magrpo.envs.writing import BARE_LINES, ROLES, WritingEnv
+from magrpo.envs.writing import BARE_LINES, ROLES, SequentialWritingEnv, SoloWritingEnv, WritingEnv
 from magrpo.rewards.writing import FORMS, MAXIMA
-from magrpo.types import JointReward, Message, PastTurn, Problem
+from magrpo.types import PENDING, JointReward, Message, PastTurn, Problem
 
 PROBLEM = Problem("post/0", "I lost {my} keys.")
 TEXTS = {"ada": "FIRSTTEXT", "bob": "SECONDTEXT"}
@@ -72,3 +72,50 @@ def test_feedback_needs_no_part_of_the_reward() -> None:
     assert said.startswith("Look at your text again and improve it where you can.\n")
     some = PastTurn(TEXTS, JointReward(1.0, {"clarity": 1.0, "style": 0.1}), {})
     assert bare.observe(PROBLEM, "summary", [some], "ada").messages[0].content.endswith("# feedback\nstyle bad\n")
+
+
+@pytest.mark.parametrize("task", ["tldr", "arxiv"])
+def test_the_second_author_sees_the_first_ones_text(task: str) -> None:
+    env = SequentialWritingEnv.model_validate({"task": task})
+    first, second = env.roles()
+    assert [env.acting(turn) for turn in range(4)] == [(first,), (second,)] * 2
+    (asked,) = env.observe(PROBLEM, first, [], "ada").messages
+    (reads,) = env.observe(PROBLEM, second, [PastTurn({"ada": "FIRSTTEXT"}, PENDING, {})], "bob").messages
+    assert PROBLEM.prompt in asked.content
+    assert "partner wrote" not in asked.content
+    assert PROBLEM.prompt in reads.content
+    assert reads.content.startswith("Your partner wrote:\nFIRSTTEXT\n\n")
+    assert reads.content.endswith(" only." if task == "tldr" else "as running text.")
+    for message in (asked, reads):
+        assert "do not see" not in message.content
+        assert "at the same time" not in message.content
+
+
+def test_authors_in_turn_get_feedback_on_a_whole_round() -> None:
+    env = SequentialWritingEnv(prompt="bare", num_turns=4)
+    first = PastTurn({"ada": "FIRSTTEXT"}, PENDING, {})
+    round_ = [first, PastTurn({"bob": "SECONDTEXT"}, BAD.reward, {})]
+    (message,) = env.observe(PROBLEM, "elaboration", [first], "bob").messages
+    assert message.content == f"# partner\nFIRSTTEXT\n# elaboration\n{PROBLEM.prompt}"
+    (message,) = env.observe(PROBLEM, "summary", round_, "ada").messages
+    feedback = "# feedback\nlength bad\n"
+    assert message.content == f"# summary\n{PROBLEM.prompt}\n# previous\nFIRSTTEXT\n{feedback}"
+    (message,) = env.observe(PROBLEM, "elaboration", [*round_, PastTurn({"ada": "NEWER"}, PENDING, {})], "bob").messages
+    expected = f"# partner\nNEWER\n# elaboration\n{PROBLEM.prompt}\n# previous\nSECONDTEXT\n{feedback}"
+    assert message.content == expected
+
+
+@pytest.mark.parametrize("task", ["tldr", "arxiv"])
+def test_one_author_is_asked_for_both_texts(task: str) -> None:
+    env = SoloWritingEnv.model_validate({"task": task, "num_turns": 2})
+    assert env.roles() == env.acting(0) == ("solo",)
+    (message,) = env.observe(PROBLEM, "solo", [], "ada").messages
+    assert PROBLEM.prompt in message.content
+    assert message.content.count("empty line") >= 1
+    assert "partner" not in message.content
+    revised = env.observe(PROBLEM, "solo", [PastTurn({"ada": "BOTH"}, BAD.reward, {})], "ada").messages
+    assert revised[1] == Message("assistant", "BOTH")
+    assert "too short or too long" in revised[2].content
+    assert "two texts only" in revised[2].content
+    (message,) = SoloWritingEnv(prompt="bare").observe(PROBLEM, "solo", [], "ada").messages
+    assert message.content == f"# solo\n{PROBLEM.prompt}"

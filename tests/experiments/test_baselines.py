@@ -6,15 +6,18 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from rich.console import Console
 
 from magrpo.config.run import BaselineRow, RunConfig, load_config
 from magrpo.experiments.derive import Source, create_baselines
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselines
+from magrpo.reports.page import print_tables
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from pipelines.cli import main
@@ -68,7 +71,8 @@ def test_who_plays_in_every_row(root: Path) -> None:
     assert {len(row.agents) for row in rows.values()} == {2}
     left_out = RunStore.open(root, "table").config().baselines.left_out
     assert left_out["one_turn"] == "the same as magrpo"
-    assert left_out["single"] == "it needs the reward coding or solo or team, not tests.plugins:Reward"
+    known = "coding, solo, team, writing, writing_solo"
+    assert left_out["single"] == f"it needs one of the rewards {known}, not tests.plugins:Reward"
     assert left_out["discussion"] == "env 'tests.plugins:Env' has no field 'feedback'"
 
 
@@ -234,6 +238,32 @@ def test_rows_of_one_agent_are_compared_on_what_is_common(root: Path) -> None:
         assert mean[name, "common"] == pytest.approx(common)
     assert mean["single", "structure"] == 1.0
     assert mean["naive", "structure"] == pytest.approx(0.6), "no helper function"
+    store = RunStore.open(root, "of-a-configuration")
+    table = BaselineTable(store.config(), read_baselines(store, store.config())).paper_table()
+    assert table.columns[1:] == (
+        *("speed,\ntok/s", "time,\ns"),
+        *("structure", "syntax", "tests", "cooperation", "return"),
+    )
+    cells = {title: figures for title, *figures in table.rows}
+    assert list(cells) == ["single agent", "naive concatenation", "sequential pipeline", "one-round discussion"]
+    assert cells["single agent"][2] == "100.0"
+    assert cells["single agent"][5:] == ["-", "-"]
+    assert "-" not in cells["naive concatenation"]
+    for width in (80, 120):
+        console = Console(width=width, file=StringIO())
+        print_tables([table], console)
+        said = console.file.getvalue()  # type: ignore[attr-defined]
+        assert {"concatenation", "discussion", "cooperation"} <= set(said.split()), "no word is broken"
+        assert max(map(len, said.splitlines())) <= width
+
+
+def test_a_single_agent_needs_no_feedback(root: Path) -> None:
+    """Of agents who discuss: whoever writes alone has nobody to discuss with, and writes only once."""
+    overrides = ["env={kind='coding', prompt='bare', num_turns=2, feedback='discussion'}", "reward.kind=coding"]
+    store = create_baselines(Source(str(root.parent / "run.toml"), None, root, overrides), "single,voting", None)
+    rows = rows_of(root, store.run_id)
+    assert list(rows) == ["single", "naive", "voting"]
+    assert (rows["single"].env.num_turns, rows["single"].env.feedback) == (1, "plain")
 
 
 def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) -> None:
@@ -249,6 +279,19 @@ def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) 
         "discussion": ("coding", 2),
     }
     assert {row.env.prompt for row in rows.values()} == {"bare"}
+    authors = [
+        f"agents.{i}.{key}={role}" for i, role in enumerate(("summary", "elaboration")) for key in ("name", "role")
+    ]
+    overrides = ["env={kind='writing_sequential', prompt='bare'}", "reward.kind=writing", *authors]
+    store_of_authors = create_baselines(Source(str(root.parent / "run.toml"), None, root, overrides), "all", None)
+    kinds = {name: (row.env.kind, row.env.num_turns) for name, row in rows_of(root, store_of_authors.run_id).items()}
+    assert kinds == {
+        "single": ("writing_solo", 1),
+        "naive": ("writing", 1),
+        "sequential": ("writing_sequential", 2),
+        "discussion": ("writing", 2),
+        "best_of": ("writing_solo", 1),
+    }
     assert rows["naive"].agents[0].start_from == Path("somewhere"), "what the run's agents were before training"
 
 

@@ -11,6 +11,7 @@ from magrpo.rewards.writing import (
     FORMS,
     MAXIMA,
     TRANSITIONS,
+    SoloWritingReward,
     Window,
     WritingReward,
     count_transition_categories,
@@ -18,6 +19,7 @@ from magrpo.rewards.writing import (
     score_structure,
     score_style,
     score_unique_words,
+    split_texts,
 )
 from magrpo.types import Problem
 
@@ -184,3 +186,63 @@ def test_windows_are_between_0_and_1(x: float) -> None:
     for window in (Window(0.8, 1.0, 1.3, 1.5), Window(1.3, 2.0)):
         assert 0 <= window(x) <= 1
     assert Window(1.3, 2.0)(math.inf) == 1
+
+
+# ---------------------------------------------------------------------------------------------- the paper's quantities
+def measure(task: str, first: str, second: str) -> tuple[float, ...]:
+    texts = dict(zip(FORMS[task].roles, (first, second), strict=True))
+    measured = WritingReward.model_validate({"task": task}).measure_texts(texts)
+    assert list(measured) == ["structure", "consistency", "coherence"]
+    return tuple(measured.values())
+
+
+def test_quantities_of_the_paper_by_hand() -> None:
+    """132 characters to 99 earn 7/15 of the ratio; no word is shared; one category of transition words of twelve."""
+    first, second = words(20, 10), f"{words(25, 20, start=100)} however"
+    assert price("tldr", first, second) == pytest.approx((0.5, 7 / 15, 0.5, 0.16))
+    assert measure("tldr", first, second) == pytest.approx(((1 + 7 / 15) / 2, 0.0, 0.4))
+
+
+def test_quantities_of_the_paper_count_where_the_reward_stops() -> None:
+    short, text = "however 0001", f"{words(20, 10)} however"
+    assert sum(price("tldr", short, text)) == 0
+    structure, consistency, coherence = measure("tldr", short, text)
+    assert structure == pytest.approx(0.5 / 2), "different words; the ratio of lengths is above 5"
+    assert consistency == 1.0
+    assert coherence == 0.4
+    assert measure("tldr", "", "") == (0.0, 0.0, 0.0)
+
+
+@given(st.text(), st.text(), st.sampled_from(sorted(FORMS)))
+def test_style_is_coherence_and_consistency(first: str, second: str, task: str) -> None:
+    _, consistency, coherence = measure(task, first, second)
+    assert 0 <= consistency <= 1
+    assert 0 <= coherence <= 1
+    style = score_style(FORMS[task], " ".join(first.split()), " ".join(second.split()))
+    assert style == pytest.approx(0.4 * coherence + 0.6 * consistency)
+
+
+# ------------------------------------------------------------------------------------------------------ a single author
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("one\n\ntwo", ("one", "two")),
+        ("\n\none\nmore\n \t\ntwo\n\nthree\n", ("one\nmore", "two\n\nthree")),
+        ("one\ntwo", ("one\ntwo", "")),
+        ("", ("", "")),
+    ],
+)
+def test_texts_are_split_at_the_first_empty_line(text: str, parts: tuple[str, str]) -> None:
+    assert split_texts(text) == parts
+
+
+@pytest.mark.parametrize("task", ["tldr", "arxiv", "arxiv_late"])
+def test_a_single_author_earns_as_much_as_two(task: str) -> None:
+    first, second = f"{words(130, 80)} however", f"{words(200, 170)} therefore"
+    alone = SoloWritingReward.model_validate({"task": task})
+    assert alone.maxima == WritingReward().maxima
+    texts = {"solo": f"{first}\n\n{second}"}
+    assert tuple(alone.price(PROBLEM, texts, {}).parts.values()) == price(task, first, second)
+    assert tuple(alone.measure_texts(texts).values()) == measure(task, first, second)
+    one_text = alone.price(PROBLEM, {"solo": f"{first} {second}"}, {})
+    assert one_text.total == 0, "the second text is missing"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from magrpo.reports.baselines import BaselineTable, read_baselines
 from magrpo.run.store import RunStore
 from pipelines.cli import main
 
@@ -31,12 +34,14 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
     assert "programs run" not in said
     assert not CODE.search(said)
 
-    assert main(["evaluate", "mine", "--baselines", "single,sequential,discussion,swap,voting", *root]) == 0
+    assert main(["evaluate", "mine", "--baselines", "all", *root]) == 0
     said = capsys.readouterr().out
-    for number, row in enumerate(("naive", "discussion", "swap"), start=1):
-        assert f"\nrow {number} of 3, {row}: return " in said
-    for row in ("single", "sequential", "voting"):
-        assert f"skipped: {row}: it needs the reward coding or solo or team, not writing\n" in said
+    rows = ("single", "naive", "sequential", "discussion", "magrpo", "two_turns", "best_of", "swap")
+    for number, row in enumerate(rows, start=1):
+        assert f"\nrow {number} of 12, {row}: return " in said
+    assert "skipped: voting: a majority is a set of programs that behave alike, and texts are not run\n" in said
+    [columns] = [line.split() for line in said.splitlines() if "consistency" in line and "structure" in line]
+    assert columns == ["tok/s", "s", "structure", "consistency", "coherence", "return"]
     assert not CODE.search(said)
     for store in (RunStore.open(tmp_path, name) for name in ("mine", "mine-baselines")):
         pages = list(store.path.glob("stages/*/report/*.html"))
@@ -44,6 +49,60 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
         for page in pages:
             assert "pass@" not in page.read_text()
             assert "penalty" in page.read_text()
+
+
+def test_the_rows_of_the_paper_for_introductions(tmp_path: Path) -> None:
+    """Of a configuration: who writes in which order, and what the last texts are worth in the paper's columns."""
+    source = tmp_path / "abstracts.jsonl"
+    abstracts = (
+        {"abstract": f"We grow {number} beans on a balcony. Pigeons eat half of them."} for number in range(20)
+    )
+    source.write_text("\n".join(map(json.dumps, abstracts)))
+    problems = f"problems={{kind='arxiv', source='{source}'}}"
+    task = ["env.task=arxiv", "reward.task=arxiv", "rollout.max_new_tokens=24", problems]
+    roles = [f"agents.{i}.{key}={role}" for i, role in enumerate(("background", "methods")) for key in ("name", "role")]
+    names = "single,naive,sequential,discussion"
+    arguments = ["--baselines", names, "--root", str(tmp_path), "--local", "--name", "table"]
+    assert main(["evaluate", CONFIG, *task, *roles, *SHORT[3:], *arguments]) == 0
+    store = RunStore.open(tmp_path, "table")
+    rows = {result.row.name: result for result in read_baselines(store, store.config())}
+    assert [(name, one.row.env.kind, one.row.env.num_turns, one.row.reward.kind) for name, one in rows.items()] == [
+        ("single", "writing_solo", 1, "writing_solo"),
+        ("naive", "writing", 1, "writing"),
+        ("sequential", "writing_sequential", 2, "writing"),
+        ("discussion", "writing", 2, "writing"),
+    ]
+    assert [agent.name for agent in rows["single"].row.agents] == ["methods"]
+    assert rows["single"].row.max_new_tokens == 2 * rows["naive"].row.max_new_tokens
+    for result in rows.values():
+        sampled = [row for row in result.report.rows if (row.split, row.mode) == ("test", "sampled")]
+        roles_by_name = {agent.name: agent.role for agent in result.row.agents}
+        measured = [
+            result.row.reward.measure_texts({roles_by_name[name]: text for name, text in row.texts.items()})
+            for row in sampled
+        ]
+        for name in ("structure", "consistency", "coherence"):
+            mean = fmean(result.means["test/sampled"][f"paper/{name}"].values())
+            assert mean == pytest.approx(fmean(one[name] for one in measured))
+    table = BaselineTable(store.config(), list(rows.values())).paper_table()
+    assert table.columns[3:] == ("structure", "consistency", "coherence", "return")
+    assert all("-" not in cells[1:] for cells in table.rows)
+
+
+def test_a_trained_single_author_has_a_row(tmp_path: Path) -> None:
+    root = ["--root", str(tmp_path), "--local"]
+    alone = [
+        "agents=[{name='author', role='solo', model='writing-base'}]",
+        "env.kind=writing_solo",
+        "reward.kind=writing_solo",
+    ]
+    assert main(["train", CONFIG, *SHORT, *alone, "--name", "alone", *root]) == 0
+    arguments = ["--baselines", "single_grpo", "--single-run", "alone", "--name", "table"]
+    assert main(["evaluate", CONFIG, *SHORT[3:], *arguments, *root]) == 0
+    rows = {row.name: row for row in RunStore.open(tmp_path, "table").config().baselines.rows}
+    assert list(rows) == ["single_grpo", "naive"]
+    (agent,) = rows["single_grpo"].agents
+    assert (agent.role, agent.start_from) == ("solo", tmp_path / "alone/stages/00001/update/weights/author")
 
 
 def test_a_plan_needs_no_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
