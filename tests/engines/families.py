@@ -210,7 +210,8 @@ PADDED = {
     "starcoder2": Family({}),
     "vaultgemma": Family(_WINDOW),
     "xglm": Family({"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 2}),
-    "youtu": Family(_LATENT, _LATENT_TARGETS),
+    # Whenever transformers loads Youtu, it sets the embedding of the padding token to 0.
+    "youtu": Family({**_LATENT, "pad_token_id": None}, _LATENT_TARGETS),
 }
 """Decoded together whatever the lengths of their prompts, with a copy of keys and values of the engine's own."""
 
