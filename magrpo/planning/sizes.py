@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig, LoraConfig, weight_holders
@@ -238,8 +238,6 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
     adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if ".lora_" in name)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     text = model.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return BaseSize(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()) - adapters,
         outer_parameters=sum(parameter.numel() for parameter in {*embeddings.parameters(), *head.parameters()}),
@@ -248,8 +246,18 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         window=text.max_position_embeddings,
-        token_cache=2 * text.num_hidden_layers * heads * width,
+        token_cache=_count_cached(text),
     )
+
+
+def _count_cached(text: PreTrainedConfig) -> int:
+    """Count the numbers that the key-value cache holds for a token: 0 for models without attention, such as Mamba."""
+    query_heads = getattr(text, "num_attention_heads", None)
+    if query_heads is None:
+        return 0
+    heads = getattr(text, "num_key_value_heads", None) or query_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // query_heads
+    return int(2 * text.num_hidden_layers * heads * width)
 
 
 def _build_model(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> PreTrainedModel:

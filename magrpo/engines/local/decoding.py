@@ -19,7 +19,6 @@ from magrpo.engines.local.llama_steps import make_step
 from magrpo.engines.local.sampling import TokenSampler
 from magrpo.engines.local.steps import DecodingStep, Prompts
 from magrpo.interfaces import Progress
-from magrpo.plugins import ConfigError
 from magrpo.types import Request
 
 if TYPE_CHECKING:
@@ -158,5 +157,5 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
 def _cached_states(layer: object) -> tuple[Tensor, Tensor]:
     """Return the keys and values (P, heads, width, size) that a layer has cached."""
     if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-        raise ConfigError("the model has layers without a plain key-value cache; use engine.kind = 'vllm' for it")
+        raise ValueError("a layer of the model has no plain key-value cache")
     return layer.keys, layer.values
