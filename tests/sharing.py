@@ -44,6 +44,8 @@ SLOW = (
     "tests/pipelines/flows/test_kills.py",
     "ray",
     "servers",
+    "tests/engines/test_families.py",
+    "tests/test_published.py",
     "tests/infra/test_images.py",
     "tests/training/test_resume_lag.py",
     "tests/training/test_embedded.py::test_two_authors_learn",

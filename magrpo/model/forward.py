@@ -108,6 +108,12 @@ def find_logit_map(model: PreTrainedModel) -> LogitMap | None:
     return stated if agrees else None
 
 
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Whether the positions of tokens can be chosen. ALiBi and recurrent states count them from the left end."""
+    has_alibi = model.config.get_text_config().to_dict().get("alibi")
+    return "position_ids" in inspect.signature(model.forward).parameters and not has_alibi
+
+
 def can_share_prompts(model: PreTrainedModel) -> bool:
     """Whether completions of one prompt may share a row: every layer of the model respects the mask and the positions.
 
@@ -116,10 +122,12 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
     the states that are computed without the mask, or without the positions.
     """
     config = model.config.get_text_config().to_dict()
-    if "position_ids" not in inspect.signature(model.forward).parameters or config.get("alibi"):
-        return False  # positions are counted from the left end: by ALiBi, or as the steps of a recurrent state
     layer_types = config.get("layer_types") or ()
-    if config.get("sliding_window") is not None or any(kind != "full_attention" for kind in layer_types):
+    if (
+        not takes_positions(model)
+        or config.get("sliding_window") is not None
+        or any(kind != "full_attention" for kind in layer_types)
+    ):
         return False
     probes = [_probe_sample(4), _probe_sample(3)]
     with torch.no_grad():

@@ -14,7 +14,7 @@ from magrpo.config.agents import AgentConfig, LoraConfig, weight_holders
 from magrpo.config.run import RunConfig, count_levels
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.model.collate import collate
-from magrpo.model.forward import hidden_states
+from magrpo.model.forward import hidden_states, takes_positions
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained
 from magrpo.model.policy import add_adapter
 from magrpo.plugins import ConfigError, quote_error
@@ -204,9 +204,11 @@ def _count_kept(model: PreTrainedModel, length: int) -> int:
     def note(tensor: Tensor) -> Tensor:
         return kept.setdefault(tensor.untyped_storage()._cdata, tensor)
 
-    prompt, lengths = (0,) * 8, (length // 2, length - length // 2 - 6)
+    prompt, lengths = (0,) * 8, [length - 7]
+    if takes_positions(model):
+        lengths = [length // 2, length - length // 2 - 6]
     samples = [Sample(prompt, (0,) * tokens, (0.0,) * tokens, 0.0, 0.0, 0, 0) for tokens in lengths]
-    batch = collate(samples, [(0, 1)], torch.device("meta"))
+    batch = collate(samples, [tuple(range(len(samples)))], torch.device("meta"))
     assert batch.input_ids.shape == (1, length)
     with saved_tensors_hooks(note, lambda tensor: tensor):
         hidden_states(model, batch)

@@ -247,9 +247,7 @@ CACHED = {
     "lfm2": Family({"layer_types": ["conv", "full_attention"], "block_ff_dim": 96, "block_multiple_of": 16}),
     "lfm2_moe": Family({**_EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     "mamba": Family(_STATES, ("in_proj", "x_proj")),
-    "mamba2": Family(
-        {"state_size": 16, "num_heads": 4, "n_groups": 1, "chunk_size": 16, "expand": 2}, ("in_proj",)
-    ),
+    "mamba2": Family({"state_size": 16, "num_heads": 4, "n_groups": 1, "chunk_size": 16, "expand": 2}, ("in_proj",)),
     "nemotron_h": Family(
         {
             "hybrid_override_pattern": "M*-",
@@ -286,9 +284,7 @@ CACHED = {
 
 WHOLE = {
     "minimax": Family({**_EXPERTS, "layer_types": ["linear_attention", "full_attention"]}),
-    "recurrent_gemma": Family(
-        {"lru_width": 64, "attention_window_size": 8, "block_types": ["recurrent", "attention"]}
-    ),
+    "recurrent_gemma": Family({"lru_width": 64, "attention_window_size": 8, "block_types": ["recurrent", "attention"]}),
     "rwkv": Family({"attention_hidden_size": 64, "context_length": MAX_LENGTH}, ("key", "value")),
     "xlstm": Family({"num_heads": 2, "num_blocks": 2, "embedding_dim": 64, "chunk_size": 16}, ("q", "v")),
 }

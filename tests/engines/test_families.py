@@ -44,7 +44,9 @@ def open_team(base: Path, family: Family, partner: Path) -> Policy:
         AgentConfig(name="whole", role="whole", model=str(base), weights="full"),
         AgentConfig(name="partner", role="partner", model=str(partner), weights="full"),
     ]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4, target_modules=family.targets or ("x",)), 0)
+    policy = Policy.open(
+        agents, ModelConfig(device="cpu"), LoraConfig(rank=4, target_modules=family.targets or ("x",)), 0
+    )
     perturb(policy, seed=1, scale=0.02)
     return policy
 
