@@ -154,6 +154,14 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
         LocalEngine(policy, 256, 1).serve(0, {}).generate(ask("main"))
 
 
+def test_a_forward_pass_that_fails_is_explained(tmp_path: Path) -> None:
+    base = tiny_base(tmp_path / "base", make_config("xlstm", WHOLE["xlstm"]))
+    agents = [AgentConfig(name="main", role="main", model=str(base), weights="full")]
+    policy = Policy.open(agents, ModelConfig(device="cpu", dtype="bfloat16"), LoraConfig(), 0)
+    with pytest.raises(ConfigError, match=r"xLSTMForCausalLM in bfloat16 fails .*same dtype.*; try model.dtype"):
+        LocalEngine(policy, 256, 1).serve(0, {}).generate(ask("main"))
+
+
 def test_the_page_lists_the_families_that_are_tested() -> None:
     rows = re.findall(r"^\| (?:together|by length|whole texts) \|(.*?)\|", PAGE.read_text(), re.M)
     listed = [set(re.findall(r"`(\w+(?: with ALiBi)?)`", row)) for row in rows]

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from magrpo.engines import Completion
 from magrpo.engines.local.decoding import Start, decode_batch, start_padded
 from magrpo.engines.local.plain_steps import start_cached, start_whole
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, quote_error
 from magrpo.types import Request, SamplingParams
 
 
@@ -66,8 +66,17 @@ def choose_way(model: PreTrainedModel, dtype: torch.dtype) -> Way:
             raise
         except _MISFITS:
             continue
-    if _is_right(model, WHOLE, tolerance):
-        return WHOLE
+    try:
+        if _is_right(model, WHOLE, tolerance):
+            return WHOLE
+    except torch.OutOfMemoryError:
+        raise
+    except _MISFITS as error:
+        precision = str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"{model.name_or_path!r}: the forward pass of {type(model).__name__} in {precision} fails here: "
+            f'{quote_error(error)}; try model.dtype = "float32" or a family that docs/engines.md lists'
+        ) from error
     raise ConfigError(
         f"{model.name_or_path!r}: {type(model).__name__} is not a causal language model: the probability of a token "
         "depends on later tokens, so it can be neither sampled nor trained; docs/engines.md lists families that work"
