@@ -80,6 +80,7 @@ PADDED = {
     "biogpt": Family({}),
     "bitnet": Family({}),
     "bloom": Family({"n_layer": 2, "n_head": 2}, _QKV),
+    "codegen": Family({"num_attention_heads": 4, "hidden_size": 128, "rotary_dim": 16}, ("qkv_proj", "fc_in")),
     "cohere": Family({}),
     "cohere2": Family(_WINDOW),
     "cohere2_moe": Family(_EXPERTS),

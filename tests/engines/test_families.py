@@ -155,10 +155,11 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_forward_pass_that_fails_is_explained(tmp_path: Path) -> None:
-    base = tiny_base(tmp_path / "base", make_config("xlstm", WHOLE["xlstm"]))
+    two_heads = Family({"rotary_dim": 16})  # CodeGen needs four
+    base = tiny_base(tmp_path / "base", make_config("codegen", two_heads))
     agents = [AgentConfig(name="main", role="main", model=str(base), weights="full")]
-    policy = Policy.open(agents, ModelConfig(device="cpu", dtype="bfloat16"), LoraConfig(), 0)
-    with pytest.raises(ConfigError, match=r"xLSTMForCausalLM in bfloat16 fails .*same dtype.*; try model.dtype"):
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), 0)
+    with pytest.raises(ConfigError, match=r"pass of CodeGenForCausalLM in float32 fails here: .*shape.*; try model.dt"):
         LocalEngine(policy, 256, 1).serve(0, {}).generate(ask("main"))
 
 
