@@ -64,6 +64,7 @@ SECONDS = {
     "tests/pipelines/flows/test_train.py": 125,
     "tests/training/test_resume.py": 90,
     "tests/engines/test_vllm.py": 80,
+    "tests/engines/test_families.py": 12,
     "hostile": 90,
     "tests/contracts/test_engines.py": 52,
     "tests/test_notebook.py": 42,

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, BertConfig, PreTrainedModel
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.engines import EngineError
 from magrpo.engines.local import ways
 from magrpo.engines.transformers import LocalEngine
 from magrpo.export.merging import merge_adapter
@@ -120,7 +121,7 @@ def test_engine_update_and_export_agree(name: str, llama: Path, tmp_path: Path) 
         assert_same_logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"), policy, "main")
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_5_text", "minimax"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_text", "minimax"])
 def test_a_slow_way_is_announced_once(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One family for each way; the slow test runs all of them."""
     family = FAMILIES[name]
@@ -152,6 +153,16 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), 0)
     with pytest.raises(ConfigError, match=r"base': BertLMHeadModel is not a causal language model: .*docs/engines.md"):
         LocalEngine(policy, 256, 1).serve(0, {}).generate(ask("main"))
+
+
+def test_weights_that_diverged_are_named_as_such(tmp_path: Path) -> None:
+    base = tiny_base(tmp_path / "base", make_config("qwen3", PADDED["qwen3"]))
+    agents = [AgentConfig(name="main", role="main", model=str(base), weights="full")]
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), 0)
+    with torch.no_grad():
+        next(iter(policy.parameters("main").values())).fill_(torch.nan)
+    with pytest.raises(EngineError, match="logits are not finite"):
+        LocalEngine(policy, 256, 1).serve(1, {}).generate(ask("main"))
 
 
 def test_a_forward_pass_that_fails_is_explained(tmp_path: Path) -> None:

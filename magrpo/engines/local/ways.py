@@ -1,7 +1,8 @@
 """The ways to decode a batch, and the choice of the fastest one that is right for a model.
 
 Families differ in their memory: keys and values, states of linear attention, or caches of their own. No list of
-families is kept: each way is tried on a few tokens and compared with plain forward passes.
+families is kept, but for those that have a step of their own: each way is tried on a few tokens and compared with plain
+forward passes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from magrpo.engines import Completion
 from magrpo.engines.local.decoding import Start, decode_batch, start_padded
+from magrpo.engines.local.llama_steps import KNOWN_MODELS
 from magrpo.engines.local.plain_steps import start_cached, start_whole
 from magrpo.plugins import ConfigError, quote_error
 from magrpo.types import Request, SamplingParams
@@ -57,6 +59,8 @@ def choose_way(model: PreTrainedModel, dtype: torch.dtype) -> Way:
 
     Raises ConfigError if there is none, as for models whose tokens attend to later ones.
     """
+    if type(model) in KNOWN_MODELS:
+        return PADDED  # without the seconds that passes of a large model take
     tolerance = 1e-3 if dtype == torch.float32 else 1.0  # rounding moves logits of large models by some tenths
     for way in (PADDED, CACHED):
         try:
