@@ -16,7 +16,6 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from magrpo.engines.local.steps import CacheLayer, DecodingStep, ModuleStep, Prompts, drop_rows
 
-
 KNOWN_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM)
 
 
