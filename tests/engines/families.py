@@ -292,8 +292,33 @@ WHOLE = {
 """Computed as whole texts for each token."""
 
 
+_MULTIMODAL = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""The text model inside models that read images, too."""
+_VISION = {
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 32),
+    **dict.fromkeys(("num_hidden_layers", "depth"), 1),
+    **dict.fromkeys(("num_attention_heads", "num_heads"), 2),
+    "image_size": 28,
+    "patch_size": 14,
+    "out_hidden_size": 64,
+}
+for whole, text in _MULTIMODAL.items():
+    group = PADDED if text in PADDED else CACHED
+    group[whole] = group[text]
+
+
 def make_config(name: str, family: Family) -> PreTrainedConfig:
     """The configuration of a tiny model of this family."""
+    if name in _MULTIMODAL:
+        text_config = make_config(_MULTIMODAL[name], family).to_dict()
+        vision_config = None if name == "gemma4" else _VISION
+        return CONFIG_MAPPING[name](text_config=text_config, vision_config=vision_config, eos_token_id=EOS)
     settings = {**_COMMON, **family.settings}
     if name.startswith("falcon") and "new_decoder_architecture" in settings:  # which derives both
         del settings["head_dim"], settings["intermediate_size"]
