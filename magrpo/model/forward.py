@@ -1,5 +1,6 @@
 """Forward passes of a model over a batch: hidden states, head weights, logits; and tests of what a model allows."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,9 +19,17 @@ from magrpo.plugins import ConfigError
 from magrpo.types import Sample
 
 
+def find_decoder(model: PreTrainedModel) -> nn.Module:
+    """Find the model without its head.
+
+    The text model of Llama 4 names its decoder wrongly, and is then its own base.
+    """
+    return model.get_submodule("model") if model.base_model is model else model.base_model
+
+
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
     """The last hidden states at the positions that predict the sampled tokens: the inputs of the head."""
-    output = model.base_model(
+    output = find_decoder(model)(
         input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
     )
     states: Tensor = output.last_hidden_state  # (R, L, D)
@@ -99,6 +108,12 @@ def find_logit_map(model: PreTrainedModel) -> LogitMap | None:
     return stated if agrees else None
 
 
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Whether the positions of tokens can be chosen. ALiBi and recurrent states count them from the left end."""
+    has_alibi = model.config.get_text_config().to_dict().get("alibi")
+    return "position_ids" in inspect.signature(model.forward).parameters and not has_alibi
+
+
 def can_share_prompts(model: PreTrainedModel) -> bool:
     """Whether completions of one prompt may share a row: every layer of the model respects the mask and the positions.
 
@@ -108,7 +123,11 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
     """
     config = model.config.get_text_config().to_dict()
     layer_types = config.get("layer_types") or ()
-    if config.get("sliding_window") is not None or any(kind != "full_attention" for kind in layer_types):
+    if (
+        not takes_positions(model)
+        or config.get("sliding_window") is not None
+        or any(kind != "full_attention" for kind in layer_types)
+    ):
         return False
     probes = [_probe_sample(4), _probe_sample(3)]
     with torch.no_grad():

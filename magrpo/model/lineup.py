@@ -260,8 +260,10 @@ def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
     text = base.get_text_config()
     window, vocab_size = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))
     if not (isinstance(window, int) and isinstance(vocab_size, int) and min(window, vocab_size) > 0):
-        keys = "max_position_embeddings and vocab_size"
-        raise ConfigError(f"agent {config.name!r}: {config.model!r} needs {keys} in its config.json")
+        raise ConfigError(
+            f"agent {config.name!r}: the config.json of {config.model!r} does not state max_position_embeddings or "
+            "vocab_size; add the longest text in tokens, prompt and completion together, or the size of the vocabulary"
+        )
     return window, vocab_size
 
 

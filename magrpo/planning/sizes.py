@@ -7,14 +7,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig, LoraConfig, weight_holders
 from magrpo.config.run import RunConfig, count_levels
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.model.collate import collate
-from magrpo.model.forward import hidden_states
+from magrpo.model.forward import hidden_states, takes_positions
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained
 from magrpo.model.policy import add_adapter
 from magrpo.plugins import ConfigError, quote_error
@@ -204,9 +204,11 @@ def _count_kept(model: PreTrainedModel, length: int) -> int:
     def note(tensor: Tensor) -> Tensor:
         return kept.setdefault(tensor.untyped_storage()._cdata, tensor)
 
-    prompt, lengths = (0,) * 8, (length // 2, length - length // 2 - 6)
+    prompt, lengths = (0,) * 8, [length - 7]
+    if takes_positions(model):
+        lengths = [length // 2, length - length // 2 - 6]
     samples = [Sample(prompt, (0,) * tokens, (0.0,) * tokens, 0.0, 0.0, 0, 0) for tokens in lengths]
-    batch = collate(samples, [(0, 1)], torch.device("meta"))
+    batch = collate(samples, [tuple(range(len(samples)))], torch.device("meta"))
     assert batch.input_ids.shape == (1, length)
     with saved_tensors_hooks(note, lambda tensor: tensor):
         hidden_states(model, batch)
@@ -238,8 +240,6 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
     adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if ".lora_" in name)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     text = model.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return BaseSize(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()) - adapters,
         outer_parameters=sum(parameter.numel() for parameter in {*embeddings.parameters(), *head.parameters()}),
@@ -248,8 +248,18 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         window=text.max_position_embeddings,
-        token_cache=2 * text.num_hidden_layers * heads * width,
+        token_cache=_count_cached(text),
     )
+
+
+def _count_cached(text: PreTrainedConfig) -> int:
+    """Count the numbers that the key-value cache holds for a token: 0 for models without attention, such as Mamba."""
+    query_heads = getattr(text, "num_attention_heads", None)
+    if query_heads is None:
+        return 0
+    heads = getattr(text, "num_key_value_heads", None) or query_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // query_heads
+    return int(2 * text.num_hidden_layers * heads * width)
 
 
 def _build_model(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> PreTrainedModel:

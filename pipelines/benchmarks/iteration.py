@@ -22,7 +22,7 @@ from rich.table import Table
 
 from magrpo.algo.stats import seed_interval
 from magrpo.config.run import RunConfig, load_config
-from magrpo.engines.local.decoding import decode_batch, decoding_model
+from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
 from magrpo.engines.local.steps import ModuleStep
 from magrpo.engines.transformers import LocalEngine
 from magrpo.model.lora import FusedLoraLinear
@@ -110,11 +110,13 @@ def _compare_sampling(
     def sample_on(num_threads: int) -> object:
         return LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
 
+    start_plain = partial(start_padded, make_step=ModuleStep)
+
     def sample_in_plain_code() -> None:
         for agent in policy.agents:
             of_agent = [request for request in requests if request.agent == agent]
             with decoding_model(policy, agent) as model:
-                decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, make_step=ModuleStep)
+                decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, start=start_plain)
 
     _print_ratio("sampling", time_by_turns(partial(sample_on, torch.get_num_threads()), sample_in_plain_code, rounds))
     return partial(sample_on, 1)

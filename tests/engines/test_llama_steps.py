@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import MistralConfig, PreTrainedConfig, PreTrainedModel
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.engines.local.decoding import decode_batch, decoding_model
+from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
 from magrpo.engines.local.llama_steps import LlamaStep, make_step
 from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
 from magrpo.model.policy import Policy
@@ -88,8 +89,9 @@ def ask(lengths: Sequence[int]) -> list[Request]:
 )
 def test_logits_are_those_of_the_model(tmp_path: Path, config: PreTrainedConfig, weights: str, lengths: str) -> None:
     policy = open_policy(tmp_path, config, weights=weights)
+    start = partial(start_padded, make_step=BothSteps)
     with decoding_model(policy, "main") as model:
-        completions = decode_batch(model, ask(LENGTHS[lengths]), [2, 7, 8], None, make_step=BothSteps)
+        completions = decode_batch(model, ask(LENGTHS[lengths]), [2, 7, 8], None, start=start)
     assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
 
 

@@ -284,7 +284,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "negative": (lambda f: change_json(f / "config.json", hidden_size=-4), "cannot load model"),
     "activation": (lambda f: change_json(f / "config.json", hidden_act="boo"), "cannot load model .*KeyError: 'boo'"),
     "no object": (lambda f: (f / "config.json").write_text("[1]"), "cannot load the tokenizer"),
-    "no window": (lambda f: (f / "config.json").write_text('{"model_type": "mamba"}'), "needs max_position_embeddings"),
+    "no window": (
+        lambda f: (f / "config.json").write_text('{"model_type": "mamba"}'),
+        "does not state max_position_embeddings",
+    ),
     "code": (
         lambda f: change_json(f / "config.json", model_type="evil", auto_map=FOREIGN),
         "cannot load .* custom",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import Qwen2Config, Qwen3Config
+from transformers import MambaConfig, Qwen2Config, Qwen3Config
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.model.collate import collate
 from magrpo.model.forward import hidden_states
 from magrpo.planning.card import GIB, check_card, estimate_card
-from magrpo.planning.sizes import ACTIVATIONS_OF, count_token_activations, estimate_memory
+from magrpo.planning.sizes import ACTIVATIONS_OF, KV_CACHE, count_token_activations, estimate_memory
 from magrpo.plugins import ConfigError
 from pipelines.arguments import locate_config
 from pipelines.commands.dry_run import show_plan
@@ -170,3 +170,19 @@ def test_the_plan_tells_which_gpu_a_run_needs(
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (0, 8 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit this GPU of 8.0 GiB"):
         plan()
+
+
+def test_a_model_without_attention_has_no_cache_and_must_state_its_longest_text(tmp_path: Path) -> None:
+    described = MambaConfig(vocab_size=259, hidden_size=64, num_hidden_layers=2, eos_token_id=2)
+    described.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    whole = [
+        f'agents.{i}={{name="{name}", role="{name}", model="{tmp_path}", weights="full"}}'
+        for i, name in enumerate(("helper", "main"))
+    ]
+    config = load_config(locate_config("embedded"), whole)
+    with pytest.raises(ConfigError, match=r"does not state max_position_embeddings or vocab_size; add"):
+        show_plan(config, None, None)
+    described.max_position_embeddings = 512
+    described.save_pretrained(tmp_path)
+    assert KV_CACHE not in estimate_memory(config, 4, max_batch=8)

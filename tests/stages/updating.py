@@ -99,7 +99,7 @@ def naive_logps(updater: Updater, agent: str, sample: Sample, reference: bool = 
     policy = updater.policy
     ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
     with policy.reference(agent) if reference else policy.active(agent) as model:
-        logits = model(input_ids=ids).logits[0, len(sample.prompt_ids) - 1 : -1]
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]
     chosen = torch.tensor(sample.completion_ids)[:, None]
     if sample.support:
         inside = [torch.tensor(ids) for ids in sample.support]

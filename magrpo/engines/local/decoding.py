@@ -19,13 +19,26 @@ from magrpo.engines.local.llama_steps import make_step
 from magrpo.engines.local.sampling import TokenSampler
 from magrpo.engines.local.steps import DecodingStep, Prompts
 from magrpo.interfaces import Progress
-from magrpo.plugins import ConfigError
 from magrpo.types import Request
 
 if TYPE_CHECKING:
     from magrpo.model.policy import Policy
 
 _PREFILL_TOKENS = 16384
+Start = Callable[[PreTrainedModel, Sequence[Request], int], tuple[Tensor, DecodingStep]]
+"""Runs the prompts of requests; returns logits (B, V) of their first new tokens, and the step that computes the next
+ones, for up to ``room`` more tokens."""
+
+
+def start_padded(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    room: int,
+    make_step: Callable[[PreTrainedModel, Prompts, int], DecodingStep] = make_step,
+) -> tuple[Tensor, DecodingStep]:
+    """Start with prompts padded to one length, for models whose memory is keys and values."""
+    logits, prompts = _prefill(model, requests)
+    return logits, make_step(model, prompts, room)
 
 
 @contextmanager
@@ -69,7 +82,7 @@ def decode_batch(
     stop_token_ids: Sequence[int],
     progress: Progress | None,
     stop: Callable[[], bool] = lambda: False,
-    make_step: Callable[[PreTrainedModel, Prompts, int], DecodingStep] = make_step,
+    start: Start = start_padded,
 ) -> list[Completion]:
     """Complete each request of one agent, in order. Log-probabilities are nan where logits are not finite.
 
@@ -84,11 +97,9 @@ def decode_batch(
     logps = torch.zeros(len(requests), room, device=device)
     support: list[list[list[int]]] = [[] for _ in requests]
     lengths = limits.clone()
-    logits, prompts = _prefill(model, requests)
-    positions = prompts.mask.sum(-1)[prompts.parents]  # (B,) positions of the first new token
+    positions = torch.tensor([len(request.prompt_ids) for request in requests], device=device)  # of the first new token
     live = torch.arange(len(requests), device=device)
-    run_step = make_step(model, prompts, room)
-    del prompts  # free the prompts: the step has copied what it needs
+    logits, run_step = start(model, requests, room)
     for step in range(room):
         if stop():
             raise CancelledError
@@ -146,5 +157,5 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
 def _cached_states(layer: object) -> tuple[Tensor, Tensor]:
     """Return the keys and values (P, heads, width, size) that a layer has cached."""
     if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-        raise ConfigError("the model has layers without a plain key-value cache; use engine.kind = 'vllm' for it")
+        raise ValueError("a layer of the model has no plain key-value cache")
     return layer.keys, layer.values

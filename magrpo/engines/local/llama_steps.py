@@ -16,6 +16,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from magrpo.engines.local.steps import CacheLayer, DecodingStep, ModuleStep, Prompts, drop_rows
 
+KNOWN_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM)
+
 
 class _Linear(Protocol):
     weight: Tensor
@@ -29,7 +31,7 @@ def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingSt
 
 def _is_plain(model: PreTrainedModel) -> bool:
     """Whether the model is as transformers defines it: float32 on a CPU, full attention, plain linear layers."""
-    if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or torch.is_autocast_enabled("cpu"):
+    if type(model) not in KNOWN_MODELS or torch.is_autocast_enabled("cpu"):
         return False
     config: Any = model.config
     leaves = [module for module in model.modules() if not list(module.children())]

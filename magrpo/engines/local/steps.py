@@ -63,16 +63,18 @@ class ModuleStep(DecodingStep):
 
 
 class CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Copies of keys and values (B, heads, length, size) of one layer with ``room`` for more; live rows come first."""
+    """Copies of keys and values (B, heads, length, size) of one layer with ``room`` for more; live rows come first.
+
+    Values may have another number of heads, and another size, than keys.
+    """
 
     keys: Tensor
     values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rows, heads, self.length, size = keys.shape
-        self.keys, self.values = (keys.new_empty(self.rows, heads, self.length + room, size) for _ in range(2))
-        self.keys[:, :, : self.length], self.values[:, :, : self.length] = keys, values
+        self.rows, _, self.length, _ = keys.shape
+        self.keys, self.values = _add_room(keys, room), _add_room(values, room)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -94,6 +96,13 @@ class CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def get_max_length(self) -> int:
         return int(self.keys.shape[2])
+
+
+def _add_room(states: Tensor, room: int) -> Tensor:
+    rows, heads, length, size = states.shape
+    roomy = states.new_empty(rows, heads, length + room, size)
+    roomy[:, :, :length] = states
+    return roomy
 
 
 def drop_rows(layers: Sequence[CacheLayer], over: Tensor) -> Tensor:
