@@ -31,9 +31,9 @@ class ProgramEnv(Plugin):
 
     num_turns: int = Field(1, ge=1)
     """Number of turns of an episode."""
-    prompt: Literal["instruct", "bare"] = "instruct"
-    """``instruct``: full English instructions; ``bare``: only the problem under a one-word heading, for a tiny
-    model."""
+    prompt: Literal["instruct", "paper", "bare"] = "instruct"
+    """``instruct``: full English instructions, under which untrained models call ``aux``; ``paper``: a list of rules in
+    the manner of arXiv 2508.04652; ``bare``: only the problem under a one-word heading, for a tiny model."""
     feedback: Feedback = "level_feedback"
     """Feedback between turns. ``level_feedback``: diagnostics for each level; ``level_passed``: pass or fail for each
     level; ``passed``: one line; ``plain``: none; ``discussion``: the partner's last text; ``expert_edits``: the
@@ -124,9 +124,6 @@ class CodingEnv(ProgramEnv):
     task: ClassVar[Mapping[str, str]] = PROMPTS["coding_task"]
 
     kind: str = "coding"
-    prompt: Literal["instruct", "paper", "bare"] = "instruct"
-    """``instruct``: full English instructions, chosen so that untrained models call ``aux``; ``paper``: short rules in
-    the manner of arXiv 2508.04652; ``bare``: only the problem under a one-word heading, for a tiny model."""
     expert: Expert | None = None
     """Model that proposes edits; required by ``feedback = "expert_edits"``. None: no expert."""
 
