@@ -258,3 +258,13 @@ def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)
     assert AutoEngine().choose_engine(policy.device) == TransformersEngine()
     assert isinstance(AutoEngine().open(EngineHost.of(policy)), LocalEngine)
+
+
+@pytest.mark.parametrize(("device", "warnings"), [("cuda", 1), ("cpu", 0)])
+def test_sampling_on_a_gpu_without_vllm_says_what_it_costs(
+    device: str, warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = open_policy(tmp_path)
+    lineup = replace(policy.lineup, device=torch.device(device))
+    TransformersEngine().open(EngineHost(lineup, lambda: policy))
+    assert caplog.text.count("set engine.kind = vllm") == warnings
