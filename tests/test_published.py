@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from magrpo.export.merging import merge_adapter
 from magrpo.run.files import checkpoint_weights, read_groups
 from magrpo.run.store import RunStore
 from magrpo.types import RolloutGroup, Turn
+from pipelines.arguments import locate_config
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
 
 pytestmark = pytest.mark.slow
@@ -104,3 +106,28 @@ def test_answers_are_those_that_plain_peft_generates(run: RunStore, smollm2: Pat
     token_ids = tuple(written.tolist())
     gap = plain_logps(merged, prompt_ids, token_ids) - plain_logps(adapted, prompt_ids, token_ids)
     assert float(gap.abs().max()) < 0.2, "merged weights are rounded to bfloat16, as the base is"
+
+
+def test_two_small_authors_pay_for_faulty_answers(smollm2: Path, tmp_path: Path) -> None:
+    """The shipped configuration, with so few tokens that most answers are cut off."""
+    posts = [f"TITLE: Moving to city {i}\n\nPOST: I found a job in city {i}, far from here." for i in range(20)]
+    source = tmp_path / "posts.jsonl"
+    source.write_text("\n".join(json.dumps({"prompt": post}) for post in posts), encoding="utf-8")
+    models = [f"agents.{i}.model={smollm2}" for i in (0, 1)]
+    short = ["train.num_iterations=1", "rollout.problems_per_iteration=2", "rollout.group_size=2"]
+    evaluation = ["eval.every=1", "eval.max_problems=1", "rollout.max_new_tokens=12"]
+    arguments = [*models, f"problems.source={source}", f"root={tmp_path}", *short, *evaluation]
+    with blank_pictures():
+        store, _, _ = run_locally(load_config(locate_config("tldr_cpu"), arguments))
+    config, rollout = store.config(), store.stored_metrics("00001/rollout.0")
+    cost = sum(
+        config.penalty.cut_off * rollout[f"rollout/{agent.name}/cut_off_frac"]
+        + config.penalty.copied * rollout[f"rollout/{agent.name}/copied_frac"]
+        + config.penalty.repeated * rollout[f"rollout/{agent.name}/repeated_frac"]
+        for agent in config.agents
+    )
+    assert cost > 0
+    penalty = store.stored_metrics("00001/credit")["reward/penalty"]
+    assert penalty == pytest.approx(-cost * sum(config.reward.maxima.values()))
+    prompt = groups_of(store)[0].prompts["summary"].token_ids
+    assert "<|im_start|>assistant" in AutoTokenizer.from_pretrained(smollm2).decode(prompt)
