@@ -1,7 +1,7 @@
 """Waiting for processes and for conditions."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import psutil
@@ -23,6 +23,16 @@ def find_actors(kind: str) -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended
             if process.cmdline() and process.cmdline()[0].startswith(f"ray::{kind}"):
+                found.append(process)
+    return found
+
+
+def find_running(processes: Sequence[psutil.Process], module: str) -> list[psutil.Process]:
+    """The processes that run ``python -m module``."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a zombie has no command, either
+            if process.cmdline()[1:3] == ["-m", module]:
                 found.append(process)
     return found
 

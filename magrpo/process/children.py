@@ -17,16 +17,6 @@ def list_family(pid: int) -> list[psutil.Process]:
     return []
 
 
-def find_running(processes: Sequence[psutil.Process], module: str) -> list[psutil.Process]:
-    """The processes that run ``python -m module``."""
-    found = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):  # a zombie has no command, either
-            if process.cmdline()[1:3] == ["-m", module]:
-                found.append(process)
-    return found
-
-
 def send_signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
     """Send a signal to each process that still runs; the end of one may end the others."""
     for process in processes:

@@ -19,9 +19,9 @@ from magrpo.engines.vllm import VllmEngine
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from magrpo.process.children import find_running, list_family
+from magrpo.process.children import list_family
 from magrpo.types import Request, SamplingParams
-from tests.processes import assert_all_end
+from tests.processes import assert_all_end, find_running
 from tests.tiny import perturb, tiny_base
 
 ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=100), seed) for seed in range(64)]

@@ -24,13 +24,13 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from magrpo.engines import EngineError
 from magrpo.files.locks import lock_folder
 from magrpo.plugins import ConfigError
-from magrpo.process.children import find_running, list_family, send_signal
+from magrpo.process.children import list_family, send_signal
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer
 from pipelines.flows.local_server import LocalServer, ServerError
 from tests.pipelines.micro import STAGES, command, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
-from tests.processes import assert_all_end
+from tests.processes import assert_all_end, find_running
 from tests.training.test_resume import Runs, die_at_work, wait_at_work
 
 
