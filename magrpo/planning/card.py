@@ -10,7 +10,9 @@ from magrpo.engines.vllm import VllmEngine
 from magrpo.interfaces import EnginePlugin, HasMaxBatch
 from magrpo.planning.sizes import (
     ACTIVATIONS_OF,
+    GRADIENTS,
     KV_CACHE,
+    MERGED,
     count_micro_batch_tokens,
     count_token_activations,
     estimate_memory,
@@ -25,7 +27,7 @@ CONTEXT = 1.0 * GIB
 """An estimate, not measured: the driver's context and workspaces of a process on a GPU."""
 SERVER_WORK = 2.0 * GIB
 """An estimate, not measured: what a vLLM server holds beside weights and cache, CUDA graphs included."""
-UPDATING = ("gradients of one agent", ACTIVATIONS_OF, "logits")
+UPDATING = (GRADIENTS, ACTIVATIONS_OF, "logits")
 """Purposes of the memory that only an update holds."""
 
 
@@ -77,7 +79,7 @@ def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> 
     is_server = isinstance(engine, VllmEngine)
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_server else None
     sizes = estimate_memory(config, dtype_bytes, max_batch)
-    cache = sizes.pop(KV_CACHE, 0.0)
+    cache = sizes.pop(KV_CACHE, 0.0) + sizes.pop(MERGED, 0.0)
     update = sum(sizes.values()) + CONTEXT
     resting = update - sum(sizes[purpose] for purpose in UPDATING)
     completion = min(2 * config.rollout.max_new_tokens, count_micro_batch_tokens(config))

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,11 @@ POLICY = ("frozen parameters", "adapters", "full copies")
 """Purposes of memory of every policy; the others are those of updates and sampling."""
 ACTIVATIONS_OF = "activations of a micro-batch"
 """Purpose of the memory of an update that ``optim.micro_batch_tokens`` decides about."""
+GRADIENTS = "gradients of the agents that are computed at once"
 KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, for sampling"
 """Purposes of memory of an engine in the run's own process; the second policy is there with ``train.lag``."""
+MERGED = "weights with merged adapters, for sampling"
+"""Purpose of memory of an engine on a CPU; see :func:`magrpo.engines.local.decoding.decoding_model`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +110,26 @@ def estimate_memory(
     logit_bytes = dtype_bytes + 4 * is_wide  # float32 ones, and their gradient in half precision
     frozen = [models[name] for name in [*set(adapted), *references]]
     layers = sum(model.num_parameters - model.outer_parameters for model in frozen)
+    # On a CPU, adapters are computed and sampled side by side, one agent on a core.
+    on_cpu = _find_device(config) == "cpu"
+    at_once = min(len(trained), torch.get_num_threads()) if on_cpu and not full else 1
     sizes = {
         "frozen parameters": (layers / num_shards + sum(model.outer_parameters for model in frozen)) * dtype_bytes,
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
         "full copies": sum(models[name].num_parameters for name in full) / num_shards * 4,
-        "gradients of one agent": max(trained) * 4,
+        GRADIENTS: sum(sorted(trained)[-at_once:]) * 4,
         "optimizer": sum(trained) * 8,
-        ACTIVATIONS_OF: num_tokens * count_token_activations(config, dtype_bytes),
-        "logits": max(_count_logits(agent, models[agent.model], num_tokens, logit_bytes) for agent in apart),
+        ACTIVATIONS_OF: at_once * num_tokens * count_token_activations(config, dtype_bytes),
+        "logits": at_once * max(_count_logits(agent, models[agent.model], num_tokens, logit_bytes) for agent in apart),
     }
     if max_batch is not None:
-        at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
+        rows = min(max_batch, _count_rows(config))
         token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
-        side_by_side = len(config.agents) if _find_device(config) == "cpu" else 1
-        sizes[KV_CACHE] = side_by_side * at_once * config.rollout.max_new_tokens * token_bytes
+        side_by_side = len(config.agents) if on_cpu else 1
+        sizes[KV_CACHE] = side_by_side * rows * 2 * config.rollout.max_new_tokens * token_bytes
+        if dtype_bytes == 4:
+            copied = [models[name] for name in adapted] if on_cpu else [models[name] for name in adapted[:1]]
+            sizes[MERGED] = sum(model.num_parameters - model.outer_parameters for model in copied) * 4
         if config.train.lag:
             sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
     return {purpose: float(size) for purpose, size in sizes.items() if size}
@@ -153,6 +163,14 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
         "copies for MLflow": (weights * len(evaluated) + records) * copies,
     }
     return {purpose: float(size) for purpose, size in found.items() if size}
+
+
+def _count_rows(config: RunConfig) -> float:
+    """Completions of one agent that an iteration or an evaluation samples; endless if all problems are evaluated."""
+    sampled = estimate_work(config).completions // len(config.agents)
+    greedy_and_sampled = 1 + config.eval.num_samples
+    evaluated = inf if config.eval.max_problems is None else config.eval.max_problems * greedy_and_sampled
+    return max(sampled, evaluated)
 
 
 def count_micro_batch_tokens(config: RunConfig) -> int:

@@ -19,7 +19,7 @@ from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
 from magrpo.planning.card import check_card, estimate_card
 from magrpo.planning.fit import check_place
-from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
+from magrpo.planning.sizes import KV_CACHE, MERGED, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
 from magrpo.reports.budget import format_count
 from magrpo.run.config_diff import list_changed_values
 from magrpo.run.files import read_place, read_problems
@@ -137,10 +137,10 @@ def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> I
     sizes = estimate_memory(config, dtype_bytes, max_batch)
     sampling = 0.0
     if KV_CACHE in sizes:
-        sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, KV_CACHE))
+        sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, KV_CACHE, MERGED))
     where = ""
     if place.ranks.count:  # which do not sample
-        sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (KV_CACHE, SECOND_POLICY)}
+        sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (KV_CACHE, MERGED, SECOND_POLICY)}
         where = " on each rank"
     yield Line("memory", f"about {_format_bytes(sum(sizes.values()))}{where}, without libraries")
     for purpose, size in sizes.items():
@@ -152,7 +152,7 @@ def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> I
         holder = "on each sampler" if place.samplers.count else "in the run's own process"
         yield Entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
     yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a full")
-    yield Entry("", "micro-batch counted on meta tensors, cache without prompts")
+    yield Entry("", "micro-batch counted on meta tensors, prompts as long as completions")
     if device.type == "cuda" and not place.uses_ray:
         yield from _describe_card(config, dtype_bytes, engine)
 

@@ -12,7 +12,7 @@ from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
-from magrpo.planning.sizes import ACTIVATIONS_OF, SECOND_POLICY, estimate_memory, estimate_work
+from magrpo.planning.sizes import ACTIVATIONS_OF, GRADIENTS, SECOND_POLICY, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
 from magrpo.problems.rows import check_source
 from magrpo.run.files import checkpoint_weights
@@ -139,7 +139,9 @@ def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
         frozen = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
     sizes = estimate_memory(resolved, 4, None)
     assert sizes["optimizer"] == 8 * sum(trained.values())
-    assert sizes["gradients of one agent"] == 4 * max(trained.values())
+    # Agents with adapters are computed side by side on a CPU, one with a full copy alone.
+    at_once = min(len(trained), torch.get_num_threads()) if weights == "lora" else 1
+    assert sizes[GRADIENTS] == 4 * sum(sorted(trained.values())[-at_once:])
     assert sizes["adapters"] == 4 * sum(n for name, n in trained.items() if policy.lineup.weights(name) == "lora")
     assert sizes.get("full copies", 0) == 4 * (trained["helper"] if weights == "full" else 0)
     assert sizes["frozen parameters"] == 4 * frozen
