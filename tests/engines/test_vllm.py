@@ -149,7 +149,7 @@ def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
 
 def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = open_policy(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"vLLM is not installed; pip install 'magrpo\[vllm\]'"):
         VllmEngine().open(EngineHost.of(policy))
     assert AutoEngine().choose_engine(policy.device).kind == "transformers"
