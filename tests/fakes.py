@@ -20,7 +20,6 @@ from magrpo.types import (
     Request,
 )
 
-
 GIB = 2**30
 
 

@@ -14,7 +14,6 @@ import torch
 from magrpo_kernels import bench
 from tests.fakes import FakeGpu
 
-
 SMALL = ["--device", "cpu", "--dtype", "float32", "--tokens", "8", "--hidden", "4", "--vocabulary", "9"]
 
 
