@@ -31,6 +31,7 @@ from tests.stages.updating import (
     TEMPERATURE,
     assert_close,
     assert_equal,
+    before_each_pass,
     gradients_used,
     make,
     make_samples,
@@ -41,7 +42,7 @@ from tests.stages.updating import (
     summed_kl,
     weights_of,
 )
-from tests.tiny import perturb, tiny_base, tiny_config
+from tests.tiny import perturb, tiny_base, tiny_config, unmarked_base
 
 
 def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> None:
@@ -50,11 +51,10 @@ def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> Non
     updater = make(any_base, dump, algo=algo)
     old = [naive_logps(updater, "main", s).detach() for s in samples]
     first = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
-    runs: list[str] = []
-    run_model = updater.gradients.models.run_model
-    updater.gradients.models.run_model = lambda agent, *given: runs.append(agent) or run_model(agent, *given)  # type: ignore
-    steps = gradients_used(updater, samples)
-    assert len(steps) == len(runs) == 2, "the first pass also finds the log-probabilities before it"
+    passes: list[bool] = []
+    with before_each_pass(updater, lambda: passes.append(torch.is_grad_enabled())):
+        steps = gradients_used(updater, samples)
+    assert len(steps) == len(passes) == 2, "the first pass also finds the log-probabilities before it"
     assert_close(steps[0], first)  # ratio 1
 
     # The second step started from the weights that one on-policy step leaves.
@@ -116,12 +116,11 @@ def test_truncated_importance_weights_correct_for_the_engine(any_base: Path, dum
     assert_close(gradients_used(updater, samples)[0], expected)
 
 
-def test_an_importance_weight_of_one_epoch_takes_no_forward_pass_of_its_own(
-    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    updater = make(base, dump, algo={"importance_cap": 1.5})
-    monkeypatch.setattr(updater.gradients.models, "compute_logps", lambda *_: pytest.fail("a pass of its own"))
-    updater.update({"main": make_samples()})
+def test_an_importance_weight_of_one_epoch_takes_no_forward_pass_of_its_own(base: Path, dump: Path) -> None:
+    updater, passes = make(base, dump, algo={"importance_cap": 1.5}), list[bool]()
+    with before_each_pass(updater, lambda: passes.append(torch.is_grad_enabled())):
+        updater.update({"main": make_samples()})
+    assert passes == [True]
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": "std"}, {"estimator": "marloo", "update_epochs": 2}])
@@ -227,12 +226,10 @@ def test_layers_computed_again_give_the_same_gradient_for_less_memory(
     assert_equal(*gradients[2:])
 
 
-def test_a_model_whose_layers_cannot_be_computed_again_is_refused(
-    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("magrpo.model.forward.GradientCheckpointingLayer", torch.nn.Conv1d)
-    with pytest.raises(ConfigError, match=r"optim.gradient_checkpointing: LlamaForCausalLM of .*set it to false"):
-        make(base, dump, gradient_checkpointing=True)
+def test_a_model_whose_layers_cannot_be_computed_again_is_refused(tmp_path: Path, dump: Path) -> None:
+    base = unmarked_base(tmp_path / "base")
+    with pytest.raises(ConfigError, match=r"optim.gradient_checkpointing: OpenAIGPTLMHeadModel of .*set it to false"):
+        make(base, dump, "full", gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize(
