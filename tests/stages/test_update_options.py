@@ -12,9 +12,10 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
-from transformers import CohereConfig, Gemma2Config, GraniteConfig
+from transformers import BertConfig, CohereConfig, Gemma2Config, GraniteConfig
 
 from magrpo.algo.advantages import group_advantages
+from magrpo.config.agents import LoraConfig
 from magrpo.config.run import AlgoConfig, OptimConfig
 from magrpo.engines.transformers import LocalEngine
 from magrpo.model.collate import collate, plan_batches
@@ -42,7 +43,19 @@ from tests.stages.updating import (
     summed_kl,
     weights_of,
 )
-from tests.tiny import perturb, tiny_base, tiny_config, unmarked_base
+from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, unmarked_base
+
+DEEP_HEAD = BertConfig(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=256,
+    is_decoder=True,
+)
+"""A model whose logits do not follow from its last hidden states by a linear layer alone."""
+DEEP_LORA = LoraConfig(rank=4, target_modules=("query", "value"))
 
 
 def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> None:
@@ -148,9 +161,7 @@ def test_the_update_forms_the_advantages_of_the_paper_and_takes_others_as_given(
 
 
 @pytest.mark.parametrize("head", ["capped", "scaled", "divided", "unknown"])
-def test_models_that_cap_or_scale_logits_start_from_hidden_states(
-    base: Path, dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
-) -> None:
+def test_models_that_cap_or_scale_logits_start_from_hidden_states(dump: Path, tmp_path: Path, head: str) -> None:
     common = {
         name: value for name, value in tiny_config().to_dict().items() if name not in ("model_type", "rope_theta")
     }
@@ -158,11 +169,10 @@ def test_models_that_cap_or_scale_logits_start_from_hidden_states(
         "capped": Gemma2Config(**common, final_logit_softcapping=0.5, attn_logit_softcapping=None),
         "scaled": CohereConfig(**common, logit_scale=0.25),
         "divided": GraniteConfig(**common, logits_scaling=2.0, attention_multiplier=tiny_config().head_dim ** -0.5),
-        "unknown": tiny_config(),
+        "unknown": DEEP_HEAD,
     }
-    if head == "unknown":
-        monkeypatch.setattr(model_runs, "find_logit_map", lambda model: None)
-    updater, samples = make(tiny_base(tmp_path / head, described[head]), dump), make_samples()
+    lora = DEEP_LORA if head == "unknown" else None
+    updater, samples = make(tiny_base(tmp_path / head, described[head]), dump, lora=lora), make_samples()
     found = updater.gradients.models._logit_maps["main"]
     expected = {"capped": LogitMap(1, 0.5), "scaled": LogitMap(0.25), "divided": LogitMap(0.5), "unknown": None}
     assert found == expected[head]
@@ -173,14 +183,14 @@ def test_models_that_cap_or_scale_logits_start_from_hidden_states(
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("weights", ["lora", "full"])
 def test_float32_logits_are_those_of_the_engine_in_half_precision(
-    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch, weights: str, known: bool
+    base: Path, dump: Path, tmp_path: Path, weights: str, known: bool
 ) -> None:
     """An engine in this process samples from the model's own logits, the update computes its own if it knows how."""
-    if not known:
-        monkeypatch.setattr(model_runs, "find_logit_map", lambda model: None)
+    base = base if known else tiny_base(tmp_path / "deep", DEEP_HEAD)
+    lora = None if known else DEEP_LORA
     samples, logps = make_samples(), {}
     for head_dtype in ("auto", "float32"):
-        updater = make(base, dump, weights, "bfloat16", head_dtype=head_dtype)
+        updater = make(base, dump, weights, "bfloat16", head_dtype=head_dtype, lora=lora)
         perturb(updater.policy, seed=1)
         batch = collate(samples, plan_batches(samples, 10_000, True)[0])
         active = updater.policy.active
