@@ -17,7 +17,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -276,9 +276,8 @@ def list_implementations(case: Case) -> dict[str, Loss]:
 
 
 # ------------------------------------------------------------------------------------------------------ measurement
-def measure_case(case: Case, rounds: int, *, compiles: bool = True) -> list[Row]:
-    """Measure every implementation on one case: a warm-up that checks gradient and memory, then the rounds."""
-    losses = {name: loss for name, loss in list_implementations(case).items() if compiles or name != COMPILED}
+def measure_case(case: Case, losses: Mapping[str, Loss], rounds: int) -> list[Row]:
+    """Measure implementations on one case: a warm-up that checks gradient and memory, then the rounds."""
     rows = [Row(name) for name in losses]
     expected = measure_gradient(case)
     for row, (name, loss) in zip(rows, losses.items(), strict=True):
@@ -419,7 +418,10 @@ def measure_variant(title: str, args: argparse.Namespace) -> dict[str, Any]:
     case = make_case(title, args, frozen=title in ("frozen head", "logits in"), degenerate=degenerate)
     if title == "logits in":
         case = replace(case, logits=(case.hidden @ case.weight.t()).detach().requires_grad_())
-    rows = measure_case(case, args.rounds, compiles=not args.no_compile)
+    losses = list_implementations(case)
+    if args.no_compile:
+        del losses[COMPILED]
+    rows = measure_case(case, losses, args.rounds)
     print(format_table(case, rows), flush=True)
     medians = {row.name: statistics.median(row.both_s) for row in rows if row.both_s}
     ours = min((name for name in medians if name.startswith(OURS)), key=lambda name: medians[name])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tests.fakes import FakeGpu
     from tests.sharing import Units
 
 # Read by the libraries when they are imported, so set before anything else.
@@ -99,6 +100,23 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """The GPU that ``torch.cuda`` describes during the test, whatever the machine has."""
+    from tests.fakes import FakeGpu  # imports magrpo
+
+    gpu = FakeGpu()
+    for name, function in gpu.list_functions().items():
+        monkeypatch.setattr(f"torch.cuda.{name}", function)
+    return gpu
+
+
+@pytest.fixture
+def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch is built for CUDA."""
+    monkeypatch.setattr("torch.version.cuda", "13.0")
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,34 @@ from magrpo.types import (
     Request,
 )
 
+GIB = 2**30
+
+
+@dataclass
+class FakeGpu:
+    """A GPU as ``torch.cuda`` describes it, in bytes. ``is_usable``: PyTorch can use it."""
+
+    is_usable: bool = True
+    capability: tuple[int, int] = (9, 0)
+    free: int = 79 * GIB
+    total: int = 80 * GIB
+    reserved: int = 0
+    most_reserved: int = 0
+    empty_cache: Callable[[], None] = lambda: None
+
+    def list_functions(self) -> dict[str, Callable[..., object]]:
+        """The functions of ``torch.cuda`` that describe this GPU as it is when they are called, by name."""
+        return {
+            "is_available": lambda: self.is_usable,
+            "device_count": lambda: int(self.is_usable),
+            "get_device_name": lambda index=0: "NVIDIA H100",
+            "get_device_capability": lambda index=0: self.capability,
+            "mem_get_info": lambda index=0: (self.free, self.total),
+            "memory_reserved": lambda: self.reserved,
+            "max_memory_reserved": lambda: self.most_reserved,
+            "empty_cache": lambda: self.empty_cache(),
+        }
+
 
 class ScriptedEngine:
     """Answers each request with ``script(request)``; keeps every batch it was given."""

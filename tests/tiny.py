@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    OpenAIGPTConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -86,6 +87,11 @@ def tiny_base(
     model.save_pretrained(folder)
     tiny_tokenizer(chat_template).save_pretrained(folder)
     return folder
+
+
+def unmarked_base(folder: Path) -> Path:
+    """A base model none of whose modules transformers marks as layers that can be computed again."""
+    return tiny_base(folder, OpenAIGPTConfig(vocab_size=VOCAB_SIZE, n_positions=256, n_embd=64, n_layer=2, n_head=2))
 
 
 def perturb(policy: Policy, seed: int, scale: float = 0.1) -> None:

@@ -84,16 +84,18 @@ def test_a_mistake_in_roles_is_found_when_a_configuration_is_read(tmp_path: Path
         load_config(path)
 
 
-def test_a_service_that_does_not_answer_stays_a_connection_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that Prefect tries again."""
-    env = Returning(None)
+class Waiting(LengthEnv):
+    """Asks an expert that does not answer."""
 
-    def ask(*_: object) -> None:
+    def observe(self, *_: object) -> Observation:
         raise ConnectionError(f"env.expert.base_url: {Expert(model='m').base_url} does not answer")
 
-    monkeypatch.setattr(env, "observe", ask)
-    with pytest.raises(ConnectionError, match=f"{NAME}: observe[(][)] failed for problem 'add/2': env.expert.base_url"):
-        observe_problem(env, PROBLEM, "main", (), "ada")
+
+def test_a_service_that_does_not_answer_stays_a_connection_error() -> None:
+    """So that Prefect tries again."""
+    name = NAME.replace("Returning", "Waiting")
+    with pytest.raises(ConnectionError, match=f"{name}: observe[(][)] failed for problem 'add/2': env.expert.base_url"):
+        observe_problem(Waiting(), PROBLEM, "main", (), "ada")
 
 
 def test_observations_lose_their_lone_surrogates() -> None:

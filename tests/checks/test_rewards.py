@@ -17,7 +17,7 @@ from magrpo.checks.rewards import check_maxima, compute_price, judge_passed, req
 from magrpo.config.run import load_config
 from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.rewards.coding import CodingReward
-from magrpo.stages.pricing import open_workers
+from magrpo.stages.pricing import MANY, open_workers
 from magrpo.stages.score import score_texts
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 from tests.checks.plugins import Absent, Unpicklable
@@ -207,43 +207,49 @@ def test_names_are_refused_when_a_configuration_is_read(tmp_path: Path) -> None:
     assert str(raised.value) == f"{path}: {said}: choose another one"
 
 
-def break_down(*_: object) -> None:
-    {}["missing"]
+class Broken(Brief):
+    """Contains a mistake."""
+
+    def price(self, *_: object) -> None:
+        {}["missing"]
+
+    executions = price
 
 
-def fail_to_connect(*_: object) -> None:
-    raise ConnectionError("the judge at example.org does not answer")
+class Unreachable(Brief):
+    """Asks a judge that does not answer."""
+
+    def price(self, *_: object) -> None:
+        raise ConnectionError("the judge at example.org does not answer")
+
+    executions = price
 
 
 @pytest.mark.parametrize("method", ["price", "executions"])
-def test_an_exception_inside_is_one_block_that_names_the_problem(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reward = Brief(None)
+def test_an_exception_inside_is_one_block_that_names_the_problem(method: str) -> None:
     call: Callable[..., object] = compute_price if method == "price" else request_executions
-    monkeypatch.setattr(reward, method, break_down)
     with pytest.raises(PluginFailed) as raised:
-        call(reward, PROBLEM, TEXTS, {})
+        call(Broken(None), PROBLEM, TEXTS, {})
     first, *frames = str(raised.value).splitlines()
-    name = f"reward tests.checks.test_rewards:Brief: {method}()"
-    assert first == f"{name} failed for problem 'add/2': KeyError: 'missing'"
+    name = "reward tests.checks.test_rewards:{}: {}()"
+    assert first == f"{name.format('Broken', method)} failed for problem 'add/2': KeyError: 'missing'"
     assert frames[0].startswith(f'  File "{__file__}", line ')
-    assert frames[0].endswith("in break_down")
+    assert frames[0].endswith("in price")
     assert '{}["missing"]' in frames[1]
     assert "magrpo" not in "\n".join(frames).replace(__file__, ""), "none of the frames of this project"
     assert isinstance(raised.value.__cause__, KeyError)
 
-    monkeypatch.setattr(reward, method, fail_to_connect)
     with pytest.raises(ConnectionError) as unavailable:  # another attempt may succeed
-        call(reward, PROBLEM, TEXTS, {})
-    assert str(unavailable.value) == f"{name} failed for problem 'add/2': the judge at example.org does not answer"
+        call(Unreachable(None), PROBLEM, TEXTS, {})
+    failed = "failed for problem 'add/2': the judge at example.org does not answer"
+    assert str(unavailable.value) == f"{name.format('Unreachable', method)} {failed}"
 
 
-def test_workers_report_the_same_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magrpo.stages.pricing.MANY", 1)
-
+def test_workers_report_the_same_mistakes() -> None:
     def price_all(reward: Any, workers: Executor | None) -> str:
         sandbox = ScriptedSandbox(lambda _: "pass")
         with pytest.raises((ConfigError, PluginFailed)) as raised:
-            score_texts([(PROBLEM, TEXTS)], reward=reward, sandbox=sandbox, cache={}, workers=workers)
+            score_texts([(PROBLEM, TEXTS)] * MANY, reward=reward, sandbox=sandbox, cache={}, workers=workers)
         return str(raised.value)
 
     with open_workers(1) as workers:

@@ -68,7 +68,7 @@ def test_a_cluster_that_does_not_answer_is_named_with_the_remedy() -> None:
 
 
 def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'magrpo\[ray\]'"):
         Cluster("")
 

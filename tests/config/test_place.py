@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_a_misfit_names_the_keys_and_the_remedy(place: dict[str, object], change
 
 def test_actors_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(locate_config("embedded"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     assert list(find_misfits(config, Place())) == []
     [misfit] = find_misfits(config, Place.model_validate({"ranks": {"count": 2}}))
     assert 'pip install "magrpo[ray]"' in misfit

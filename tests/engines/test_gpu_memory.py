@@ -6,10 +6,8 @@ No GPU is used: the policy says that it lives on one, and the servers are script
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 from unittest.mock import MagicMock
 
@@ -23,7 +21,8 @@ from magrpo.engines.vllm_server import Server, Sleep, Wake
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from magrpo.process.child import Child
+from tests.engines.scripted import script_servers
+from tests.fakes import FakeGpu
 from tests.tiny import tiny_base
 
 # Appends the kind of each call to a file, and "Ready" before it says that it has started. Until then it waits for as
@@ -53,7 +52,7 @@ while True:
 class Machine:
     """A policy of two agents with weights of their own, hence two servers, and what happened, in order."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.log = folder / "events"
         self.log.touch()
         base = str(tiny_base(folder / "base"))
@@ -61,16 +60,11 @@ class Machine:
         self.policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
         self.starting = 1
         """How many servers must be starting before one of them is ready."""
-        monkeypatch.setattr("magrpo.engines.vllm.Child", self.child)
-        monkeypatch.setattr("magrpo.engines.vllm.find_obstacle", lambda device_type: "")  # as if installed
-        monkeypatch.setattr("torch.cuda.empty_cache", lambda: self.tell("empty_cache"))
-        for name in ("max_memory_reserved", "memory_reserved"):
-            monkeypatch.setattr(f"torch.cuda.{name}", lambda: 0)
-        monkeypatch.setenv("SCRIPT", str(self.log))
 
-    def child(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:
+    def start_server(self) -> list[str]:
+        """The command of a server."""
         self.tell("Spawn")
-        return Child([sys.executable, "-c", SERVER, str(self.starting)], log, environment)
+        return [sys.executable, "-c", SERVER, str(self.starting)]
 
     def tell(self, event: str) -> None:
         with self.log.open("a") as file:
@@ -84,8 +78,13 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> Machine:
+    gpu.is_usable = False
+    machine = Machine(tmp_path)
+    script_servers(monkeypatch, machine.start_server)
+    gpu.empty_cache = lambda: machine.tell("empty_cache")
+    monkeypatch.setenv("SCRIPT", str(machine.log))
+    return machine
 
 
 def test_on_a_gpu_servers_start_one_after_another_and_wake_to_free_memory(machine: Machine) -> None:
@@ -103,13 +102,8 @@ def test_on_a_gpu_servers_start_one_after_another_and_wake_to_free_memory(machin
         engine.close()
 
 
-def test_weights_stay_where_the_updates_so_far_fit_beside_them(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = SimpleNamespace(peak=0, free=100)
-    monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda: 20 + gpu.peak)
-    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 20)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (gpu.free, 1000))
+def test_weights_stay_where_the_updates_so_far_fit_beside_them(machine: Machine, gpu: FakeGpu) -> None:
+    gpu.reserved, gpu.free = 20, 100
     machine.policy.lineup.device = torch.device("cuda")
     engine = VllmEngine().open(EngineHost.of(machine.policy))
     try:
@@ -119,7 +113,7 @@ def test_weights_stay_where_the_updates_so_far_fit_beside_them(
             engine.sleep()
             engine.sleep()
             told.append(machine.events())
-            gpu.peak = peak  # of the update
+            gpu.most_reserved = gpu.reserved + peak  # of the update
             engine.wake()
     finally:
         engine.close()

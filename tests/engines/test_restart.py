@@ -16,8 +16,8 @@ from magrpo.engines import EngineError
 from magrpo.engines.vllm import VllmEngine
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
-from magrpo.process.child import Child
 from magrpo.types import Request, SamplingParams
+from tests.engines.scripted import script_servers
 from tests.tiny import EOS, tiny_base
 
 # Appends every call to a file. Answers one item at a time with its seed, and dies after as many as the file DIE_AFTER
@@ -52,8 +52,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
     command = [sys.executable, "-c", SERVER.replace("STOP", str(EOS))]
     agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
-    monkeypatch.setattr("magrpo.engines.vllm.Child", lambda _, log, environment: Child(command, log, environment))
-    monkeypatch.setattr("magrpo.engines.vllm.find_obstacle", lambda device_type: "")  # as if installed
+    script_servers(monkeypatch, lambda: command)
     monkeypatch.setenv("SCRIPT", str(tmp_path))
     return policy
 

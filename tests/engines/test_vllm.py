@@ -135,11 +135,9 @@ def test_a_base_that_vllm_cannot_serve_is_one_error(tmp_path: Path) -> None:
         VllmEngine().open(EngineHost.of(policy))
 
 
-def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("cuda_build")
+def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(tmp_path: Path) -> None:
     """Its server would end with "Device string must not be empty"."""
-    monkeypatch.setattr("torch.version.cuda", "13.0")
     with pytest.raises(
         ConfigError,
         match=r"^engine.kind: this vLLM build needs a GPU; make setup GPU=0 in a clone, or use 'transformers'$",
@@ -149,7 +147,7 @@ def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
 
 def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = open_policy(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"vLLM is not installed; pip install 'magrpo\[vllm\]'"):
         VllmEngine().open(EngineHost.of(policy))
     assert AutoEngine().choose_engine(policy.device).kind == "transformers"

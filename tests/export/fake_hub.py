@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
 
 class FakeHub:
     """Repositories in memory: ``files[repository][path]``. ``status``: that of every answer, if it is not 200."""
@@ -56,6 +58,12 @@ class FakeHub:
         return {"id": repository, "siblings": siblings, "sha": "0" * 40, "private": True, "tags": []}
 
 
+def use_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let this process ask the hub at ``url``."""
+    for name, value in {"ENDPOINT": url, "HF_HUB_OFFLINE": False}.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+
+
 @contextmanager
 def serve_hub() -> Iterator[FakeHub]:
     hub = FakeHub()
@@ -71,6 +79,10 @@ def serve_hub() -> Iterator[FakeHub]:
 
         def do_POST(self) -> None:
             self.reply(hub.answer(self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def do_HEAD(self) -> None:
+            self.send_response(hub.status)
+            self.end_headers()
 
         def do_GET(self) -> None:
             self.reply(hub.look_up(self.path))

@@ -26,7 +26,7 @@ from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import Trajectory
 from pipelines.cli import main
-from tests.export.fake_hub import FakeHub, serve_hub
+from tests.export.fake_hub import FakeHub, serve_hub, use_hub
 from tests.pipelines.micro import blank_pictures
 from tests.servers import answers
 
@@ -225,8 +225,7 @@ def test_a_run_without_agents_says_so(tmp_path: Path, coders: RunStore, capsys: 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     with serve_hub() as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        use_hub(monkeypatch, hub.url)
         monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
         yield hub
 
@@ -269,8 +268,7 @@ def test_a_push_that_cannot_be_says_what_to_do(
 def test_a_hub_that_is_away_is_named(
     coders: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    use_hub(monkeypatch, "http://127.0.0.1:9")
     assert export(coders, "--push", "me/team") == 2
     assert "--push me/team: http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
 

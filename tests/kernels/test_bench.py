@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from magrpo_kernels import bench
+from tests.fakes import FakeGpu
+
+SMALL = ["--device", "cpu", "--dtype", "float32", "--tokens", "8", "--hidden", "4", "--vocabulary", "9"]
 
 
-def test_it_measures_ours_against_the_floor_and_eager(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = bench.list_implementations
+def make_case(**options: Any) -> bench.Case:
+    return bench.make_case("trained head", bench.make_parser().parse_args([*SMALL, "--sequences", "8"]), **options)
 
-    def list_some(case: bench.Case) -> dict[str, bench.Loss]:
-        chosen = listed(case) | {"wrong": lambda case: 2 * bench.eager_loss(case)}
-        del chosen["torch.compile"]  # which takes long
-        return chosen
 
-    monkeypatch.setattr(bench, "list_implementations", list_some)
+def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> None:
+    """Let the benchmark read these times from its clock, one after another."""
+    ticks = iter(seconds)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(ticks))
+
+
+def test_it_measures_ours_against_the_floor_and_eager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "report.json"
     shape = ["--device", "cpu", "--dtype", "float32", "--tokens", "16", "--hidden", "8", "--vocabulary", "40"]
-    assert bench.main([*shape, "--sequences", "8", "--rounds", "3", "--json", str(file)]) == 0
+    assert bench.main([*shape, "--sequences", "8", "--rounds", "3", "--no-compile", "--json", str(file)]) == 0
     report = json.loads(file.read_text())
     for title in ("trained head", "frozen head", "trained head, half the groups degenerate"):
         rows = {row["name"]: row for row in report[title]["rows"]}
         for name in (bench.FLOOR, f"{bench.OURS} torch", "eager torch"):
             assert len(rows[name]["both_s"]) == 3, rows[name]
-        assert "wrong gradient" in rows["wrong"]["skipped"]
+        assert bench.COMPILED not in rows
         own = rows["torch linear_cross_entropy"]
         if hasattr(torch.nn, "LinearCrossEntropyOptions"):  # since torch 2.13
             assert len(own["both_s"]) == 3
@@ -47,25 +52,27 @@ def test_it_measures_ours_against_the_floor_and_eager(
     assert "GB by calculation" in printed
 
 
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"degenerate": 0.5}])
+def test_an_implementation_with_another_gradient_is_not_timed(options: dict[str, Any]) -> None:
+    losses: dict[str, bench.Loss] = {
+        "right": bench.eager_loss,
+        "wrong": lambda case: 2 * bench.eager_loss(case),
+    }
+    right, wrong = bench.measure_case(make_case(**options), losses, rounds=3)
+    assert (len(right.both_s), len(wrong.both_s)) == (3, 0)
+    assert "wrong gradient" in wrong.skipped
+
+
 def test_an_implementation_that_takes_long_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ["--device", "cpu", "--dtype", "float32", "--tokens", "8", "--hidden", "4", "--vocabulary", "9"]
-    args = bench.make_parser().parse_args([*shape, "--sequences", "8"])
-    case = bench.make_case("trained head", args)
-    clock = iter(range(0, 10_000, 100))
     losses = {bench.FLOOR: bench.matrix_products, "slow": bench.eager_loss}
-    monkeypatch.setattr(bench, "list_implementations", lambda case: losses)
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(clock)))
-    assert [len(row.both_s) for row in bench.measure_case(case, rounds=4)] == [1, 1]
+    set_clock(monkeypatch, range(0, 10_000, 100))
+    assert [len(row.both_s) for row in bench.measure_case(make_case(), losses, rounds=4)] == [1, 1]
 
 
 def test_compiling_is_not_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ["--device", "cpu", "--dtype", "float32", "--tokens", "8", "--hidden", "4", "--vocabulary", "9"]
-    case = bench.make_case("trained head", bench.make_parser().parse_args([*shape, "--sequences", "8"]))
-    clock = chain([0.0] * 4, repeat(100.0))  # the first call of the second takes 100 s
     losses = {bench.FLOOR: bench.matrix_products, bench.COMPILED: bench.eager_loss}
-    monkeypatch.setattr(bench, "list_implementations", lambda case: losses)
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
-    assert [row.both_s for row in bench.measure_case(case, rounds=2)] == [[0.0, 0.0], [0.0, 0.0]]
+    set_clock(monkeypatch, chain([0.0] * 4, repeat(100.0)))  # the first call of the second takes 100 s
+    assert [row.both_s for row in bench.measure_case(make_case(), losses, rounds=2)] == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_the_expected_gradient_is_that_of_all_tokens_at_once() -> None:
@@ -90,10 +97,8 @@ def test_options_that_do_not_fit_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_gpu_that_is_not_there_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench.torch.cuda, "is_available", lambda: False)
+def test_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], gpu: FakeGpu) -> None:
+    gpu.is_usable = False
     with pytest.raises(SystemExit):
         bench.main(["--device", "cuda"])
     assert "--device cuda: PyTorch sees no CUDA device; use --device cpu" in capsys.readouterr().err

@@ -51,8 +51,8 @@ else:
         assert " skipped" not in done.stdout
 
 
-def test_where_there_is_a_gpu_the_cases_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.usefixtures("gpu")
+def test_where_there_is_a_gpu_the_cases_are_marked() -> None:
     there = runpy.run_path(__file__)
     assert there["pytestmark"].name == "gpu"
     assert sum(name.startswith("test_") for name in there) > 10

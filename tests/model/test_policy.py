@@ -373,39 +373,32 @@ def test_a_sliding_window_keeps_completions_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dropped", "shares"), [(None, True), ("attention_mask", False), ("position_ids", False)])
-def test_in_half_precision_rounding_is_told_from_an_ignored_mask(
-    base: Path, monkeypatch: pytest.MonkeyPatch, dropped: str | None, shares: bool
-) -> None:
+def test_in_half_precision_rounding_is_told_from_an_ignored_mask(base: Path, dropped: str | None, shares: bool) -> None:
     """A GPU rounds rows with a mask otherwise: an H100 moved the states of a model of 36 layers by 2 %."""
     policy = open_policy(base, model=ModelConfig(device="cpu", dtype="bfloat16"), main="lora")
     with policy.active("main") as model:
-        forward, generator = model.base_model.forward, torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
 
-        def rounded(**inputs: Any) -> Any:
-            if dropped:
-                inputs[dropped] = None
-            output = forward(**inputs)
+        def drop(_: nn.Module, arguments: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
+            return arguments, inputs | ({dropped: None} if dropped else {})
+
+        def round_states(_: nn.Module, inputs: object, output: Any) -> None:
             noise = torch.randn(output.last_hidden_state.shape, generator=generator)
             output.last_hidden_state = output.last_hidden_state * (1 + 0.02 * noise)
-            return output
 
-        monkeypatch.setattr(model.base_model, "forward", rounded)
+        model.base_model.register_forward_pre_hook(drop, with_kwargs=True)
+        model.base_model.register_forward_hook(round_states)
         assert can_share_prompts(model) == shares
 
 
-def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(base: Path) -> None:
     with open_policy(base, main="full").active("main") as model:
         assert find_logit_map(model) == LogitMap()
-        forward = type(model).forward
 
-        def capped(self: nn.Module, **inputs: torch.Tensor) -> object:
-            output = forward(self, **inputs)
+        def cap_logits(_: nn.Module, inputs: object, output: Any) -> None:
             output.logits = output.logits.tanh()
-            return output
 
-        monkeypatch.setattr(type(model), "forward", capped)
+        model.register_forward_hook(cap_logits)
         assert find_logit_map(model) is None
 
 

@@ -22,8 +22,8 @@ from magrpo.plugins import ConfigError
 from magrpo.run.files import OPTIMIZER_SHARDS
 from magrpo.stages.memory_fitting import MicroBatchTooLarge
 from magrpo.stages.update import Updater
-from tests.stages.updating import assert_close, assert_equal, make_samples
-from tests.tiny import tiny_base
+from tests.stages.updating import assert_close, assert_equal, before_each_pass, make_samples, run_out_of_memory
+from tests.tiny import tiny_base, unmarked_base
 
 
 @pytest.fixture(scope="module")
@@ -99,21 +99,13 @@ def test_an_untrained_checkpoint_has_no_optimizer_state(base: Path, tmp_path: Pa
     assert not spread.optimizers["main"].state
 
 
-def test_a_rank_without_memory_says_which_micro_batch_to_try(
-    base: Path, tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_without_memory_says_which_micro_batch_to_try(base: Path, tmp_path: Path, shards: Shards) -> None:
     spread = open_updater(base, tmp_path, "lora", shards)
-
-    def fail(*_: object) -> None:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(spread.gradients, "compute_loss", fail)
-    with pytest.raises(MicroBatchTooLarge, match=r"^20$"):
+    with before_each_pass(spread, run_out_of_memory), pytest.raises(MicroBatchTooLarge, match=r"^20$"):
         spread.update({"main": make_samples(1)})
 
 
-def test_a_model_without_known_layers_is_refused(base: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = AutoModelForCausalLM.from_pretrained(base)
-    monkeypatch.setattr("magrpo.model.sharding.GradientCheckpointingLayer", torch.nn.Conv1d)  # it has none
-    with pytest.raises(ConfigError, match=r'ranks.shard = "base" finds no layers in LlamaForCausalLM of .*base'):
+def test_a_model_without_known_layers_is_refused(tmp_path: Path, shards: Shards) -> None:
+    model = AutoModelForCausalLM.from_pretrained(unmarked_base(tmp_path / "base"))
+    with pytest.raises(ConfigError, match=r'ranks.shard = "base" finds no layers in OpenAIGPTLMHeadModel of .*base'):
         shards.spread_model(model)

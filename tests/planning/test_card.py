@@ -15,6 +15,7 @@ from magrpo.planning.sizes import ACTIVATIONS_OF, KV_CACHE, count_token_activati
 from magrpo.plugins import ConfigError
 from pipelines.arguments import locate_config
 from pipelines.commands.dry_run import show_plan
+from tests.fakes import FakeGpu
 from tests.stages.updating import make, make_samples, saved_sizes
 from tests.tiny import tiny_base, tiny_tokenizer
 
@@ -153,21 +154,20 @@ def test_smaller_micro_batches_are_advised_and_fit(bases: dict[str, Path]) -> No
 
 
 def test_the_plan_tells_which_gpu_a_run_needs(
-    bases: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bases: dict[str, Path], capsys: pytest.CaptureFixture[str], gpu: FakeGpu
 ) -> None:
     def plan(*overrides: str) -> str:
         assert show_plan(read_config(locate_config("humaneval"), bases, *overrides), None, None) == 0
         return capsys.readouterr().out
 
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    gpu.is_usable = False
     assert "GPU      fits a GPU of 24 GiB: at most " in plan()
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (0, 80 * GIB))
+    gpu.is_usable = True
     assert "         this one has 80.0 GiB\n" in plan()
     said = plan("optim.micro_batch_tokens=16384")
     assert "this one has 80.0 GiB: micro-batches will be halved until they fit\n" in said
     assert "to start with ones that fit: optim.micro_batch_tokens = 8192, or" in said
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (0, 8 * GIB))
+    gpu.total = 8 * GIB
     with pytest.raises(ConfigError, match=r"does not fit this GPU of 8.0 GiB"):
         plan()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.process.signals import EndedBySignal, describe_interrupt, find_exit_code, keep_printing, raise_on_signals
+from magrpo.process.signals import EndedBySignal, describe_interrupt, find_exit_code, raise_on_signals
 from tests.pipelines.micro import command, write_config
 
 WAITING = """
@@ -128,13 +128,18 @@ def test_a_run_goes_on_without_its_console(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "alone" / "report.html").exists()
 
 
-def test_output_is_kept_as_long_as_it_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "out"
-    with path.open("w", encoding="utf-8") as stream:
-        monkeypatch.setattr(sys, "__stdout__", stream)
-        monkeypatch.setattr(sys, "stdout", stream)
-        with keep_printing():
-            print("grüße")
-            assert sys.stdout.encoding == "utf-8"
-        assert sys.stdout is stream
-    assert path.read_text(encoding="utf-8") == "grüße\n"
+PRINTING = """
+import sys
+from magrpo.process.signals import keep_printing
+before = sys.stdout
+with keep_printing():
+    print("grüße")
+    assert sys.stdout is not before
+assert sys.stdout is before
+"""
+
+
+def test_output_is_kept_as_long_as_it_can_be_written() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", PRINTING], env=environment, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode("latin-1") == "grüße\n"

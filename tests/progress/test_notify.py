@@ -77,16 +77,14 @@ def test_an_unreachable_service_changes_nothing_and_recovery_is_told(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", "\udcff"])
-def test_a_damaged_file_of_the_attempt_counts_as_a_kill(
-    config: RunConfig, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(Notices, "_send", lambda _self, event, _state, reason: told.append(f"{event}: {reason}"))
+def test_a_damaged_file_of_the_attempt_counts_as_a_kill(config: RunConfig, text: str) -> None:
     store = RunStore.create(config)
     (store.path / "attempt.json").write_bytes(text.encode(errors="surrogateescape"))
-    notices = Notices()
-    notices.attempt_started(Attempt(store, config.notify, RunState(1, CodingReward())))
-    assert told == ["failure: its process was killed, or its machine went down"]
+    with receiving() as receiver:
+        notify = NotifyConfig.model_validate({"urls": [receiver.url]})
+        Notices().attempt_started(Attempt(store, notify, RunState(1, CodingReward())))
+    [notice] = receiver.posted
+    assert (notice["type"], notice["reason"]) == ("failure", "its process was killed, or its machine went down")
 
 
 def test_a_new_champion_is_told(config: RunConfig) -> None:

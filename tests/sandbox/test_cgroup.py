@@ -48,12 +48,15 @@ def test_what_exceeds_the_limit_is_killed(found: MemoryCgroup) -> None:
     assert subprocess.run(found.build_command(hold(200)), check=False).returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_program_killed_by_the_kernel_has_used_too_much_memory(
-    found: MemoryCgroup, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a limit of the cgroup below that of the tester, as if all had been taken between two looks."""
+@pytest.fixture
+def _below_tester(found: MemoryCgroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of the cgroup below that of the tester, as if all had been taken between two looks."""
     monkeypatch.setattr(worker, "TESTER_BYTES", -300 * MIB)
+
+
+@pytest.mark.usefixtures("_below_tester")
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_program_killed_by_the_kernel_has_used_too_much_memory(level: str) -> None:
     pool = PoolSandbox(level=level, workers=1).open()
     try:
         greedy = Execution("def f(): return len(b'x' * (400 << 20))", "f", "assert f() == 1")
@@ -68,11 +71,9 @@ def test_a_program_killed_by_the_kernel_has_used_too_much_memory(
     assert not folder.exists()
 
 
-def test_a_program_that_waits_for_what_the_kernel_has_killed_has_used_too_much_memory(
-    found: MemoryCgroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_below_tester")
+def test_a_program_that_waits_for_what_the_kernel_has_killed_has_used_too_much_memory() -> None:
     """The kernel kills one child; what the others hold is less than the limit, whenever the tester looks."""
-    monkeypatch.setattr(worker, "TESTER_BYTES", -300 * MIB)
     pool = PoolSandbox(workers=1, test_s=2, total_s=4).open()  # waiting counts, for a CPU as well
     try:
         fork = "    for _ in range(2):\n        if os.fork() == 0:\n            x = b'x' * (150 << 20)\n"

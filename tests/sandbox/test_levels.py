@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +22,7 @@ from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution, IsolationLevel
 from tests.processes import assert_all_end
 
-from .conftest import open_pool
+from .conftest import open_pool, use_temporary_folder
 from .hostile import CORPUS
 from .world import World
 
@@ -43,9 +41,9 @@ def test_auto_takes_the_strongest() -> None:
 
 
 def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
     isolation = levels.choose_level(SPEC, "auto", "landlock")
     assert isolation.level == "landlock"
     assert set(isolation.refused) == {"namespaces", "namespaces-flat"}
@@ -53,7 +51,7 @@ def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
 
 
 def test_what_a_killed_probe_left_behind_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    use_temporary_folder(monkeypatch, tmp_path)
     (tmp_path / "magrpo-probe-killed").mkdir()
     with levels._make_targets() as (first, *_), levels._make_targets() as (second, *_):
         assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
@@ -65,7 +63,7 @@ def test_a_folder_for_temporary_files_with_a_long_path_is_refused(
 ) -> None:
     long = tmp_path / ("long" * 25)
     long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    use_temporary_folder(monkeypatch, long)
     with pytest.raises(SandboxError, match=r"TMPDIR = .*long.* is too long for the path of a socket; set TMPDIR=/tmp"):
         PoolSandbox().open()
 
@@ -83,8 +81,8 @@ def test_the_stopped_process_of_a_probe_that_is_killed_ends() -> None:
         send_signal([stopped], signal.SIGKILL)
 
 
-def test_min_level_refuses_what_is_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+def test_min_level_refuses_what_is_weaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
         levels.choose_level(SPEC, "auto", "namespaces-flat")
     with pytest.raises(SandboxError, match="min_level"):

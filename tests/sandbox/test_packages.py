@@ -16,7 +16,7 @@ from magrpo.sandboxes.packages import find_packages
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
 
-from .conftest import LEVELS, open_pool
+from .conftest import LEVELS, open_pool, use_temporary_folder
 
 CHECK = "assert f(4) == 6\nassert f(5) == 10\n"
 USUAL = {
@@ -229,7 +229,7 @@ def test_what_packages_write_at_import_is_gone_before_programs_run(
     cache += "os.mkdir(os.path.join(FOLDER, 'deep'))\n"
     install(site, "wordy", {"wordy.py": cache})
     with tempfile.TemporaryDirectory() as temporary:  # its path is short enough for the sockets of the probe
-        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        use_temporary_folder(monkeypatch, Path(temporary))
         wordy = open_pool(level=level, workers=1, packages=["wordy"])
         wanted = "f()[1] is False" if level == "namespaces" else "f() == (0, False)"
         [report] = wordy.run([Execution(WRITES, "f", f"assert {wanted}")])

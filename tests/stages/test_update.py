@@ -22,12 +22,14 @@ from magrpo.types import Sample
 from tests.stages.updating import (
     assert_close,
     assert_equal,
+    before_each_pass,
     gradients_used,
     make,
     make_samples,
     naive_gradient,
     naive_logps,
     on_policy,
+    run_out_of_memory,
     summed_kl,
     weights_of,
 )
@@ -122,35 +124,30 @@ def test_the_size_of_micro_batches_follows_the_device_unless_it_is_given(base: P
 @pytest.mark.parametrize("algo", [{}, {"update_epochs": 2, "beta": 0.1, "importance_cap": 2.0}])
 @pytest.mark.parametrize("times", [1, 3])
 def test_memory_that_does_not_suffice_halves_the_micro_batches(
-    base: Path,
-    dump: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    algo: dict[str, Any],
-    times: int,
+    base: Path, dump: Path, caplog: pytest.LogCaptureFixture, algo: dict[str, Any], times: int
 ) -> None:
-    """The fake runs out in the second micro-batch of the last epoch, with gradients of the first in place."""
+    """It runs out in the second micro-batch of the last epoch, with gradients of the first in place."""
     samples, told = make_samples(groups=8), list[int]()
     whole = make(base, dump, algo=algo, micro_batch_tokens=64)
     expected = gradients_used(whole, samples)
     updater = make(base, dump, algo=algo, micro_batch_tokens=64)
-    loss, calls, left = updater.gradients.compute_loss, 0, times
+    passes, left = 0, times
     first_epochs = (len(expected) - 1) * len(plan_batches(samples, 64, True))
 
-    def short_of_memory(*arguments: Any) -> Any:
-        nonlocal calls, left
-        calls += 1
-        if left and calls >= first_epochs + 2:
+    def be_short_of_memory() -> None:
+        nonlocal passes, left
+        if torch.is_grad_enabled():  # not a pass over the reference policy
+            passes += 1
+        if left and passes >= first_epochs + 2:
             left -= 1
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return loss(*arguments)
+            run_out_of_memory()
 
-    monkeypatch.setattr(updater.gradients, "compute_loss", short_of_memory)
     steps: list[dict[str, Tensor]] = []
     hook = updater.optimizers["main"].register_step_pre_hook(
         lambda *_: steps.append({n: p.grad.clone() for n, p in updater.policy.parameters("main").items()})
     )
-    metrics = updater.update({"main": samples}, told.append)
+    with before_each_pass(updater, be_short_of_memory):
+        metrics = updater.update({"main": samples}, told.append)
     hook.remove()
     assert left == 0
     assert len(steps) == len(expected)
@@ -161,17 +158,10 @@ def test_memory_that_does_not_suffice_halves_the_micro_batches(
     assert sum("out of GPU memory" in record.message for record in caplog.records) == times
 
 
-def test_a_completion_that_does_not_fit_alone_ends_the_update(
-    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_completion_that_does_not_fit_alone_ends_the_update(base: Path, dump: Path) -> None:
     updater = make(base, dump)
     before = weights_of(updater)
-
-    def never(*_: object) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(updater.gradients, "compute_loss", never)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
+    with before_each_pass(updater, run_out_of_memory), pytest.raises(torch.cuda.OutOfMemoryError):
         updater.update({"main": make_samples()})
     assert_equal(weights_of(updater), before)
 

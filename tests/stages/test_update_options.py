@@ -12,9 +12,10 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
-from transformers import CohereConfig, Gemma2Config, GraniteConfig
+from transformers import BertConfig, CohereConfig, Gemma2Config, GraniteConfig
 
 from magrpo.algo.advantages import group_advantages
+from magrpo.config.agents import LoraConfig
 from magrpo.config.run import AlgoConfig, OptimConfig
 from magrpo.engines.transformers import LocalEngine
 from magrpo.model.collate import collate, plan_batches
@@ -31,6 +32,7 @@ from tests.stages.updating import (
     TEMPERATURE,
     assert_close,
     assert_equal,
+    before_each_pass,
     gradients_used,
     make,
     make_samples,
@@ -41,7 +43,19 @@ from tests.stages.updating import (
     summed_kl,
     weights_of,
 )
-from tests.tiny import perturb, tiny_base, tiny_config
+from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, unmarked_base
+
+DEEP_HEAD = BertConfig(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=256,
+    is_decoder=True,
+)
+"""A model whose logits do not follow from its last hidden states by a linear layer alone."""
+DEEP_LORA = LoraConfig(rank=4, target_modules=("query", "value"))
 
 
 def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> None:
@@ -50,11 +64,10 @@ def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> Non
     updater = make(any_base, dump, algo=algo)
     old = [naive_logps(updater, "main", s).detach() for s in samples]
     first = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
-    runs: list[str] = []
-    run_model = updater.gradients.models.run_model
-    updater.gradients.models.run_model = lambda agent, *given: runs.append(agent) or run_model(agent, *given)  # type: ignore
-    steps = gradients_used(updater, samples)
-    assert len(steps) == len(runs) == 2, "the first pass also finds the log-probabilities before it"
+    passes: list[bool] = []
+    with before_each_pass(updater, lambda: passes.append(torch.is_grad_enabled())):
+        steps = gradients_used(updater, samples)
+    assert len(steps) == len(passes) == 2, "the first pass also finds the log-probabilities before it"
     assert_close(steps[0], first)  # ratio 1
 
     # The second step started from the weights that one on-policy step leaves.
@@ -116,12 +129,11 @@ def test_truncated_importance_weights_correct_for_the_engine(any_base: Path, dum
     assert_close(gradients_used(updater, samples)[0], expected)
 
 
-def test_an_importance_weight_of_one_epoch_takes_no_forward_pass_of_its_own(
-    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    updater = make(base, dump, algo={"importance_cap": 1.5})
-    monkeypatch.setattr(updater.gradients.models, "compute_logps", lambda *_: pytest.fail("a pass of its own"))
-    updater.update({"main": make_samples()})
+def test_an_importance_weight_of_one_epoch_takes_no_forward_pass_of_its_own(base: Path, dump: Path) -> None:
+    updater, passes = make(base, dump, algo={"importance_cap": 1.5}), list[bool]()
+    with before_each_pass(updater, lambda: passes.append(torch.is_grad_enabled())):
+        updater.update({"main": make_samples()})
+    assert passes == [True]
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": "std"}, {"estimator": "marloo", "update_epochs": 2}])
@@ -149,9 +161,7 @@ def test_the_update_forms_the_advantages_of_the_paper_and_takes_others_as_given(
 
 
 @pytest.mark.parametrize("head", ["capped", "scaled", "divided", "unknown"])
-def test_models_that_cap_or_scale_logits_start_from_hidden_states(
-    base: Path, dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
-) -> None:
+def test_models_that_cap_or_scale_logits_start_from_hidden_states(dump: Path, tmp_path: Path, head: str) -> None:
     common = {
         name: value for name, value in tiny_config().to_dict().items() if name not in ("model_type", "rope_theta")
     }
@@ -159,11 +169,10 @@ def test_models_that_cap_or_scale_logits_start_from_hidden_states(
         "capped": Gemma2Config(**common, final_logit_softcapping=0.5, attn_logit_softcapping=None),
         "scaled": CohereConfig(**common, logit_scale=0.25),
         "divided": GraniteConfig(**common, logits_scaling=2.0, attention_multiplier=tiny_config().head_dim ** -0.5),
-        "unknown": tiny_config(),
+        "unknown": DEEP_HEAD,
     }
-    if head == "unknown":
-        monkeypatch.setattr(model_runs, "find_logit_map", lambda model: None)
-    updater, samples = make(tiny_base(tmp_path / head, described[head]), dump), make_samples()
+    lora = DEEP_LORA if head == "unknown" else None
+    updater, samples = make(tiny_base(tmp_path / head, described[head]), dump, lora=lora), make_samples()
     found = updater.gradients.models._logit_maps["main"]
     expected = {"capped": LogitMap(1, 0.5), "scaled": LogitMap(0.25), "divided": LogitMap(0.5), "unknown": None}
     assert found == expected[head]
@@ -174,14 +183,14 @@ def test_models_that_cap_or_scale_logits_start_from_hidden_states(
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("weights", ["lora", "full"])
 def test_float32_logits_are_those_of_the_engine_in_half_precision(
-    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch, weights: str, known: bool
+    base: Path, dump: Path, tmp_path: Path, weights: str, known: bool
 ) -> None:
     """An engine in this process samples from the model's own logits, the update computes its own if it knows how."""
-    if not known:
-        monkeypatch.setattr(model_runs, "find_logit_map", lambda model: None)
+    base = base if known else tiny_base(tmp_path / "deep", DEEP_HEAD)
+    lora = None if known else DEEP_LORA
     samples, logps = make_samples(), {}
     for head_dtype in ("auto", "float32"):
-        updater = make(base, dump, weights, "bfloat16", head_dtype=head_dtype)
+        updater = make(base, dump, weights, "bfloat16", head_dtype=head_dtype, lora=lora)
         perturb(updater.policy, seed=1)
         batch = collate(samples, plan_batches(samples, 10_000, True)[0])
         active = updater.policy.active
@@ -227,12 +236,10 @@ def test_layers_computed_again_give_the_same_gradient_for_less_memory(
     assert_equal(*gradients[2:])
 
 
-def test_a_model_whose_layers_cannot_be_computed_again_is_refused(
-    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("magrpo.model.forward.GradientCheckpointingLayer", torch.nn.Conv1d)
-    with pytest.raises(ConfigError, match=r"optim.gradient_checkpointing: LlamaForCausalLM of .*set it to false"):
-        make(base, dump, gradient_checkpointing=True)
+def test_a_model_whose_layers_cannot_be_computed_again_is_refused(tmp_path: Path, dump: Path) -> None:
+    base = unmarked_base(tmp_path / "base")
+    with pytest.raises(ConfigError, match=r"optim.gradient_checkpointing: OpenAIGPTLMHeadModel of .*set it to false"):
+        make(base, dump, "full", gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize(

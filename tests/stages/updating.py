@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.model.forward import find_decoder
 from magrpo.model.policy import Policy
 from magrpo.stages.lanes import OneRank, Ranks
 from magrpo.stages.update import Updater
@@ -140,6 +141,21 @@ def gradients_used(updater: Updater, samples: Sequence[Sample], agent: str = "ma
     updater.update({agent: list(samples)})
     hook.remove()
     return steps
+
+
+@contextmanager
+def before_each_pass(updater: Updater, call: Callable[[], None]) -> Iterator[None]:
+    """Make this call before each forward pass of the agent ``main``."""
+    with updater.policy.active("main") as model:
+        hook = find_decoder(model).register_forward_pre_hook(lambda *_: call())
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def run_out_of_memory() -> None:
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
 
 def weights_of(updater: Updater, agent: str = "main") -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,23 +200,35 @@ def test_a_champion_that_was_evaluated_otherwise_is_evaluated_again(world: World
     assert json.loads((evaluation.path / "start.json").read_text()) == {"model": "again", "version": 1}
 
 
+@contextmanager
+def fail_commit(
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[RunStore, str], bool], error: BaseException
+) -> Iterator[None]:
+    """Raise ``error`` in place of the commits for which ``fails`` is true, while the block lasts."""
+    commit = RunStore.commit
+
+    def commit_or_fail(store: RunStore, name: str, *rest: object) -> object:
+        if fails(store, name):
+            raise error
+        return commit(store, name, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as block:
+        block.setattr(RunStore, "commit", commit_or_fail)
+        yield
+
+
 def test_a_kill_between_the_fresh_evaluations_costs_none_of_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.promotion("one", "between")
     world.rewrite("between", 1, set_returns(-1.0))
     evaluate_champions_as(-1.0, monkeypatch)
     for name in ("two-version-2-against-1", "two-champion-1-against-2"):
         shutil.rmtree(world.root / name, ignore_errors=True)
-    commit = RunStore.commit
 
-    def killed(store: RunStore, name: str, *rest: object) -> object:
-        if (store.run_id, name) == ("two-champion-1-against-2", "00000/evaluate"):
-            raise KeyboardInterrupt
-        return commit(store, name, *rest)  # type: ignore[arg-type]
+    def is_last_evaluation(store: RunStore, name: str) -> bool:
+        return (store.run_id, name) == ("two-champion-1-against-2", "00000/evaluate")
 
-    monkeypatch.setattr(RunStore, "commit", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with fail_commit(monkeypatch, is_last_evaluation, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         world.promotion("two", "between")
-    monkeypatch.setattr(RunStore, "commit", commit)
     evaluated = world.root / "two-version-2-against-1" / "stages/00000/evaluate/_SUCCESS"
     before = evaluated.stat().st_mtime_ns
     assert world.champion("between") == 1
@@ -235,25 +247,17 @@ def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
     evaluate_champions_as(-1.0, monkeypatch)
     seen = []
 
-    def fail(champion: Callable[[], int | None]) -> None:
-        commit = RunStore.commit
+    def is_promotion(_: RunStore, name: str) -> bool:
+        if name.endswith("promote"):
+            seen.append(world.champion(model))
+        return name.endswith("promote")
 
-        def failing(store: RunStore, name: str, *rest: object) -> object:
-            if name.endswith("promote"):
-                seen.append(champion())
-                raise OSError("the disk is full")
-            return commit(store, name, *rest)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(RunStore, "commit", failing)
-
-    fail(lambda: world.champion(model))
-    with pytest.raises(OSError, match="the disk is full"):
+    full = OSError("the disk is full")
+    with fail_commit(monkeypatch, is_promotion, full), pytest.raises(OSError, match="the disk is full"):
         world.promotion("two", model, undo)
     assert seen == [2]
     assert world.champion(model) == 1
     assert world.tags(model, 2)["verdict"] == "undone"
-    monkeypatch.undo()
-    evaluate_champions_as(-1.0, monkeypatch)
     assert world.promotion("two", model, undo).promoted
     assert world.champion(model) == 2
 
@@ -262,15 +266,11 @@ def test_a_kill_after_the_alias_moved_loses_and_repeats_nothing(world: World, mo
     world.promotion("one", "killed")
     world.rewrite("killed", 1, set_returns(-1.0))
     evaluate_champions_as(-1.0, monkeypatch)
-    commit = RunStore.commit
 
-    def killed(store: RunStore, name: str, *rest: object) -> object:
-        if name.endswith("promote"):
-            raise KeyboardInterrupt
-        return commit(store, name, *rest)  # type: ignore[arg-type]
+    def is_promotion(_: RunStore, name: str) -> bool:
+        return name.endswith("promote")
 
-    monkeypatch.setattr(RunStore, "commit", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with fail_commit(monkeypatch, is_promotion, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         world.promotion("two", "killed", lambda _: nullcontext())
     monkeypatch.undo()
     assert world.champion("killed") == 2

@@ -10,6 +10,7 @@ import pytest
 from magrpo.config.run import load_config
 from magrpo.run.store import RunStore
 from magrpo.training.execute import Timing, _record_status, execute
+from magrpo.training.loop import RunStep
 from tests.pipelines.micro import write_config
 
 
@@ -51,13 +52,16 @@ class Reached(Exception):
 
 @pytest.mark.parametrize(("warmup", "warned"), [(5, True), (2, False), (0, False)])
 def test_a_run_that_ends_during_warm_up_says_so_when_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, warmup: int, warned: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, warmup: int, warned: bool
 ) -> None:
     config = load_config(write_config(tmp_path, iterations=2), ["optim.lr=0.01", f"optim.warmup_iterations={warmup}"])
     store = RunStore.create(config, "short")
-    monkeypatch.setattr("magrpo.training.execute.run_steps", MagicMock(side_effect=Reached))
+
+    def begin(_: RunStep) -> RunStep:
+        raise Reached
+
     with pytest.raises(Reached):
-        execute(store.path.parent, "short", lambda run_step: run_step, {})
+        execute(store.path.parent, "short", begin, {})
     said = (
         "optim.warmup_iterations = 5 exceeds train.num_iterations = 2: the learning rate ends at 0.004, below its peak"
     )

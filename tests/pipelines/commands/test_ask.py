@@ -27,6 +27,7 @@ from magrpo.types import (
 from pipelines.cli import main
 from pipelines.commands.answer_view import AnswerView
 from tests.asking.runs import CONFIGS, SMALL, make_run
+from tests.pipelines.commands.typed import type_text
 from tests.pipelines.micro import write_config
 
 PARTS = {"structure": 1.0, "syntax": 0.5, "tests": 0.5, "cooperation": 0.0}
@@ -108,7 +109,7 @@ def test_a_cut_answer_is_marked(run: RunStore, capsys: pytest.CaptureFixture[str
 def test_without_a_problem_the_first_held_out_one_is_asked(
     run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    type_text(monkeypatch, "", at_terminal=True)
     assert ask(run, "--trained-only") == 0
     first = next(iter(load_asked_problems(find_asked_team(run.run_id, run.path.parent))))
     assert capsys.readouterr().out.startswith(f"{first}\ndef ")
@@ -139,14 +140,14 @@ def test_a_text_may_come_from_another_program(
 ) -> None:
     small = ("problems.num_train=12", "problems.num_test=4")
     run = make_run(CONFIGS / "writing_embedded.toml", tmp_path / "runs", small)
-    monkeypatch.setattr("sys.stdin", io.StringIO("A sweater\nI wanted to knit a sweater.\n"))
+    type_text(monkeypatch, "A sweater\nI wanted to knit a sweater.\n")
     assert ask(run, "--trained-only") == 0
     said = capsys.readouterr().out
     assert "[summary]" in said
     assert "[elaboration]" in said
     assert "joined program" not in said
     assert "length ratio" in said
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    type_text(monkeypatch, "")
     assert ask(run) == 2
     assert "ask needs a problem: PROBLEM, --problem ID, or text" in capsys.readouterr().err
 
@@ -154,7 +155,7 @@ def test_a_text_may_come_from_another_program(
 def test_mistakes_are_one_line(
     run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    type_text(monkeypatch, "")
     mistakes = {
         ("x", "--problem", "y"): "--problem names a problem of the run: leave out PROBLEM and --test",
         ("--problem", "nowhere"): "no problem 'nowhere'; similar ids: ",

@@ -19,6 +19,7 @@ from magrpo.plugins import TABLES, import_plugin
 from pipelines import cli
 from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_shipped
 from pipelines.commands.config_schema import build_schema
+from tests.pipelines.commands.typed import type_text
 
 VALIDATOR = jsonschema.Draft7Validator(build_schema())
 
@@ -140,9 +141,8 @@ def test_a_file_of_ones_own_is_written_from_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answers = iter(["embeded", "embedded", "coopcode-base", "", "cpu", "12"])  # the first is asked again
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda: next(answers))
+    answers = ("embeded", "embedded", "coopcode-base", "", "cpu", "12")  # the first is asked again
+    type_text(monkeypatch, "".join(f"{answer}\n" for answer in answers), at_terminal=True)
     assert cli.main(["config", "init"]) == 0
     assert "train magrpo.toml --dry-run" in capsys.readouterr().out
     own, text = load_config("magrpo.toml"), Path("magrpo.toml").read_text()

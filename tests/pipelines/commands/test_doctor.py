@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from magrpo.planning.card import GIB
 from pipelines.commands import doctor
+from tests.fakes import FakeGpu
 
 
 def _verdicts(text: str) -> dict[str, str]:
@@ -24,41 +24,28 @@ def test_a_machine_that_is_ready(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not (tmp_path / "mlflow.db").exists(), "looking leaves nothing behind"
 
 
-def test_a_build_of_vllm_for_gpus_is_told_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("torch.version.cuda", "13.0")
+@pytest.mark.usefixtures("cuda_build")
+def test_a_build_of_vllm_for_gpus_is_told_on_a_cpu(gpu: FakeGpu) -> None:
+    gpu.is_usable = False
     [finding] = doctor.check_vllm()
     assert (finding.verdict, finding.text) == ("note", "this vLLM build needs a GPU")
     assert finding.remedy.endswith("to use it: make setup GPU=0 in a clone")
 
 
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A card as PyTorch describes it."""
-    described: dict[str, Any] = {"capability": (9, 0), "memory": (79 * GIB, 80 * GIB)}
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "NVIDIA H100")
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: described["capability"])
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: described["memory"])
-    return described
+def test_a_gpu_is_reported_with_its_faults(gpu: FakeGpu) -> None:
+    [finding, *_] = doctor.check_gpus()
+    assert (finding.verdict, finding.text) == ("ok", "0: NVIDIA H100, sm_90, 79 of 80 GiB free")
+    gpu.free = 40 * GIB
+    [finding, *_] = doctor.check_gpus()
+    assert (finding.verdict, finding.remedy) == ("note", "other processes use its memory; nvidia-smi lists them")
+    gpu.capability = (7, 5)
+    [finding, *_] = doctor.check_gpus()
+    assert finding.verdict == "note"
+    assert "use an Ampere card" in finding.remedy
 
 
-def test_a_card_is_reported_with_what_is_wrong_with_it(card: dict[str, Any]) -> None:
-    [gpu, *_] = doctor.check_gpus()
-    assert (gpu.verdict, gpu.text) == ("ok", "0: NVIDIA H100, sm_90, 79 of 80 GiB free")
-    card["memory"] = (40 * GIB, 80 * GIB)
-    [gpu, *_] = doctor.check_gpus()
-    assert (gpu.verdict, gpu.remedy) == ("note", "other processes use its memory; nvidia-smi lists them")
-    card["capability"] = (7, 5)
-    [gpu, *_] = doctor.check_gpus()
-    assert gpu.verdict == "note"
-    assert "use an Ampere card" in gpu.remedy
-
-
-def test_triton_needs_a_compiler_beside_a_card(
-    card: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("gpu")
+def test_triton_needs_a_compiler_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     *_, compiler = doctor.check_gpus()
@@ -67,8 +54,10 @@ def test_triton_needs_a_compiler_beside_a_card(
     assert [finding.name for finding in doctor.check_gpus()] == ["GPU"]
 
 
-def test_a_card_that_pytorch_cannot_use_is_not_a_missing_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def test_a_gpu_that_pytorch_cannot_use_is_not_a_missing_one(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.is_usable = False
     monkeypatch.setattr(doctor, "NVIDIA_DEVICE", tmp_path / "nvidiactl")
     [missing] = doctor.check_gpus()
     assert missing.text.startswith("none that PyTorch can use")

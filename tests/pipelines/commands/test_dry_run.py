@@ -79,7 +79,8 @@ def test_the_plan_of_going_on_from_a_stage(runs: Runs, capsys: pytest.CaptureFix
 def test_the_plan_tells_the_disk_that_the_run_takes(
     runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
+    disk = SimpleNamespace(free=2**20)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: disk)
     long = ("train.num_iterations=40", "eval.every=20")
     assert show_plan(config(runs, *long), None, None) == 0
     said = capsys.readouterr().out
@@ -88,7 +89,7 @@ def test_the_plan_tells_the_disk_that_the_run_takes(
     assert "  optimizer states of 2\n" in said
     assert '             with train.keep_weights = "evaluated": about ' in said
     assert "more than is free: the run would stop; you could resume it after freeing space\n" in said
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**40))
+    disk.free = 2**40
     assert show_plan(config(runs, *long, "train.keep_weights=evaluated"), None, None) == 0
     said = capsys.readouterr().out
     assert "  weights of 3 checkpoints\n" in said

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from magrpo.plugins import ConfigError
 from pipelines import cli
 from pipelines.arguments import locate_config
 from pipelines.commands.inputs import check_inputs
+from tests.export.fake_hub import serve_hub, use_hub
 from tests.pipelines.micro import command
 
 GOOD = {
@@ -31,32 +29,10 @@ HUB = ("agents.0.model=owner/base", "agents.1.model=owner/base")
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A hub that answers every request with an error."""
-
-    class Server(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_response(401)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    yield constants.ENDPOINT
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A hub that refuses connections, and an empty cache."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    use_hub(monkeypatch, "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hub, "_reason_offline", "HF_HUB_OFFLINE is set")
 
@@ -139,9 +115,12 @@ def test_cached_models_are_used_without_asking_the_hub(tmp_path: Path) -> None:
     assert "does not answer" in hub.find_obstacle()
 
 
-def test_a_hub_that_answers_is_left_to_the_run(endpoint: str) -> None:
-    assert hub.find_obstacle() == ""
-    check_inputs(load_config(locate_config("embedded"), HUB))
+def test_a_hub_that_answers_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_hub() as server:
+        server.status = 401
+        use_hub(monkeypatch, server.url)
+        assert hub.find_obstacle() == ""
+        check_inputs(load_config(locate_config("embedded"), HUB))
 
 
 @pytest.mark.usefixtures("no_network")

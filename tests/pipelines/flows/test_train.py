@@ -60,17 +60,16 @@ class Flows:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.config, self.root, self.url = write_config(folder, iterations=1), folder / "runs", url
-        self.overrides: list[str] = []
-        """Of new runs."""
 
-    def train(self, name: str, before: Callable[[], None] | None = None) -> int:
-        return self.command(self.arguments(name), self.log(name), before)
+    def train(self, name: str, before: Callable[[], None] | None = None, *overrides: str) -> int:
+        """Start a run with ``overrides``, or resume it as it was started."""
+        return self.command(self.arguments(name, *overrides), self.log(name), before)
 
-    def arguments(self, name: str) -> list[str]:
-        """To start a run, or to resume it."""
+    def arguments(self, name: str, *overrides: str) -> list[str]:
+        """Arguments that start a run with ``overrides``, or resume it."""
         if (self.root / name).exists():
             return ["resume", name, "--root", str(self.root)]
-        return ["train", str(self.config), "--name", name, *self.overrides]
+        return ["train", str(self.config), "--name", name, *overrides]
 
     def artifacts(self, run: FlowRun) -> dict[str, Artifact]:
         """The artifacts of a flow run by key."""
@@ -172,12 +171,10 @@ def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
     assert "\n| return | " in str(closing.data)
 
 
-def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
-    flows: Flows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flows) -> None:
     with receiving() as receiver:
-        monkeypatch.setattr(flows, "overrides", [f'notify.urls=["{receiver.url}"]', 'notify.on=["failure"]'])
-        assert flows.train("broken", partial(fail, "update", 3, OSError)) != 0
+        overrides = f'notify.urls=["{receiver.url}"]', 'notify.on=["failure"]'
+        assert flows.train("broken", partial(fail, "update", 3, OSError), *overrides) != 0
         [failed] = flows.seen("broken")
         assert failed.state_name == "Failed"
         task = flows.tasks(failed, "00001/update")["00001/update"]
@@ -204,9 +201,8 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
     assert "/#/experiments/1/runs/" in notice["mlflow"]
 
 
-def test_a_refused_run_is_no_failure(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows, "overrides", ["rollout.max_new_tokens=64"])  # found once prompts are counted
-    assert flows.train("refused") == 2
+def test_a_refused_run_is_no_failure(flows: Flows) -> None:
+    assert flows.train("refused", None, "rollout.max_new_tokens=64") == 2  # found once prompts are counted
     assert not (flows.root / "refused").exists()
     [run] = flows.seen("refused")
     assert run.state_name == "Cancelled"
@@ -216,10 +212,9 @@ def test_a_refused_run_is_no_failure(flows: Flows, monkeypatch: pytest.MonkeyPat
     assert line.startswith("ended by ConfigError: problems: ")
 
 
-def test_an_exception_of_a_plugin_is_one_block(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_a_plugin_is_one_block(flows: Flows) -> None:
     kind = "tests.checks.plugins:LateMistake"
-    monkeypatch.setattr(flows, "overrides", [f"reward.kind={kind}"])
-    assert flows.train("late") == 1
+    assert flows.train("late", None, f"reward.kind={kind}") == 1
     said = flows.log("late").read_text()
     assert "Traceback" not in said
     block = [line for line in said.splitlines() if line.startswith("magrpo: ")]
@@ -256,10 +251,10 @@ def test_a_mistake_is_not_tried_again_but_by_prefects_own_retry(flows: Flows) ->
     assert (status, tags["prefect.flow_run_id"]) == ("FINISHED", str(run.id))
 
 
-def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows) -> None:
     with receiving() as receiver:
-        monkeypatch.setattr(flows, "overrides", [f'notify.urls=["{receiver.url}"]'])
-        assert flows.train("killed", partial(die_at_work, "rollout.0")) == -signal.SIGKILL
+        told = f'notify.urls=["{receiver.url}"]'
+        assert flows.train("killed", partial(die_at_work, "rollout.0"), told) == -signal.SIGKILL
         assert [run.state_name for run in flows.seen("killed")] == ["Running"]
         assert receiver.posted == []
         assert flows.train("killed") == 0
@@ -385,12 +380,10 @@ def meet_in_the_middle() -> None:
 
 
 @pytest.mark.slow
-def test_with_a_lag_tasks_of_one_flow_run_overlap_and_a_failed_one_is_retried(
-    flows: Flows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flows, "overrides", ["train.num_iterations=3", "train.lag=1", "algo.importance_cap=2"])
-    assert flows.command([*flows.arguments("lag-local"), "--local"], flows.log("lag-local")) == 0
-    assert flows.train("lag", meet_in_the_middle) == 0, flows.log("lag").read_text()
+def test_with_a_lag_tasks_of_one_flow_run_overlap_and_a_failed_one_is_retried(flows: Flows) -> None:
+    overrides = "train.num_iterations=3", "train.lag=1", "algo.importance_cap=2"
+    assert flows.command([*flows.arguments("lag-local", *overrides), "--local"], flows.log("lag-local")) == 0
+    assert flows.train("lag", meet_in_the_middle, *overrides) == 0, flows.log("lag").read_text()
     assert "00003/rollout.0 failed, retrying: the rollout is made to fail" in flows.log("lag").read_text()
     [run] = flows.seen("lag")
     tasks = flows.tasks(run, "report")
