@@ -93,7 +93,7 @@ def rows_of_logits(draw: st.DrawFn) -> torch.Tensor:
     """Logits (6, V): flat, peaked or with a long tail; continuous or with ties; perhaps with tokens at -inf."""
     vocab = draw(st.sampled_from([1, 2, 17, 128, 300, 3000]))
     numbers = np.random.default_rng(draw(st.integers(0, 10**6)))
-    scales = np.array(draw(st.lists(st.sampled_from([0.0, 0.01, 1.0, 3.0, 30.0]), min_size=6, max_size=6)))
+    scales = np.array(draw(st.lists(st.sampled_from([0.0, 0.01, 1.0, 3.0, 9.0, 30.0]), min_size=6, max_size=6)))
     rows = numbers.normal(size=(6, vocab)) * scales[:, None]
     grid = draw(st.sampled_from([0.0, 0.125, 1.0]))
     if grid:
@@ -124,11 +124,24 @@ def test_kept_tokens_are_those_of_a_sort(logits: torch.Tensor, params: list[Samp
         assert kept[row].nonzero().squeeze(-1).tolist() == sort_and_keep(weights[row], share, params[row].top_k)
 
 
-@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
-def test_a_share_reached_exactly_needs_no_further_token(top_p: float) -> None:
-    """Sums that meet their limit to the last bit are left to the sort."""
-    kept = kept_tokens(torch.ones(1, 400), torch.tensor([top_p]), torch.tensor([0]))
-    assert kept[0].nonzero().squeeze(-1).tolist() == list(range(int(400 * top_p)))
+@given(rows_of_logits(), st.integers(0, 10**6))
+def test_rounding_decides_as_in_a_sort(logits: torch.Tensor, rank: int) -> None:
+    """Shares that a sum of the likeliest tokens meets to the last bit, or misses by it."""
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    reached = weights.double().sort(descending=True).values.cumsum(-1)
+    top_p = (reached / reached[:, -1:])[:, rank % weights.shape[1]]
+    kept = kept_tokens(weights, top_p, torch.zeros(6, dtype=torch.long))
+    for row, share in enumerate(top_p.tolist()):
+        assert kept[row].nonzero().squeeze(-1).tolist() == sort_and_keep(weights[row], share, 0)
+
+
+@pytest.mark.parametrize("top_k", [1, 30, 200, 230])
+def test_ties_go_to_the_lower_ids(top_k: int) -> None:
+    weights = torch.tensor([0.999, 0.998]).repeat(200)
+    expected = sorted([*range(0, 400, 2), *range(1, 400, 2)][:top_k])
+    assert kept_tokens(weights[None], torch.tensor([1.0]), torch.tensor([top_k]))[0].nonzero().squeeze(-1).tolist() == (
+        expected
+    )
 
 
 @given(rows_of_logits(), st.lists(PARAMS, min_size=6, max_size=6))
