@@ -72,7 +72,7 @@ class TokenSampler:
                     log_normaliser = torch.where(records, over_support, log_normaliser)
                     rows, ids = kept[records].nonzero().unbind(-1)
                     sizes = torch.bincount(rows, minlength=int(records.sum())).tolist()
-                    lists = [ids_of_row.tolist() for ids_of_row in ids.split(sizes)]
+                    lists = [ids_of_row.tolist() for ids_of_row in torch.split(ids, sizes)]
                     support = dict(zip(live[records].tolist(), lists, strict=True))
             token = _invert(weights, sums, self._uniforms[live, step])
             if self._has_greedy:
@@ -140,7 +140,7 @@ def _keep_share(weights: Floats, amounts: Floats, share: float) -> Mask | None:
     sums = np.concatenate([[likelier], amounts[ids]]).cumsum()  # before each token of the bucket, and after the last
     if (np.abs(sums - limit) <= len(weights) * 2.0**-50 * limit).any():
         return None
-    kept = buckets > bucket
+    kept: Mask = buckets > bucket
     kept[ids[: np.count_nonzero(sums < limit)]] = True
     return kept
 
