@@ -82,15 +82,18 @@ class WorkerExtension:
         rows, names = self._find_recorded()
         if not rows:
             return gathered
-        logps = logps[rows]
-        kept = logps > -torch.inf
-        ids = torch.split(kept.nonzero()[:, 1].to(torch.int32).cpu(), kept.sum(-1).tolist())
-        sampled = logps.gather(-1, token_ids[rows, None]).squeeze(-1).tolist()
+        if len(rows) < len(logps):  # without a copy where every request asks for its support
+            logps, token_ids = logps[rows], token_ids[rows]
+        # One pass and one copy to the host: each copy waits for the device.
+        kept = (logps > -torch.inf).nonzero().to(torch.int32).cpu().numpy()  # of each kept token its row and its id
+        sizes = np.bincount(kept[:, 0], minlength=len(rows))
+        ids = np.split(kept[:, 1], sizes.cumsum()[:-1])
+        sampled = logps.gather(-1, token_ids[:, None]).squeeze(-1).tolist()
         ranks = gathered.selected_token_ranks.clone()
         tickets = []
         for name, logp, row in zip(names, sampled, ids, strict=True):
             records = self._truncated.setdefault(name, [])
-            records.append((logp, row.numpy().tobytes()))
+            records.append((logp, row.tobytes()))
             tickets.append(-len(records))  # a rank is positive
         ranks[rows] = torch.tensor(tickets, dtype=ranks.dtype, device=ranks.device)
         return gathered._replace(selected_token_ranks=ranks)

@@ -80,6 +80,98 @@ def test_tokens_are_those_of_the_inverse_cdf(vocab: int, scale: float, temperatu
         assert logp[row] == pytest.approx(float(logps[row, token]), abs=1e-4)
 
 
+def sort_and_keep(weights: torch.Tensor, top_p: float, top_k: int) -> list[int]:
+    """The definition of :func:`kept_tokens` for one row: sums in float64, over the whole row, from the likeliest."""
+    order = sorted(range(len(weights)), key=lambda token: -float(weights[token]))[: top_k or None]
+    reached = np.cumsum(weights[order].double().numpy())
+    kept = [token for token, before in zip(order, [0.0, *reached], strict=False) if before < top_p * reached[-1]]
+    return sorted(kept if top_p < 1 else order)
+
+
+@st.composite
+def rows_of_logits(draw: st.DrawFn) -> torch.Tensor:
+    """Logits (6, V): flat, peaked or with a long tail; continuous or with ties; perhaps with tokens at -inf."""
+    vocab = draw(st.sampled_from([1, 2, 17, 128, 300, 3000]))
+    numbers = np.random.default_rng(draw(st.integers(0, 10**6)))
+    scales = np.array(draw(st.lists(st.sampled_from([0.0, 0.01, 1.0, 3.0, 9.0, 30.0]), min_size=6, max_size=6)))
+    rows = numbers.normal(size=(6, vocab)) * scales[:, None]
+    grid = draw(st.sampled_from([0.0, 0.125, 1.0]))
+    if grid:
+        rows = np.round(rows / grid) * grid
+    if draw(st.booleans()):
+        hidden = numbers.random(size=rows.shape) < 0.7
+        hidden[:, numbers.integers(vocab)] = False
+        rows[hidden] = -np.inf
+    return torch.from_numpy(rows).float()
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    top_p=st.sampled_from([1e-6, 0.1, 0.25, 0.5, 0.9, 0.95, 0.999, 1 - 1e-7, 1.0]),
+    top_k=st.sampled_from([0, 1, 2, 5, 50, 299, 300, 10**6]),
+    max_new_tokens=st.just(1),
+    keep_support=st.booleans(),
+)
+
+
+@given(rows_of_logits(), st.lists(PARAMS, min_size=6, max_size=6))
+def test_kept_tokens_are_those_of_a_sort(logits: torch.Tensor, params: list[SamplingParams]) -> None:
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    top_p = torch.tensor([p.top_p for p in params])
+    kept = kept_tokens(weights, top_p, torch.tensor([p.top_k for p in params]))
+    for row, share in enumerate(top_p.tolist()):
+        assert kept[row].nonzero().squeeze(-1).tolist() == sort_and_keep(weights[row], share, params[row].top_k)
+
+
+@given(rows_of_logits(), st.integers(0, 10**6))
+def test_rounding_decides_as_in_a_sort(logits: torch.Tensor, rank: int) -> None:
+    """Shares that a sum of the likeliest tokens meets to the last bit, or misses by it."""
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    reached = weights.double().sort(descending=True).values.cumsum(-1)
+    top_p = (reached / reached[:, -1:])[:, rank % weights.shape[1]]
+    kept = kept_tokens(weights, top_p, torch.zeros(6, dtype=torch.long))
+    for row, share in enumerate(top_p.tolist()):
+        assert kept[row].nonzero().squeeze(-1).tolist() == sort_and_keep(weights[row], share, 0)
+
+
+@pytest.mark.parametrize("top_k", [1, 30, 200, 230])
+def test_ties_go_to_the_lower_ids(top_k: int) -> None:
+    weights = torch.tensor([0.999, 0.998]).repeat(200)
+    expected = sorted([*range(0, 400, 2), *range(1, 400, 2)][:top_k])
+    assert kept_tokens(weights[None], torch.tensor([1.0]), torch.tensor([top_k]))[0].nonzero().squeeze(-1).tolist() == (
+        expected
+    )
+
+
+@given(rows_of_logits(), st.lists(PARAMS, min_size=6, max_size=6))
+def test_a_truncated_draw_is_one_from_logits_without_the_rest(
+    logits: torch.Tensor, params: list[SamplingParams]
+) -> None:
+    """Equal bits: a token that is cut off weighs as much as one whose logit is -inf."""
+    sampler = TokenSampler(requests(*params), torch.device("cpu"))
+    tokens, logps, support = sampler(logits, torch.arange(6), 0)
+    for row, p in enumerate(params):
+        ids = list(range(logits.shape[1]))
+        if p.truncates:
+            scaled = logits[row] / p.temperature
+            share = float(torch.tensor(p.top_p))
+            ids = sort_and_keep((scaled - scaled.amax()).exp(), share, p.top_k)
+        left = torch.full_like(logits[row], -torch.inf)
+        left[ids] = logits[row, ids]
+        plain = replace(p, top_p=1.0, top_k=0)
+        asked = [Request("main", (1,), plain, row)]
+        [token], logp = draw(left[None], asked)
+        assert int(tokens[row]) == token
+        assert support.get(row, ids) == ids
+        assert (row in support) == p.records_support
+        if p.records_support or not p.truncates:
+            assert torch.equal(logps[row], logp[0])
+        else:
+            full = (logits[row] / p.temperature).log_softmax(-1)
+            torch.testing.assert_close(logps[row], full[token])
+
+
 @given(seed=st.integers(0, 10**6), top_k=st.integers(0, 5), top_p=st.sampled_from([0.1, 0.5, 1.0]))
 def test_only_kept_tokens_are_drawn(seed: int, top_k: int, top_p: float) -> None:
     logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(8, 200)) * 3).float()

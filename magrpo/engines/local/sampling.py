@@ -5,14 +5,25 @@ does not depend on what else is in the batch.
 """
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from magrpo.types import Request
 
 _BLOCK = 128
+_HEAD = 2.0**-12
+"""A weight, the likeliest token's being 1. In texts of language models about a hundred tokens are above it, and a
+nucleus of 95 % seldom reaches below it."""
+_LARGEST_HEAD = 1024
+_BUCKET_SHIFT = 18
+"""Leaves the sign, the exponent and five bits of the fraction of a float32."""
+
+Floats = NDArray[np.floating]
+Mask = NDArray[np.bool_]
 
 
 class TokenSampler:
@@ -28,8 +39,8 @@ class TokenSampler:
         temperature = torch.tensor([p.temperature for p in params], device=device)
         self._greedy = temperature == 0
         self._temperature = torch.where(self._greedy, 1.0, temperature)
-        self._top_p = torch.tensor([p.top_p for p in params], device=device)
-        self._top_k = torch.tensor([p.top_k for p in params], device=device)
+        self._top_p = torch.tensor([p.top_p if p.truncates else 1.0 for p in params], device=device)
+        self._top_k = torch.tensor([p.top_k if p.truncates else 0 for p in params], device=device)
         self._scales = any(p.temperature not in (0, 1) for p in params)
         self._truncates = any(p.truncates for p in params)
         self._records = torch.tensor([p.records_support for p in params], device=device)
@@ -57,14 +68,16 @@ class TokenSampler:
         else:
             if self._truncates:
                 kept = kept_tokens(weights, self._top_p[live], self._top_k[live])
-                weights = weights * kept
+                weights.masked_fill_(~kept, 0)
                 sums = _block_sums(weights)
                 if self._any_records:
                     records = self._records[live]
                     over_support = peak.squeeze(-1) + sums.sum(-1).log().float()
                     log_normaliser = torch.where(records, over_support, log_normaliser)
-                    ids = torch.split(kept[records].nonzero()[:, 1], kept[records].sum(-1).tolist())
-                    support = dict(zip(live[records].tolist(), [row.tolist() for row in ids], strict=True))
+                    rows, ids = kept[records].nonzero().cpu().unbind(-1)
+                    sizes = torch.bincount(rows, minlength=int(records.sum())).tolist()
+                    lists = [ids_of_row.tolist() for ids_of_row in torch.split(ids, sizes)]
+                    support = dict(zip(live[records].tolist(), lists, strict=True))
             token = _invert(weights, sums, self._uniforms[live, step])
             if self._has_greedy:
                 token = torch.where(self._greedy[live], scaled.argmax(-1), token)
@@ -76,7 +89,73 @@ def kept_tokens(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
 
     The nucleus is the smallest set of the likeliest tokens whose probability reaches ``top_p`` (Holtzman et al. 2020,
     arXiv 1904.09751). ``top_k = 0`` and ``top_p = 1`` keep everything. Ties go to the lower ids.
+
+    On a CPU only the rows that need it are sorted, which changes no set.
     """
+    if weights.device.type != "cpu":
+        return _keep_by_sorting(weights, top_p, top_k)
+    kept = torch.ones_like(weights, dtype=torch.bool)
+    undecided = []
+    for row, (share, number) in enumerate(zip(top_p.tolist(), top_k.tolist(), strict=True)):
+        found = _keep_in_row(weights[row].numpy(), share, number)
+        if found is None:
+            undecided.append(row)
+        else:
+            kept[row] = torch.from_numpy(found)
+    if undecided:
+        kept[undecided] = _keep_by_sorting(weights[undecided], top_p[undecided], top_k[undecided])
+    return kept
+
+
+def _keep_in_row(weights: Floats, top_p: float, top_k: int) -> Mask | None:
+    """Return :func:`kept_tokens` of a row, or None if rounding could decide."""
+    vocab = len(weights)
+    kept = None
+    if 0 < top_k < vocab:
+        # Between two whole numbers, so that no count is near the limit.
+        kept = _keep_share(weights, np.ones(vocab), (top_k - 0.5) / vocab)
+        if kept is None:
+            return None
+        weights = np.where(kept, weights, 0)
+    if top_p < 1:
+        return _keep_share(weights, weights, top_p)
+    return np.ones(vocab, dtype=np.bool_) if kept is None else kept
+
+
+def _keep_share(weights: Floats, amounts: Floats, share: float) -> Mask | None:
+    """Return the smallest set of the likeliest tokens whose amounts reach this share of all amounts.
+
+    Only tokens around the end of the set are sorted: those above :data:`_HEAD` if they are few and reach the share,
+    else those of one bucket of a histogram. Its buckets are the leading bits of the weights, which order them.
+
+    In whatever order V positive numbers are added in float64, the sums differ by less than V * 2 ** -51 of their value.
+    The set is therefore certain if no sum is about as close to the limit; otherwise returns None.
+    """
+    limit = share * float(amounts.sum(dtype=np.float64))
+    if not isfinite(limit):
+        return None
+    ids = np.flatnonzero(weights > _HEAD)
+    likelier = 0.0
+    kept: Mask = np.zeros(len(weights), dtype=np.bool_)
+    if len(ids) > _LARGEST_HEAD or amounts[ids].sum(dtype=np.float64) <= limit:
+        buckets = weights.astype(np.float32, copy=False).view(np.uint32) >> _BUCKET_SHIFT
+        reached = np.bincount(buckets, amounts)[::-1].cumsum()  # from the likeliest bucket down
+        number = int(np.searchsorted(reached[:-1], limit))
+        bucket = len(reached) - 1 - number
+        ids = np.flatnonzero(buckets == bucket)
+        if number:
+            likelier = float(reached[number - 1])
+        kept = buckets > bucket
+    ids = ids[np.argsort(-weights[ids], kind="stable")]
+    sums = np.concatenate([[likelier], amounts[ids]]).cumsum()  # before each of these tokens, and after the last
+    if (np.abs(sums - limit) <= len(weights) * 2.0**-50 * limit).any():
+        return None
+    kept[ids[: np.count_nonzero(sums < limit)]] = True
+    return kept
+
+
+def _keep_by_sorting(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Return :func:`kept_tokens` from cumulative sums over whole rows in order."""
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(weights.shape[-1], device=weights.device)
     in_top_k = (top_k[:, None] == 0) | (rank < top_k[:, None])

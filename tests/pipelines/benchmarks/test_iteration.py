@@ -24,6 +24,12 @@ def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys:
         )
         [shares] = re.findall(rf"^ {name}, [\d.]+ s +(.*%) *$", said, re.M)
         assert sum(int(share) for share in re.findall(r"(-?\d+)%", shares)) == pytest.approx(100, abs=2)
+    assert re.search(
+        r"^truncated sampling: median of a step of \d+ rows and [\d,]+ tokens [\d.]+ s with top-p 0.95, "
+        r"[\d.]+ s without; [\d.]+ times as long \(95 %: .*, 2 pairs; the target is 1.1\)$",
+        said,
+        re.M,
+    )
     assert not list((tmp_path / "runs").glob("*/stages"))
 
 
