@@ -40,7 +40,8 @@ GRADIENTS = "gradients of the agents that are computed at once"
 KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, for sampling"
 """Purposes of memory of an engine in the run's own process; the second policy is there with ``train.lag``."""
 MERGED = "weights with merged adapters, for sampling"
-"""Purpose of memory of an engine on a CPU; see :func:`magrpo.engines.local.decoding.decoding_model`."""
+"""Purpose of memory of a float32 engine in the run's own process: the copies that
+:func:`magrpo.engines.local.decoding.decoding_model` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def estimate_memory(
         side_by_side = len(config.agents) if on_cpu else 1
         sizes[KV_CACHE] = side_by_side * rows * 2 * config.rollout.max_new_tokens * token_bytes
         if dtype_bytes == 4:
-            copied = [models[name] for name in adapted] if on_cpu else [models[name] for name in adapted[:1]]
+            copied = [models[name] for name in adapted[:side_by_side]]
             sizes[MERGED] = sum(model.num_parameters - model.outer_parameters for model in copied) * 4
         if config.train.lag:
             sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
