@@ -1,7 +1,8 @@
 """Pictures of the documents, taken by Chromium of the pages of real runs: ``make docs-pictures``.
 
 The runs lie in build/pictures/runs; those that are missing are trained first, ten minutes in all on two cores. To take
-them from another folder: ``make docs-pictures ARGS="--root runs"``.
+them from another folder: ``make docs-pictures ARGS="--root runs"``. A run of published models takes an hour and needs
+their weights, so its picture is taken only with ``--only tldr``, of the run ``tldr`` in that folder.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 PICTURES = {
     "learning.png": "the learning curves of a run, for README.md",
     "report.png": "the first screen of its report, for docs/report.md",
+    "tldr.png": "the learning curves of `tldr_cpu` with published models, for docs/results.md",
     "mlflow-charts.png": "MLflow's charts of three short runs, for docs/orchestration.md",
 }
 """Every picture under docs/, and what it shows."""
@@ -110,9 +112,18 @@ def open_page(browser: Browser, url: str, height: int) -> Page:
 
 def picture_report(browser: Browser, root: Path) -> None:
     """The first screen of the report, and its learning curves."""
-    run_magrpo("show", "full", "--root", root, "--rebuild")
-    page = open_page(browser, (root / "full" / "report.html").resolve().as_uri(), height=1140)
+    page = open_report(browser, root / "full")
     page.screenshot(path=DOCS / "report.png", timeout=PATIENCE_MS)
+    picture_curves(page, DOCS / "learning.png")
+
+
+def open_report(browser: Browser, run: Path) -> Page:
+    run_magrpo("show", run.name, "--root", run.parent, "--rebuild")
+    return open_page(browser, (run / "report.html").resolve().as_uri(), height=1140)
+
+
+def picture_curves(page: Page, path: Path) -> None:
+    """The first two figures of a report: the joint return, and the parts of the reward."""
     first, second = (page.locator("figure").nth(i).bounding_box() for i in range(2))
     assert first is not None
     assert second is not None
@@ -123,7 +134,7 @@ def picture_report(browser: Browser, root: Path) -> None:
         "width": second["x"] + second["width"] - first["x"] + 2 * margin,
         "height": max(first["height"], second["height"]) + 2 * margin,
     }
-    page.screenshot(path=DOCS / "learning.png", full_page=True, clip=curves, timeout=PATIENCE_MS)
+    page.screenshot(path=path, full_page=True, clip=curves, timeout=PATIENCE_MS)
 
 
 def picture_charts(browser: Browser, root: Path) -> None:
@@ -144,7 +155,7 @@ def picture_charts(browser: Browser, root: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=ROOT / "build" / "pictures" / "runs", help="folder of the runs")
-    parser.add_argument("--only", choices=("report", "charts"), help="take the pictures of one page")
+    parser.add_argument("--only", choices=("report", "charts", "tldr"), help="take the pictures of one page")
     chosen = parser.parse_args()
     if CHROMIUM is None:
         sys.exit("Chromium is not installed: apt-get install chromium")
@@ -152,10 +163,12 @@ def main() -> None:
         train_missing_runs(chosen.root)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        if chosen.only != "charts":
+        if chosen.only in (None, "report"):
             picture_report(browser, chosen.root)
-        if chosen.only != "report":
+        if chosen.only in (None, "charts"):
             picture_charts(browser, chosen.root)
+        if chosen.only == "tldr":
+            picture_curves(open_report(browser, chosen.root / "tldr"), DOCS / "tldr.png")
         browser.close()
 
 

@@ -6,13 +6,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from magrpo.config.run import load_config
 from magrpo.config.services import TrackingConfig
+from magrpo.process.environment import is_quiet
 from magrpo.run.files import has_samples
 from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run, recorded_runs
 from magrpo.tracking.outbox import find_folder_id
@@ -21,15 +21,6 @@ from pipelines.arguments import CONFIGS, list_shipped, locate_config
 from tests.pipelines.micro import STAGES, run_locally, write_config
 
 SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
-
-
-@pytest.fixture(autouse=True)
-def _levels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What ``-q`` and ``-v`` set does not outlive a test."""
-    monkeypatch.setenv("MAGRPO_VERBOSITY", "normal")
-    yield
-    for name in ("magrpo", "pipelines"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +71,14 @@ def test_a_shipped_configuration_is_found_by_its_name(
 
 
 def test_a_run_is_quiet_verbose_and_listed_as_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
     assert cli.main(["train", config, "--local", "-q", "--name", "quiet"]) == 0
     quiet = capfd.readouterr().out
     assert not re.search("^(run |problems:|1/1|held-out problems before)", quiet, re.MULTILINE)
     assert "report.html" in quiet
-    monkeypatch.setenv("MAGRPO_VERBOSITY", "normal")
+    assert not is_quiet(), "the flag holds for its command alone"
     assert cli.main(["train", config, "--local", "-v", "--name", "loud"]) == 0
     said = capfd.readouterr().out
     assert re.search("^problems:", said, re.MULTILINE)
