@@ -1,8 +1,8 @@
 """Collating ragged samples into tensors: each row is one prompt followed by its completions.
 
 Siblings answer the same prompt, so a row holds the prompt once and its completions one after another. Each completion
-attends to the prompt and to itself (attention mask) and starts at the position after the prompt (position ids), as if
-it had a row of its own. The loss sees only the positions that predict a sampled token.
+attends to the prompt and to itself (segments) and starts at the position after the prompt (position ids), as if it had
+a row of its own. The loss sees only the positions that predict a sampled token.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from magrpo.algo.loss import SampledTokens
@@ -23,6 +23,9 @@ Row = tuple[int, ...]
 ROW_TOKENS = 4096
 """Longest row of several completions, in tokens: the cost of attention grows with the square of the length."""
 
+MASK_ALIGNMENT = 8
+"""Elements between the rows of a mask are a multiple of this number, as the kernels of a GPU need."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -33,8 +36,9 @@ class Batch:
     input_ids: Int[Tensor, "R L"]
     position_ids: Int[Tensor, "R L"] | None
     """Position of each token; None: counted from the left end."""
-    attention: Bool[Tensor, "R 1 L L"] | None
-    """Whether a query may attend to a key, [query, key]; None: every query attends to everything on its left."""
+    segments: Int[Tensor, "R L"] | None
+    """0: the prompt; 1, 2, ...: the completions of the row; -1: padding. None: a row holds one completion, and every
+    token attends to everything on its left."""
     predictors: Int[Tensor, " N"]
     """Flat index (row * L + column) of the position whose hidden state predicts the token."""
     tokens: SampledTokens
@@ -82,7 +86,7 @@ def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device
     """Make the tensors of one micro-batch. The last token of a completion predicts nothing, so it is not an input."""
     inputs: list[list[int]] = []
     positions: list[list[int]] = []
-    segments: list[list[int]] = []  # 0: prompt; 1, 2, ...: completions of the row
+    segments: list[list[int]] = []
     predictors: list[tuple[int, int]] = []  # row, column
     for r, row in enumerate(rows):
         prompt_ids = samples[row[0]].prompt_ids
@@ -114,7 +118,7 @@ def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device
         samples=order,
         input_ids=pad(inputs, 0),
         position_ids=pad(positions, 0) if packed else None,
-        attention=_attention_mask(pad(segments, -1)) if packed else None,
+        segments=pad(segments, -1) if packed else None,
         predictors=tensor([r * width + column for r, column in predictors]),
         tokens=SampledTokens(
             token_ids=tensor([token for sample in chosen for token in sample.completion_ids]),
@@ -135,10 +139,24 @@ def _collate_support(samples: Sequence[Sample], device: torch.device | None) -> 
     return Support(torch.tensor([i for ids in rows for i in ids], dtype=torch.int32, device=device), bounds)
 
 
-def _attention_mask(segments: Int[Tensor, "R L"]) -> Bool[Tensor, "R 1 L L"]:
-    """Tokens attend to the prompt and to their own completion, on their left. Padding attends to padding."""
+def find_attended(segments: Int[Tensor, "R L"]) -> Bool[Tensor, "R L L"]:
+    """Whether a query attends to a key, [query, key]: to the prompt and its own completion, on its left.
+
+    Padding attends to padding: an empty row of attention would be NaN.
+    """
     length = segments.shape[1]
     left = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    # Padding has a segment of its own, so no row of the mask is empty, which would give NaN.
     query, key = segments[:, :, None], segments[:, None, :]  # (R, L, 1), (R, 1, L)
-    return (left & ((key == 0) | (key == query)))[:, None]
+    return left & ((key == 0) | (key == query))
+
+
+def make_attention_mask(segments: Int[Tensor, "R L"], dtype: torch.dtype) -> Float[Tensor, "R 1 L L"]:
+    """The mask that attention in ``dtype`` adds to its scores: 0 where a query attends to a key, else -inf.
+
+    Attention turns a Boolean mask, or one with unaligned rows on a GPU, into such a mask in every layer, and keeps
+    every copy until the backward pass.
+    """
+    num_rows, length = segments.shape
+    aligned = -(-length // MASK_ALIGNMENT) * MASK_ALIGNMENT
+    mask = torch.zeros(num_rows, 1, length, aligned, dtype=dtype, device=segments.device)[..., :length]
+    return mask.masked_fill_(~find_attended(segments)[:, None], -torch.inf)

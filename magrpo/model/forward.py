@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magrpo.model.collate import Batch, collate
+from magrpo.model.collate import Batch, collate, make_attention_mask
 from magrpo.plugins import ConfigError
 from magrpo.types import Sample
 
@@ -29,11 +29,23 @@ def find_decoder(model: PreTrainedModel) -> nn.Module:
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
     """The last hidden states at the positions that predict the sampled tokens: the inputs of the head."""
-    output = find_decoder(model)(
-        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
-    )
+    output = find_decoder(model)(**_model_inputs(model, batch))
     states: Tensor = output.last_hidden_state  # (R, L, D)
     return states.flatten(0, 1).index_select(0, batch.predictors)
+
+
+def _model_inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
+    """The arguments of a forward pass. One mask serves all layers, in the dtype of their queries."""
+    device_type = batch.input_ids.device.type
+    dtype = model.dtype
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+    return {
+        "input_ids": batch.input_ids,
+        "attention_mask": None if batch.segments is None else make_attention_mask(batch.segments, dtype),
+        "position_ids": batch.position_ids,
+        "use_cache": False,
+    }
 
 
 def head_weights(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:
@@ -47,9 +59,7 @@ def head_weights(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Te
 
 def token_logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
     """The model's own logits at the positions that predict the sampled tokens."""
-    output = model(
-        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
-    )
+    output = model(**_model_inputs(model, batch))
     logits: Tensor = output.logits  # (R, L, V)
     return logits.flatten(0, 1).index_select(0, batch.predictors)
 
@@ -136,7 +146,7 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
         together = hidden_states(model, batch)
         if model.dtype == torch.float32:
             return torch.allclose(apart, together, rtol=1e-4, atol=1e-4)
-        faulty = (replace(batch, attention=None), replace(batch, position_ids=None))
+        faulty = (replace(batch, segments=None), replace(batch, position_ids=None))
         smallest = min(float((hidden_states(model, fault) - apart).norm()) for fault in faulty)
     return 2 * float((together - apart).norm()) < smallest
 

@@ -3,11 +3,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magrpo.model.collate import ROW_TOKENS, collate, plan_batches
+from magrpo.model.collate import ROW_TOKENS, collate, find_attended, make_attention_mask, plan_batches
 from magrpo.types import Sample
 
 
@@ -58,8 +59,8 @@ def test_supports_lie_one_after_another_in_the_order_of_the_tokens() -> None:
     elsewhere = collate(kept, [(1, 0), (3,)], torch.device("meta"))
     assert elsewhere.tokens.support is not None
     assert elsewhere.tokens.support.ids.is_meta
-    assert elsewhere.attention is not None
-    assert elsewhere.attention.is_meta
+    assert elsewhere.segments is not None
+    assert elsewhere.segments.is_meta
 
 
 def test_tensors_by_hand() -> None:
@@ -72,9 +73,11 @@ def test_tensors_by_hand() -> None:
     assert batch.tokens.token_ids.tolist() == [10, 11, 12, 20, 30, 31, 40, 41]
     assert batch.tokens.sampling_logps.tolist() == [-10.0, -11.0, -12.0, -20.0, -30.0, -31.0, -40.0, -41.0]
     assert batch.samples == (0, 1, 2, 3)
-    assert batch.attention is not None
-    assert batch.attention.shape == (2, 1, 6, 6)
-    assert batch.attention[0, 0].int().tolist() == [
+    assert batch.segments is not None
+    assert batch.segments.tolist() == [[0, 0, 0, 1, 1, 3], [0, 0, 1, -1, -1, -1]]
+    attended = find_attended(batch.segments)
+    assert attended.shape == (2, 6, 6)
+    assert attended[0].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],
@@ -82,12 +85,24 @@ def test_tensors_by_hand() -> None:
         [1, 1, 1, 1, 1, 0],
         [1, 1, 1, 0, 0, 1],  # of another completion: it does not see 10 and 11
     ]
-    assert batch.attention.any(dim=-1).all()  # padding too: an empty row of attention would be NaN
+    assert attended.any(dim=-1).all()  # padding too: an empty row of attention would be NaN
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_mask_is_what_attention_adds_with_rows_that_a_gpu_can_read(dtype: torch.dtype) -> None:
+    segments = collate(SIBLINGS, [(0, 1, 2), (3,)]).segments
+    assert segments is not None
+    mask = make_attention_mask(segments, dtype)
+    assert mask.dtype is dtype
+    assert mask.shape == (2, 1, 6, 6)
+    assert mask.exp().bool().equal(find_attended(segments)[:, None])
+    assert mask.unique().tolist() == [-torch.inf, 0]
+    assert all(stride % 8 == 0 for stride in mask.stride()[:-1])
 
 
 def test_single_completions_need_no_mask() -> None:
     batch = collate(SIBLINGS, [(0,), (3,)])
-    assert batch.attention is None
+    assert batch.segments is None
     assert batch.position_ids is None
     assert batch.input_ids.tolist() == [[1, 2, 3, 10, 11], [4, 5, 40, 0, 0]]
     assert batch.predictors.tolist() == [2, 3, 4, 6, 7]
@@ -121,13 +136,14 @@ def test_any_plan_covers_every_token_once_with_its_own_context(
     assert sorted(i for rows in batches for row in rows for i in row) == list(range(len(members)))
     for rows in batches:
         batch = collate(members, rows)
+        attended = None if batch.segments is None else find_attended(batch.segments)
         assert batch.input_ids.numel() <= budget or len(rows) == 1
         seen = 0
         for index in batch.samples:
             member = members[index]
             for step, token in enumerate(member.completion_ids):
                 row, column = divmod(int(batch.predictors[seen]), batch.input_ids.shape[1])
-                assert _context(batch.input_ids[row], batch.attention, row, column) == [
+                assert _context(batch.input_ids[row], None if attended is None else attended[row, column], column) == [
                     *member.prompt_ids,
                     *member.completion_ids[:step],
                 ]
@@ -137,7 +153,7 @@ def test_any_plan_covers_every_token_once_with_its_own_context(
         assert seen == len(batch.tokens.token_ids)
 
 
-def _context(row_ids: torch.Tensor, attention: torch.Tensor | None, row: int, column: int) -> list[int]:
-    if attention is None:
+def _context(row_ids: torch.Tensor, attended: torch.Tensor | None, column: int) -> list[int]:
+    if attended is None:
         return row_ids[: column + 1].tolist()  # type: ignore[no-any-return]
-    return row_ids[attention[row, 0, column]].tolist()  # type: ignore[no-any-return]
+    return row_ids[attended].tolist()  # type: ignore[no-any-return]
