@@ -129,12 +129,15 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
 
     In half precision, the kernels of a GPU for rows with and without a mask differ by some percent after many layers.
     Instead of a fixed tolerance, the states of a shared row must be at least twice as near to those of single rows as
-    the states that are computed without the mask, or without the positions.
+    the states that are computed without the mask, or without the positions. Models with attention of their own
+    ("eager") keep a row's scores, which grow with the square of its length, and may have windows under any name.
     """
-    config = model.config.get_text_config().to_dict()
+    text = model.config.get_text_config()
+    config = text.to_dict()
     layer_types = config.get("layer_types") or ()
     if (
         not takes_positions(model)
+        or text._attn_implementation == "eager"
         or config.get("sliding_window") is not None
         or any(kind != "full_attention" for kind in layer_types)
     ):

@@ -14,7 +14,7 @@ from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig, LoraConfig, weight_holders
 from magrpo.config.run import RunConfig, count_levels
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
-from magrpo.model.collate import collate
+from magrpo.model.collate import ROW_TOKENS, collate
 from magrpo.model.forward import hidden_states, takes_positions
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained
 from magrpo.model.policy import add_adapter
@@ -107,6 +107,7 @@ def estimate_memory(
         if agent.trained
     ]
     num_tokens = count_micro_batch_tokens(config)
+    mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
     is_wide = config.model.head_dtype == "float32" and dtype_bytes < 4
     logit_bytes = dtype_bytes + 4 * is_wide  # float32 ones, and their gradient in half precision
     frozen = [models[name] for name in [*set(adapted), *references]]
@@ -120,7 +121,7 @@ def estimate_memory(
         "full copies": sum(models[name].num_parameters for name in full) / num_shards * 4,
         GRADIENTS: sum(sorted(trained)[-at_once:]) * 4,
         "optimizer": sum(trained) * 8,
-        ACTIVATIONS_OF: at_once * num_tokens * count_token_activations(config, dtype_bytes),
+        ACTIVATIONS_OF: at_once * num_tokens * (count_token_activations(config, dtype_bytes) + mask_bytes),
         "logits": at_once * max(_count_logits(agent, models[agent.model], num_tokens, logit_bytes) for agent in apart),
     }
     if max_batch is not None:

@@ -372,6 +372,14 @@ def test_a_sliding_window_keeps_completions_apart(tmp_path: Path) -> None:
         assert not can_share_prompts(model)
 
 
+def test_attention_of_a_models_own_keeps_completions_apart(base: Path) -> None:
+    """GPT-Neo's has windows of its own, for one, which are longer than a probe."""
+    with open_policy(base, main="full").active("main") as model:
+        assert can_share_prompts(model)
+        model.set_attn_implementation("eager")
+        assert not can_share_prompts(model)
+
+
 @pytest.mark.parametrize(("dropped", "shares"), [(None, True), ("attention_mask", False), ("position_ids", False)])
 def test_in_half_precision_rounding_is_told_from_an_ignored_mask(base: Path, dropped: str | None, shares: bool) -> None:
     """A GPU rounds rows with a mask otherwise: an H100 moved the states of a model of 36 layers by 2 %."""
