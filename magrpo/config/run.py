@@ -162,8 +162,9 @@ class OptimConfig(Section):
     """Maximum gradient norm of each agent; larger gradients are scaled down."""
     micro_batch_tokens: int | Literal["auto"] = "auto"
     """Number of tokens, with padding, in a forward and backward pass; affects only speed, memory and rounding.
-    ``auto``: 16384 on a GPU and 1024 on a CPU, whose caches hold their activations (with prompts of 1000 tokens or
-    more, set 4096)."""
+    ``auto``: 1024 on a CPU, whose caches hold their activations (with prompts of 1000 tokens or more, set 4096). On a
+    GPU the largest power of two, from 2048 to 65536, whose activations take half of the memory that ``--dry-run``
+    estimates to be left; 16384 on each of several update ranks, which all need the same number."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and compute the layers again there. Gradients are the same;
     it takes about a third more time and a fraction of the memory."""
@@ -192,7 +193,10 @@ class OptimConfig(Section):
         )
 
     def count_micro_batch_tokens(self, device: str) -> int:
-        """The number of tokens of a micro-batch on a type of device, "cpu" or "cuda"."""
+        """The number of tokens of a micro-batch on a type of device, "cpu" or "cuda", of unknown memory.
+
+        See :func:`magrpo.planning.card.settle_micro_batches` for one GPU.
+        """
         if self.micro_batch_tokens == "auto":
             return 1024 if device == "cpu" else 16384
         return self.micro_batch_tokens

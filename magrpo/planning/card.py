@@ -1,10 +1,13 @@
-"""Whether a run fits one GPU that trainer and engine use by turns, and which setting would make it fit."""
+"""Whether a run fits one GPU that trainer and engine use by turns, and which settings make it fit and fill it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, floor
 
+import torch
+
 from magrpo.config.run import RunConfig
+from magrpo.engines.auto import AutoEngine
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.interfaces import EnginePlugin, HasMaxBatch
@@ -27,6 +30,11 @@ CONTEXT = 1.0 * GIB
 """An estimate, not measured: the driver's context and workspaces of a process on a GPU."""
 SERVER_WORK = 2.0 * GIB
 """An estimate, not measured: what a vLLM server holds beside weights and cache, CUDA graphs included."""
+FEWEST_TOKENS, MOST_TOKENS = 2048, 65_536
+"""Bounds of micro-batches that ``optim.micro_batch_tokens = "auto"`` fits to a GPU. Fewer tokens would leave the GPU
+waiting for Python, more make nothing faster."""
+SPARE = 2.0
+"""The memory that ``"auto"`` leaves to activations, over the estimate of what they take."""
 UPDATING = (GRADIENTS, ACTIVATIONS_OF, "logits")
 """Purposes of the memory that only an update holds."""
 
@@ -37,6 +45,10 @@ class CardUse:
 
     resting: float
     """Of the trainer while the engine samples: weights and optimizer."""
+    fixed: float
+    """Of the trainer in an update, whatever the size of micro-batches."""
+    token: float
+    """Of each token of a micro-batch."""
     update: float
     """Of the trainer in an update with full micro-batches."""
     least: float
@@ -60,6 +72,10 @@ class CardUse:
         """What a GPU of ``card`` bytes leaves for an update."""
         return card * (1.0 if self.by_turns or not self.servers else 1.0 - self.memory_frac)
 
+    def count_tokens(self, card: float) -> float:
+        """The number of tokens of a micro-batch for which a GPU of ``card`` bytes has room."""
+        return (self.find_room(card) - self.fixed) / self.token
+
     def fits(self, card: float) -> bool:
         """Whether trainer and engine can use a GPU of ``card`` bytes; micro-batches may have to be smaller."""
         beside = self.memory_frac * card if self.servers else self.cache
@@ -82,17 +98,46 @@ def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> 
     cache = sizes.pop(KV_CACHE, 0.0) + sizes.pop(MERGED, 0.0)
     update = sum(sizes.values()) + CONTEXT
     resting = update - sum(sizes[purpose] for purpose in UPDATING)
-    completion = min(2 * config.rollout.max_new_tokens, count_micro_batch_tokens(config))
-    least = update - sizes[ACTIVATIONS_OF] + completion * count_token_activations(config, dtype_bytes)
+    num_tokens = count_micro_batch_tokens(config)
+    completion = min(2 * config.rollout.max_new_tokens, num_tokens)
+    fixed, token = update - sizes[ACTIVATIONS_OF], sizes[ACTIVATIONS_OF] / num_tokens
+    least = fixed + completion * count_token_activations(config, dtype_bytes)
     if not isinstance(engine, VllmEngine):
-        return CardUse(resting, update, least, cache, 0, 0.0, 0.0, by_turns=True)
+        return CardUse(resting, fixed, token, update, least, cache, 0, 0.0, 0.0, by_turns=True)
     models = [read_base_model(agent, config) for agent in config.agents]
     adapters = sum(model.adapter_parameters for model in models) * (config.train.lag + 1)
     parameters = max(model.num_parameters for model in models) + adapters
     window = max(model.token_cache * model.window for model in models)
     server = (parameters + window) * dtype_bytes + SERVER_WORK
     by_turns = not config.train.lag
-    return CardUse(resting, update, least, 0.0, count_bases(config), engine.memory_frac, server, by_turns)
+    bases = count_bases(config)
+    return CardUse(resting, fixed, token, update, least, 0.0, bases, engine.memory_frac, server, by_turns)
+
+
+def choose_engine(config: RunConfig, device: torch.device) -> EnginePlugin:
+    """The engine that will sample, where the configuration leaves the choice to ``auto``."""
+    if isinstance(config.engine, AutoEngine):
+        return config.engine.choose_engine(device)
+    return config.engine
+
+
+def settle_micro_batches(config: RunConfig, dtype_bytes: int, card: float) -> RunConfig:
+    """The configuration with a number for ``optim.micro_batch_tokens = "auto"``, for a GPU of ``card`` bytes.
+
+    The number depends on the whole memory of the GPU, not on what is free, so that a run that is resumed on the same
+    kind of GPU computes the same bits. Raises ConfigError if the configuration of a base model cannot be read.
+    """
+    if config.optim.micro_batch_tokens != "auto":
+        return config
+    use = estimate_card(config, dtype_bytes, choose_engine(config, torch.device("cuda")))
+    fitting = use.count_tokens(card) / SPARE
+    tokens = min(max(_round_down(fitting), FEWEST_TOKENS), MOST_TOKENS)
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"micro_batch_tokens": tokens})})
+
+
+def _round_down(count: float) -> int:
+    """The largest power of two that does not exceed ``count``, at least 1."""
+    return 1 << max(int(count).bit_length() - 1, 0)
 
 
 def count_bases(config: RunConfig) -> int:
@@ -110,10 +155,9 @@ def check_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin, card: 
     if use.fits(card):
         if use.update <= room:
             return ""
-        spare = (room - use.update) / count_token_activations(config, dtype_bytes) + count_micro_batch_tokens(config)
         again = estimate_card(_compute_again(config), dtype_bytes, engine)
         other = ", or optim.gradient_checkpointing = true" if again.update <= room else ""
-        return f"optim.micro_batch_tokens = {1 << max(int(spare).bit_length() - 1, 0)}{other}"
+        return f"optim.micro_batch_tokens = {_round_down(use.count_tokens(card))}{other}"
     if use.least > room:
         sizes = estimate_memory(config, dtype_bytes, None)
         sizes[ACTIVATIONS_OF] -= use.update - use.least

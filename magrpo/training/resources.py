@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from magrpo.model.lineup import Lineup
     from magrpo.model.policy import Policy
 
+log = logging.getLogger(__name__)
 _MAX_WORKERS = 16
 
 
@@ -174,7 +176,22 @@ class Resources:
         policy = self._policy
         from magrpo.updates.inline import InlineUpdates  # torch
 
-        return InlineUpdates(policy, config, dump)
+        return InlineUpdates(policy, self._settle_micro_batches(), dump)
+
+    def _settle_micro_batches(self) -> RunConfig:
+        """The configuration of updates in this process, with micro-batches that suit the GPU if they are ``auto``."""
+        config, lineup = self._config, self.lineup
+        if config.optim.micro_batch_tokens != "auto" or lineup.device.type != "cuda":
+            return config
+        import torch
+
+        from magrpo.planning.card import settle_micro_batches  # transformers
+
+        _, card = torch.cuda.mem_get_info()
+        settled = settle_micro_batches(config, lineup.dtype.itemsize, card)
+        tokens = settled.optim.micro_batch_tokens
+        log.info("updates in micro-batches of %s tokens, chosen for a GPU of %.1f GiB", tokens, card / 2**30)
+        return settled
 
     def _open_sandbox(self) -> Sandbox:
         plugin, nodes = self._config.sandbox, self._place.jails.nodes

@@ -12,12 +12,11 @@ from rich.filesize import pick_unit_and_suffix
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
-from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
-from magrpo.planning.card import check_card, estimate_card
+from magrpo.planning.card import check_card, choose_engine, estimate_card, settle_micro_batches
 from magrpo.planning.fit import check_place
 from magrpo.planning.sizes import KV_CACHE, MERGED, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
 from magrpo.reports.budget import format_count
@@ -61,7 +60,7 @@ def show_plan(
     print_lines(_describe_work(config))
     print_lines(Line("warning", warning) for warning in config.list_warnings())
     print_lines(_describe_engine(config, place, device))
-    print_lines(_describe_memory(config, place, device))
+    print_lines(_describe_memory(_settle_micro_batches(config, place, device), place, device))
     print_lines(_describe_disk(config, root))
     print(_describe_time(config, root, remaining))
     print("values that differ from their defaults, or have no default")
@@ -108,16 +107,9 @@ def _describe_work(config: RunConfig) -> Iterator[Line]:
         yield Line("", f"isolation level: known only to {config.sandbox.kind}")
 
 
-def _choose_engine(config: RunConfig, device: torch.device) -> EnginePlugin:
-    """The engine that will sample, where the configuration leaves the choice to ``auto``."""
-    if isinstance(config.engine, AutoEngine):
-        return config.engine.choose_engine(device)
-    return config.engine
-
-
 def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> Iterator[Line]:
     """The engine, its device and precision, and obstacles that would make the run refuse to start."""
-    engine = _choose_engine(config, device)
+    engine = choose_engine(config, device)
     chosen = engine.kind if engine is config.engine else f"{engine.kind} (chosen by auto)"
     precision = str(dtype_of(config.model, device)).removeprefix("torch.")
     if place.uses_ray:
@@ -129,9 +121,17 @@ def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> I
         yield Line("", "PyTorch sees no CUDA device here: the run would be refused")
 
 
+def _settle_micro_batches(config: RunConfig, place: Place, device: torch.device) -> RunConfig:
+    """The configuration with the micro-batches that ``auto`` takes on the GPU here; the fewest if there is none."""
+    if device.type != "cuda" or place.ranks.count:
+        return config
+    card = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 0
+    return settle_micro_batches(config, dtype_of(config.model, device).itemsize, card)
+
+
 def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> Iterator[Line | Entry]:
     """The memory of the run by use, and whether it fits the GPU."""
-    engine, dtype_bytes = _choose_engine(config, device), dtype_of(config.model, device).itemsize
+    engine, dtype_bytes = choose_engine(config, device), dtype_of(config.model, device).itemsize
     is_vllm = isinstance(engine, VllmEngine)
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_vllm else None
     sizes = estimate_memory(config, dtype_bytes, max_batch)
@@ -151,8 +151,9 @@ def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> I
     if place.ranks.count and sampling:
         holder = "on each sampler" if place.samplers.count else "in the run's own process"
         yield Entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
-    yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a full")
-    yield Entry("", "micro-batch counted on meta tensors, prompts as long as completions")
+    tokens = config.optim.count_micro_batch_tokens(device.type)
+    yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a")
+    yield Entry("", f"micro-batch of {tokens} tokens counted on meta tensors, prompts as long as completions")
     if device.type == "cuda" and not place.uses_ray:
         yield from _describe_card(config, dtype_bytes, engine)
 

@@ -10,7 +10,7 @@ from transformers import MambaConfig, Qwen2Config, Qwen3Config
 from magrpo.config.run import RunConfig, load_config
 from magrpo.model.collate import collate
 from magrpo.model.forward import hidden_states
-from magrpo.planning.card import GIB, check_card, estimate_card
+from magrpo.planning.card import GIB, check_card, estimate_card, settle_micro_batches
 from magrpo.planning.sizes import ACTIVATIONS_OF, KV_CACHE, count_token_activations, estimate_memory
 from magrpo.plugins import ConfigError
 from pipelines.arguments import locate_config
@@ -89,7 +89,8 @@ def test_activations_on_meta_tensors_are_those_that_an_update_keeps(tmp_path: Pa
 
 @pytest.mark.parametrize("path", FOR_GPUS, ids=lambda path: path.stem)
 def test_configurations_for_a_gpu_fit_the_one_that_they_name(path: Path, bases: dict[str, Path]) -> None:
-    config = read_config(path, bases)
+    config = settle_micro_batches(read_config(path, bases), 2, 24 * GIB)
+    assert config.optim.micro_batch_tokens == 2048
     use = estimate_card(config, 2, config.engine)
     assert use.find_card() in (16, 24)
     assert check_card(config, 2, config.engine, 24 * GIB) == ""
@@ -153,6 +154,24 @@ def test_smaller_micro_batches_are_advised_and_fit(bases: dict[str, Path]) -> No
     assert setting(large, "optim.gradient_checkpointing=true") == ""
 
 
+def test_micro_batches_fill_half_of_what_a_gpu_has_left(bases: dict[str, Path]) -> None:
+    def settle(gib: int, *overrides: str) -> tuple[int, float]:
+        config = settle_micro_batches(read_config(locate_config("humaneval"), bases, *overrides), 2, gib * GIB)
+        use, tokens = estimate_card(config, 2, config.engine), config.optim.micro_batch_tokens
+        assert isinstance(tokens, int)
+        return tokens, (use.fixed + tokens * use.token) / GIB
+
+    for gib, expected in ((40, 2048), (80, 4096), (141, 8192)):
+        tokens, update = settle(gib)
+        fixed = update * 2 - settle(gib, f"optim.micro_batch_tokens={2 * tokens}")[1]
+        assert tokens == expected
+        assert fixed + 2 * (update - fixed) <= gib < fixed + 4 * (update - fixed)
+    assert settle(0) == settle(24) == settle(24, "optim.micro_batch_tokens=2048"), "the fewest"
+    assert settle(80, "optim.micro_batch_tokens=1000")[0] == 1000
+    assert settle(80, "optim.gradient_checkpointing=true")[0] == 65_536
+    assert settle(80, "train.lag=1", "algo.importance_cap=2")[0] == 2048, "servers keep their half"
+
+
 def test_the_plan_tells_which_gpu_a_run_needs(
     bases: dict[str, Path], capsys: pytest.CaptureFixture[str], gpu: FakeGpu
 ) -> None:
@@ -161,9 +180,13 @@ def test_the_plan_tells_which_gpu_a_run_needs(
         return capsys.readouterr().out
 
     gpu.is_usable = False
-    assert "GPU      fits a GPU of 24 GiB: at most " in plan()
+    said = plan()
+    assert "GPU      fits a GPU of 24 GiB: at most " in said
+    assert "micro-batch of 2048 tokens" in said
     gpu.is_usable = True
-    assert "         this one has 80.0 GiB\n" in plan()
+    said = plan()
+    assert "         this one has 80.0 GiB\n" in said
+    assert "micro-batch of 4096 tokens" in said
     said = plan("optim.micro_batch_tokens=16384")
     assert "this one has 80.0 GiB: micro-batches will be halved until they fit\n" in said
     assert "to start with ones that fit: optim.micro_batch_tokens = 8192, or" in said
