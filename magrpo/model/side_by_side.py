@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import torch
 
+from magrpo.config.agents import AgentConfig
+
 ResultT = TypeVar("ResultT")
 Stop = Callable[[], bool]
 """Whether a task shall end, because another has failed or the run ends; its result is not used then."""
@@ -25,6 +27,15 @@ def hold_cores(device: torch.device) -> AbstractContextManager[object]:
     The last bits of a product depend on MKL's number of threads, which ``set_num_threads`` sets for all of them.
     """
     return _cores if device.type == "cpu" else nullcontext()
+
+
+def count_updated_at_once(trained: Sequence[AgentConfig], device_type: str, num_threads: int) -> int:
+    """The number of agents whose gradients one process computes at a time; ``trained``: holders of trained weights.
+
+    Full copies are computed one after another: the gradients of several would need as much memory as the copies.
+    """
+    adapters_only = all(agent.weights != "full" for agent in trained)
+    return max(min(len(trained), num_threads), 1) if device_type == "cpu" and adapters_only else 1
 
 
 def run_side_by_side(

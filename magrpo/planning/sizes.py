@@ -18,6 +18,7 @@ from magrpo.model.collate import ROW_TOKENS, collate
 from magrpo.model.forward import hidden_states, takes_positions
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained
 from magrpo.model.policy import add_adapter
+from magrpo.model.side_by_side import count_updated_at_once
 from magrpo.plugins import ConfigError, quote_error
 from magrpo.run.steps import evaluates_after
 from magrpo.types import Sample
@@ -99,12 +100,12 @@ def estimate_memory(
     adapted = [agent.model for agent in apart if agent.weights != "full"]
     full = [agent.model for agent in apart if agent.weights == "full"]
     references = set(full) if config.algo.beta > 0 else set()
+    holders = [agent for agent in apart if agent.trained]
     trained = [
         models[agent.model].num_parameters / num_shards
         if agent.weights == "full"
         else models[agent.model].adapter_parameters
-        for agent in apart
-        if agent.trained
+        for agent in holders
     ]
     num_tokens = count_micro_batch_tokens(config)
     mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
@@ -112,9 +113,8 @@ def estimate_memory(
     logit_bytes = dtype_bytes + 4 * is_wide  # float32 ones, and their gradient in half precision
     frozen = [models[name] for name in [*set(adapted), *references]]
     layers = sum(model.num_parameters - model.outer_parameters for model in frozen)
-    # On a CPU, adapters are computed and sampled side by side, one agent on a core.
-    on_cpu = _find_device(config) == "cpu"
-    at_once = min(len(trained), torch.get_num_threads()) if on_cpu and not full else 1
+    device = _find_device(config)
+    at_once = count_updated_at_once(holders, device, torch.get_num_threads())
     sizes = {
         "frozen parameters": (layers / num_shards + sum(model.outer_parameters for model in frozen)) * dtype_bytes,
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
@@ -127,7 +127,8 @@ def estimate_memory(
     if max_batch is not None:
         rows = min(max_batch, _count_rows(config))
         token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
-        side_by_side = len(config.agents) if on_cpu else 1
+        # On a CPU, agents are sampled side by side.
+        side_by_side = len(config.agents) if device == "cpu" else 1
         sizes[KV_CACHE] = side_by_side * rows * 2 * config.rollout.max_new_tokens * token_bytes
         if dtype_bytes == 4:
             copied = [models[name] for name in adapted[:side_by_side]]

@@ -19,7 +19,7 @@ from magrpo.algo.loss import LossOf, policy_loss
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.model.collate import Batch, collate, count_padded
 from magrpo.model.policy import Policy
-from magrpo.model.side_by_side import Stop, run_side_by_side
+from magrpo.model.side_by_side import Stop, count_updated_at_once, run_side_by_side
 from magrpo.stages.agent_batch import AgentBatch, CompletionCounter, OrderedGradient, PartialSums
 from magrpo.stages.lanes import LanePlan, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo.stages.model_runs import ModelRuns
@@ -63,15 +63,11 @@ class GradientComputer:
         self._plan = LanePlan.make(self.optim.lanes, len(self.agents), self.ranks.count)
         self._position = {agent: i for i, agent in enumerate(self.agents)}
         self._num_threads = torch.get_num_threads()
-        self.at_once = self._count_agents_at_once()
+        trained = [self.policy.lineup.config(agent) for agent in self.agents]
+        self.at_once = 1
+        if self.policy.shares_no_modules:
+            self.at_once = count_updated_at_once(trained, self.policy.device.type, self._num_threads)
         """Number of agents that share the cores at a time, each with one thread or more."""
-
-    def _count_agents_at_once(self) -> int:
-        # Full copies are excluded: computed at the same time, their gradients would need as much memory as the copies.
-        adapters_only = all(self.policy.lineup.weights(agent) == "lora" for agent in self.agents)
-        if self.policy.device.type == "cpu" and adapters_only and self.policy.shares_no_modules:
-            return min(len(self.agents), self._num_threads)
-        return 1
 
     @property
     def num_agents_together(self) -> int:
