@@ -183,7 +183,7 @@ class Resources:
         config, lineup = self._config, self.lineup
         if config.optim.micro_batch_tokens != "auto" or lineup.device.type != "cuda":
             return config
-        import torch
+        import torch  # half a second
 
         from magrpo.planning.card import settle_micro_batches  # transformers
 
