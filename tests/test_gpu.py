@@ -43,7 +43,7 @@ MAX_SAMPLING_GAP = {"cpu": 1e-3, "cuda": 0.1}
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations make, on any device, until they are freed."""
+    """Counts the bytes of the tensors that operations of this thread make, on any device, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,15 +54,17 @@ class MemoryMeter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self._note((args, kwargs), are_new=False)
         made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self._sizes:
-                    self._sizes[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self._sizes.pop, storage._cdata, None)
+        self._note(made, are_new=True)
         self.peak = max(self.peak, sum(self._sizes.values()))
         return made
+
+    def _note(self, tensors: Any, *, are_new: bool) -> None:
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._sizes:
+                self._sizes[storage._cdata] = storage.nbytes() if are_new else 0
+                weakref.finalize(storage, self._sizes.pop, storage._cdata, None)
 
 
 @pytest.mark.parametrize(
