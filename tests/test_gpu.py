@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from magrpo.config.run import load_config
-from magrpo.model.collate import count_padded, plan_batches
+from magrpo.model.collate import count_padded, make_attention_mask, plan_batches
 from magrpo.model.policy import Policy
 from magrpo.planning.card import UPDATING
 from magrpo.planning.sizes import estimate_memory
@@ -65,6 +65,23 @@ class MemoryMeter(TorchDispatchMode):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._sizes:
                 self._sizes[storage._cdata] = storage.nbytes() if are_new else 0
                 weakref.finalize(storage, self._sizes.pop, storage._cdata, None)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_masked_attention_has_gradients_at_every_length(device: str) -> None:
+    """As for an attention head of Qwen2.5-Coder, whose scores are far below 0; cuDNN's gradients are NaN there."""
+    config = load_config(EMBEDDED, [f"model.device={device}"])
+    Policy.open(config.agents, config.model, config.lora, seed=0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    for length in (310, 320, 384):  # 320 is 64 more than a multiple of 128
+        mask = make_attention_mask(torch.tensor([[0] * 100 + [1] * 100 + [2] * (length - 200)], device=device), dtype)
+        query, key, value = (torch.ones(1, 2, length, 64, device=device, dtype=dtype) for _ in range(3))
+        query, key = query.requires_grad_(), (-20 * key).requires_grad_()  # scores of -20 x 64 / 8
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        attended.sum().backward()
+        assert attended.isfinite().all()
+        assert query.grad is not None
+        assert query.grad.isfinite().all(), length
 
 
 @pytest.mark.parametrize(

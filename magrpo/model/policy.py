@@ -82,6 +82,9 @@ class Policy:
         With ``shards``, models are read into the memory of the CPU and spread from there. Raises ConfigError if a base,
         trained weights or a target module cannot be used.
         """
+        # With a mask, cuDNN's attention gives NaN gradients at lengths of 64 more than a multiple of 128 on an H100 and
+        # an H200 (https://github.com/pytorch/pytorch/issues/196678); torch's other kernels do not.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         policy = cls(lineup, shards=shards)
         bases: dict[str, PreTrainedModel] = {}
         spread: dict[str, PeftModel] = {}

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -192,14 +193,17 @@ def _find_device(config: RunConfig) -> str:
 def count_token_activations(config: RunConfig, dtype_bytes: int) -> float:
     """Bytes that a token of a micro-batch holds until backward: the most of all trained agents.
 
-    Counted in forward passes on meta tensors, without attention scores, which no fast kernel keeps. Full copies run in
-    float32 there, which on a GPU only a part of them does.
+    Counted in forward passes on meta tensors, without attention scores, which no fast kernel keeps. Autocast, in which
+    full copies of half precision run, does not work there: what they keep counts as half in bfloat16, half in float32.
     """
     found = []
     for agent in filter(lambda agent: agent.trained, config.agents):
-        dtype = torch.bfloat16 if dtype_bytes == 2 and agent.weights != "full" else torch.float32
-        each, size = _measure_pass(_find_first(agent, config), config.lora, dtype), read_base_model(agent, config)
-        input_bytes = size.num_layers * size.hidden_size * dtype.itemsize
+        dtypes = [torch.bfloat16 if dtype_bytes == 2 else torch.float32]
+        if dtype_bytes == 2 and agent.weights == "full":
+            dtypes.append(torch.float32)
+        first, size = _find_first(agent, config), read_base_model(agent, config)
+        each = fmean(_measure_pass(first, config.lora, dtype) for dtype in dtypes)
+        input_bytes = size.num_layers * size.hidden_size * max(dtype.itemsize for dtype in dtypes)
         found.append(input_bytes + each / size.num_layers if config.optim.gradient_checkpointing else each)
     return max(found)
 
