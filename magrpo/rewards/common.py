@@ -28,7 +28,7 @@ class ScaledReward(Plugin):
         return self.part_maxima
 
     def fraction(self, total: float) -> float:
-        return (total - self.shift) / (self.scale * sum(self.part_maxima.values()))
+        return (total - self.shift) / (self.scale * sum(self.maxima.values()))
 
     def _scale_parts(self, parts: Mapping[str, float]) -> float:
         return self.scale * sum(parts.values()) + self.shift
