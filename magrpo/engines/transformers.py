@@ -77,7 +77,7 @@ class LocalEngine:
         base = self.policy.lineup.base(agent)
         if base not in self.ways:
             with self.policy.active(agent) as model:
-                way = self.ways[base] = choose_way(model, self.policy.dtype)
+                way = self.ways[base] = choose_way(model, self.policy.lineup.product_dtype)
                 if way.notice:
                     log.warning("%s: %s %s", base, type(model).__name__, way.notice)
         return self.ways[base]
