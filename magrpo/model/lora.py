@@ -41,6 +41,10 @@ _BASE_UNCHANGED = (True, False, "gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights`` that leave the base unchanged. Others, such as PiSSA, subtract from it."""
 
 
+_PLAIN = (nn.Linear, RoundedLinear)
+"""Layers whose product is :func:`multiply_rounded`."""
+
+
 def make_peft_config(agent: AgentConfig, lora: LoraConfig) -> PeftLoraConfig:
     """The peft configuration of the agent's adapter."""
     return PeftLoraConfig(
@@ -121,9 +125,6 @@ def fuse_adapters(model: PeftModel) -> None:
     for layer in model.modules():
         if type(layer) is LoraLinear:
             layer.__class__ = FusedLoraLinear
-
-
-_PLAIN = (nn.Linear, RoundedLinear)
 
 
 class FusedLoraLinear(LoraLinear):

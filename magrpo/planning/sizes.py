@@ -110,12 +110,14 @@ def estimate_memory(
     is_wide = config.model.head_dtype == "float32" and dtype_bytes < 4
     logit_bytes = dtype_bytes + 4 * is_wide  # float32 ones, and their gradient in half precision
     frozen = [models[name] for name in [*set(adapted), *references]]
-    layers = sum(model.num_parameters - model.outer_parameters for model in frozen)
+    rounds_layers = config.model.dtype == "mixed"
+    layer_bytes = [2 if rounds_layers else dtype_bytes] * len(set(adapted)) + [dtype_bytes] * len(references)
+    layers = sum((m.num_parameters - m.outer_parameters) * size for m, size in zip(frozen, layer_bytes, strict=True))
     # On a CPU, adapters are computed and sampled side by side, one agent on a core.
     on_cpu = _find_device(config) == "cpu"
     at_once = min(len(trained), torch.get_num_threads()) if on_cpu and not full else 1
     sizes = {
-        "frozen parameters": (layers / num_shards + sum(model.outer_parameters for model in frozen)) * dtype_bytes,
+        "frozen parameters": layers / num_shards + sum(model.outer_parameters for model in frozen) * dtype_bytes,
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
         "full copies": sum(models[name].num_parameters for name in full) / num_shards * 4,
         GRADIENTS: sum(sorted(trained)[-at_once:]) * 4,
@@ -128,7 +130,7 @@ def estimate_memory(
         token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
         side_by_side = len(config.agents) if on_cpu else 1
         sizes[KV_CACHE] = side_by_side * rows * 2 * config.rollout.max_new_tokens * token_bytes
-        if dtype_bytes == 4:
+        if dtype_bytes == 4 and not rounds_layers:
             copied = [models[name] for name in adapted[:side_by_side]]
             sizes[MERGED] = sum(model.num_parameters - model.outer_parameters for model in copied) * 4
         if config.train.lag:

@@ -47,8 +47,8 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
     """Return the agent's causal language model, prepared for many small steps.
 
     A float32 adapter is merged into a copy that shares all other tensors with the base: one matrix product per layer
-    instead of three, exact up to rounding. On a bfloat16 layer the adapter stays separate, because a merged weight would
-    lose its small updates.
+    instead of three, exact up to rounding. On a layer in bfloat16 the adapter stays separate, because a merged weight
+    would lose its small updates.
     """
     with policy.active(agent) as model:
         assert not model.training
