@@ -109,14 +109,14 @@ def test_answers_are_those_that_plain_peft_generates(run: RunStore, smollm2: Pat
 
 
 def test_two_small_authors_pay_for_faulty_answers(smollm2: Path, tmp_path: Path) -> None:
-    """The shipped configuration, with so few tokens that most answers are cut off."""
+    """The shipped configuration in mixed precision, with so few tokens that most answers are cut off."""
     posts = [f"TITLE: Moving to city {i}\n\nPOST: I found a job in city {i}, far from here." for i in range(20)]
     source = tmp_path / "posts.jsonl"
     source.write_text("\n".join(json.dumps({"prompt": post}) for post in posts), encoding="utf-8")
     models = [f"agents.{i}.model={smollm2}" for i in (0, 1)]
     short = ["train.num_iterations=1", "rollout.problems_per_iteration=2", "rollout.group_size=2"]
     evaluation = ["eval.every=1", "eval.max_problems=1", "rollout.max_new_tokens=12"]
-    arguments = [*models, f"problems.source={source}", f"root={tmp_path}", *short, *evaluation]
+    arguments = [*models, "model.dtype=mixed", f"problems.source={source}", f"root={tmp_path}", *short, *evaluation]
     with blank_pictures():
         store, _, _ = run_locally(load_config(locate_config("tldr_cpu"), arguments))
     config, rollout = store.config(), store.stored_metrics("00001/rollout.0")
@@ -129,5 +129,6 @@ def test_two_small_authors_pay_for_faulty_answers(smollm2: Path, tmp_path: Path)
     assert cost > 0
     penalty = store.stored_metrics("00001/credit")["reward/penalty"]
     assert penalty == pytest.approx(-cost * sum(config.reward.maxima.values()))
+    assert 1e-4 < store.stored_metrics("00001/update")["update/sampling_gap"] < 0.05
     prompt = groups_of(store)[0].prompts["summary"].token_ids
     assert "<|im_start|>assistant" in AutoTokenizer.from_pretrained(smollm2).decode(prompt)

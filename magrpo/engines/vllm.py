@@ -78,6 +78,8 @@ class VllmEngine(Plugin):
         lineup = host.lineup
         if obstacle := find_obstacle(lineup.device.type):
             raise ConfigError(f"engine.kind: {obstacle}, or use 'transformers'")
+        if lineup.rounds_layers:
+            raise ConfigError("engine.kind: vLLM has no model.dtype = 'mixed'; set 'float32', or use 'transformers'")
         has_adapters = any(lineup.weights(agent) == "lora" for agent in lineup.agents)
         if has_adapters and lineup.device.type == "cuda" and lineup.dtype.itemsize == 4:
             raise ConfigError(

@@ -63,7 +63,9 @@ class TrainedTeam:
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
-        """The precision of training and evaluation, provided that both ran on the same machine."""
+        """The precision of training and evaluation, provided that both ran on the same machine; of all but products."""
+        if self.config.model.dtype == "mixed":
+            return "float32"
         if self.config.model.dtype != "auto":
             return self.config.model.dtype
         return "bfloat16" if self.store.stored_metrics(Step("start", 0).folder)["start/gpus"] else "float32"

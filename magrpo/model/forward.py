@@ -147,7 +147,7 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
         apart = torch.cat([hidden_states(model, collate(probes, [(i,)], model.device)) for i in range(2)])
         batch = collate(probes, [(0, 1)], model.device)
         together = hidden_states(model, batch)
-        if model.dtype == torch.float32:
+        if {parameter.dtype for parameter in model.parameters()} == {torch.float32}:
             return torch.allclose(apart, together, rtol=1e-4, atol=1e-4)
         faulty = (replace(batch, segments=None), replace(batch, position_ids=None))
         smallest = min(float((hidden_states(model, fault) - apart).norm()) for fault in faulty)

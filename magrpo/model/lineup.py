@@ -56,11 +56,13 @@ class Lineup:
     device: torch.device
     """The device of the weights, in whichever process they live."""
     dtype: torch.dtype
-    """The dtype of frozen weights and of matrix products."""
+    """The dtype of frozen weights and of matrix products, but for those that :attr:`rounds_layers` is about."""
     lora: LoraConfig
     chat_template: Literal["auto", "none"]
     float32_logits: bool = False
     """Whether logits are float32 although matrix products are not."""
+    rounds_layers: bool = False
+    """Whether the linear layers of frozen bases multiply in bfloat16 (:mod:`magrpo.model.rounding`)."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
 
     @classmethod
@@ -74,7 +76,7 @@ class Lineup:
         device = device or device_of(model)
         dtype = dtype_of(model, device)
         float32_logits = model.head_dtype == "float32" and dtype != torch.float32
-        lineup = cls(device, dtype, lora, model.chat_template, float32_logits)
+        lineup = cls(device, dtype, lora, model.chat_template, float32_logits, model.dtype == "mixed")
         for named, holder in zip(agents, weight_holders(agents).values(), strict=True):
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
@@ -90,6 +92,11 @@ class Lineup:
     def agents(self) -> tuple[str, ...]:
         """Names of the agents, in the order of the config."""
         return tuple(self._agents)
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """The dtype of most matrix products of frozen bases."""
+        return torch.bfloat16 if self.rounds_layers else self.dtype
 
     def config(self, agent: str) -> AgentConfig:
         """The agent's section of the configuration, with ``model`` as a folder or hub id that libraries can load."""
@@ -206,7 +213,7 @@ def device_of(model: ModelConfig) -> torch.device:
 
 
 def dtype_of(model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The dtype of frozen weights and of matrix products."""
+    """The dtype of frozen weights and of matrix products; float32 if only linear layers are in half precision."""
     is_half = model.dtype == "bfloat16" or (model.dtype == "auto" and device.type == "cuda")
     return torch.bfloat16 if is_half else torch.float32
 

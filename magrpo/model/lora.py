@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from magrpo.config.agents import AgentConfig, LoraConfig
+from magrpo.model.rounding import RoundedLinear, multiply_rounded
 from magrpo.plugins import ConfigError, quote_error, quote_value
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -38,6 +39,10 @@ _HARMLESS = {
 """Keys of peft that do not change what an adapter's tensors compute."""
 _BASE_UNCHANGED = (True, False, "gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights`` that leave the base unchanged. Others, such as PiSSA, subtract from it."""
+
+
+_PLAIN = (nn.Linear, RoundedLinear)
+"""Layers whose product is :func:`multiply_rounded`."""
 
 
 def make_peft_config(agent: AgentConfig, lora: LoraConfig) -> PeftLoraConfig:
@@ -129,7 +134,7 @@ class FusedLoraLinear(LoraLinear):
         """The layer's output (..., out) for the input (..., in)."""
         names = self.active_adapters
         base = self.get_base_layer()
-        if self.disable_adapters or self.merged or len(names) != 1 or kwargs or type(base) is not nn.Linear:
+        if self.disable_adapters or self.merged or len(names) != 1 or kwargs or type(base) not in _PLAIN:
             result: Tensor = super().forward(x, *args, **kwargs)
             return result
         [name] = names
@@ -147,7 +152,7 @@ class _AdaptedProduct(torch.autograd.Function):
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])  # (N, in)
         reduced = rows.to(down.dtype) @ down.t()  # (N, rank)
-        output = nn.functional.linear(rows, weight, bias)
+        output = multiply_rounded(rows, weight, bias)
         output = _add_product(output, reduced, up.t(), scaling)
         ctx.save_for_backward(x, weight, down, up, reduced)
         ctx.scaling = scaling
@@ -167,7 +172,8 @@ class _AdaptedProduct(torch.autograd.Function):
         grad_down = grad_reduced.t() @ rows.to(down.dtype)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = _add_product(slopes @ weight, grad_reduced, down, 1.0).view(x.shape)
+            product = (slopes.to(weight.dtype) @ weight).to(slopes.dtype)
+            grad_x = _add_product(product, grad_reduced, down, 1.0).view(x.shape)
         return grad_x, None, None, grad_down, grad_up, None
 
 

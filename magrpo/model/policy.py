@@ -36,6 +36,7 @@ from magrpo.model.lora import (
     list_targets,
     make_peft_config,
 )
+from magrpo.model.rounding import round_linear_layers
 from magrpo.model.sharding import Shards, gather_weights, spread_like
 from magrpo.plugins import ConfigError, list_choices, quote_error, quote_value
 from magrpo.seeds import derive_seed
@@ -100,6 +101,8 @@ class Policy:
             else:
                 if config.model not in bases:
                     bases[config.model] = policy._load_model(config, lineup.dtype)
+                    if lineup.rounds_layers:
+                        round_linear_layers(bases[config.model])
                 base = bases[config.model]
                 if shards:  # modules can be spread only once, so they hold the adapters of all agents
                     peft = add_adapter(base, spread.get(config.model), config, lineup.lora, seed)

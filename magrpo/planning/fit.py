@@ -32,6 +32,8 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
             f"ranks.count = {ranks} must divide optim.lanes = {config.optim.lanes}; remove ranks.shard, or start "
             "a new run with more optim.lanes"
         )
+    if place.ranks.shard != "none" and config.model.dtype == "mixed":
+        yield 'ranks.shard = "base" spreads layers of one precision, but model.dtype = "mixed": remove ranks.shard'
     for section, gpus in (("samplers", place.samplers.gpus), ("ranks", place.ranks.gpus)):
         if gpus is not None and config.model.device != "auto" and bool(gpus) != (config.model.device == "cuda"):
             yield f'{section}.gpus = {gpus}, but model.device = "{config.model.device}": remove {section}.gpus'

@@ -113,11 +113,13 @@ def estimate_memory(
     is_wide = config.model.head_dtype == "float32" and dtype_bytes < 4
     logit_bytes = dtype_bytes + 4 * is_wide  # float32 ones, and their gradient in half precision
     frozen = [models[name] for name in [*set(adapted), *references]]
-    layers = sum(model.num_parameters - model.outer_parameters for model in frozen)
+    rounds_layers = config.model.dtype == "mixed"
+    layer_bytes = [2 if rounds_layers else dtype_bytes] * len(set(adapted)) + [dtype_bytes] * len(references)
+    layers = sum((m.num_parameters - m.outer_parameters) * size for m, size in zip(frozen, layer_bytes, strict=True))
     device = _find_device(config)
     at_once = count_updated_at_once(holders, device, torch.get_num_threads())
     sizes = {
-        "frozen parameters": (layers / num_shards + sum(model.outer_parameters for model in frozen)) * dtype_bytes,
+        "frozen parameters": layers / num_shards + sum(model.outer_parameters for model in frozen) * dtype_bytes,
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
         "full copies": sum(models[name].num_parameters for name in full) / num_shards * 4,
         GRADIENTS: sum(sorted(trained)[-at_once:]) * 4,
@@ -131,7 +133,7 @@ def estimate_memory(
         # On a CPU, agents are sampled side by side.
         side_by_side = len(config.agents) if device == "cpu" else 1
         sizes[KV_CACHE] = side_by_side * rows * 2 * config.rollout.max_new_tokens * token_bytes
-        if dtype_bytes == 4:
+        if dtype_bytes == 4 and not rounds_layers:
             copied = [models[name] for name in adapted[:side_by_side]]
             sizes[MERGED] = sum(model.num_parameters - model.outer_parameters for model in copied) * 4
         if config.train.lag:

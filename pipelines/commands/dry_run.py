@@ -112,6 +112,8 @@ def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> I
     engine = choose_engine(config, device)
     chosen = engine.kind if engine is config.engine else f"{engine.kind} (chosen by auto)"
     precision = str(dtype_of(config.model, device)).removeprefix("torch.")
+    if config.model.dtype == "mixed":
+        precision += ", frozen linear layers in bfloat16"
     if place.uses_ray:
         yield Line("place", place.describe())
     yield Line("engine", f"{chosen}, on {device.type} in {precision}")

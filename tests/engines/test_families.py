@@ -174,6 +174,16 @@ def test_a_forward_pass_that_fails_is_explained(tmp_path: Path) -> None:
         LocalEngine(policy, 256, 1).serve(0, {}).generate(ask("main"))
 
 
+def test_a_family_that_reads_its_weights_itself_is_refused_in_mixed_precision(tmp_path: Path) -> None:
+    family = CACHED["mamba"]
+    base = tiny_base(tmp_path / "base", make_config("mamba", family))
+    agents = [AgentConfig(name="main", role="main", model=str(base))]
+    lora = LoraConfig(rank=4, target_modules=family.targets)
+    policy = Policy.open(agents, ModelConfig(device="cpu", dtype="mixed"), lora, 0)
+    with pytest.raises(ConfigError, match=r'MambaForCausalLM in bfloat16 fails here: .*; try model.dtype = "float32"'):
+        LocalEngine(policy, 256, 1).serve(0, {}).generate(ask("main"))
+
+
 def test_the_page_lists_the_families_that_are_tested() -> None:
     rows = re.findall(r"^\| (?:together|by length|whole texts) \|(.*?)\|", PAGE.read_text(), re.M)
     listed = [set(re.findall(r"`(\w+(?: with ALiBi)?)`", row)) for row in rows]

@@ -170,6 +170,13 @@ def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_pat
         VllmEngine().open(EngineHost.of(policy))
 
 
+def test_mixed_precision_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
+    policy = Policy.open(agents, ModelConfig(device="cpu", dtype="mixed"), LoraConfig(), seed=0)
+    with pytest.raises(ConfigError, match=r"vLLM has no model\.dtype = 'mixed'; set 'float32'"):
+        VllmEngine().open(EngineHost.of(policy))
+
+
 @pytest.mark.parametrize(
     ("dtype", "head_dtype"), [("bfloat16", "float32"), ("bfloat16", "auto"), ("float32", "float32")]
 )

@@ -110,7 +110,7 @@ def test_a_task_that_fails_ends_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "weights", "apart"),
-    [("float32", "shared", True), ("bfloat16", "lora", True), ("bfloat16", "shared", False)],
+    [("float32", "shared", True), ("bfloat16", "lora", True), ("bfloat16", "shared", False), ("mixed", "shared", True)],
 )
 def test_agents_are_decoded_apart_by_models_of_their_own(tmp_path: Path, dtype: Any, weights: Any, apart: bool) -> None:
     agents = [AgentConfig(name=n, role=n, model=str(tiny_base(tmp_path)), weights=weights) for n in ("one", "two")]

@@ -19,6 +19,7 @@ from magrpo.engines.local.llama_steps import make_step
 from magrpo.engines.local.sampling import TokenSampler
 from magrpo.engines.local.steps import DecodingStep, Prompts
 from magrpo.interfaces import Progress
+from magrpo.model.rounding import RoundedLinear
 from magrpo.types import Request
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
     """Return the agent's causal language model, prepared for many small steps.
 
     A float32 adapter is merged into a copy that shares all other tensors with the base: one matrix product per layer
-    instead of three, exact up to rounding. On a bfloat16 base the adapter stays separate, because a merged weight would
-    lose its small updates.
+    instead of three, exact up to rounding. On a layer in bfloat16 the adapter stays separate, because a merged weight
+    would lose its small updates.
     """
     with policy.active(agent) as model:
         assert not model.training
@@ -56,8 +57,7 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
             return
         memo: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         for layer in model.modules():
-            if isinstance(layer, LoraLinear):
-                base = layer.get_base_layer()
+            if isinstance(layer, LoraLinear) and type(base := layer.get_base_layer()) is not RoundedLinear:
                 assert isinstance(base, nn.Linear)
                 [adapter] = layer.active_adapters
                 with torch.no_grad():

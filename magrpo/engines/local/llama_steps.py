@@ -4,7 +4,7 @@ the products. Siblings read the keys and values of their prompt together; the re
 Shapes: n live rows of P prompts; H heads of keys, each for g queries, of size E; W slots for a prompt; T new tokens.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from magrpo.engines.local.steps import CacheLayer, DecodingStep, ModuleStep, Prompts, drop_rows
+from magrpo.model.rounding import RoundedLinear
 
 KNOWN_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM)
-
-
-class _Linear(Protocol):
-    weight: Tensor
-    bias: Tensor | None
 
 
 def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
@@ -30,16 +26,17 @@ def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingSt
 
 
 def _is_plain(model: PreTrainedModel) -> bool:
-    """Whether the model is as transformers defines it: float32 on a CPU, full attention, plain linear layers."""
+    """Whether the model is as transformers defines it, but for linear layers: float32 on a CPU, full attention."""
     if type(model) not in KNOWN_MODELS or torch.is_autocast_enabled("cpu"):
         return False
     config: Any = model.config
-    leaves = [module for module in model.modules() if not list(module.children())]
+    leaves = [module for name, module in model.named_modules() if not (list(module.children()) or ".lora_" in name)]
     rotary: Any = model.base_model.rotary_emb
-    kinds = (nn.Linear, nn.Embedding, SiLUActivation, LlamaRMSNorm, Qwen2RMSNorm, type(rotary))
+    kinds = (nn.Linear, RoundedLinear, nn.Embedding, SiLUActivation, LlamaRMSNorm, Qwen2RMSNorm, type(rotary))
     layer_types = config.to_dict().get("layer_types") or ()
     return (
-        {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.float32, "cpu")}
+        model.device.type == "cpu"
+        and all(type(module) is RoundedLinear or _is_float32(module) for module in leaves)
         and all(type(module) in kinds for module in leaves)
         # private: transformers 5.19 has a public function to set the attention, but none to read it
         and config._attn_implementation == "sdpa"
@@ -48,13 +45,17 @@ def _is_plain(model: PreTrainedModel) -> bool:
     )
 
 
+def _is_float32(module: nn.Module) -> bool:
+    return all(parameter.dtype == torch.float32 for parameter in module.parameters())
+
+
 class LlamaStep(DecodingStep):
     """The step of a model that :func:`make_step` finds plain."""
 
     def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:
         base: Any = model.base_model
         self._base = base
-        self._head: _Linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self._head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._past = [_Past(*states, prompts.parents, room) for states in prompts.states]
         self._siblings = _Siblings(prompts.mask, prompts.parents)
 
@@ -145,8 +146,11 @@ class _Past:
         return siblings.mix_values(of_prompt, self.values).add_(of_own @ own_values)
 
 
-def _apply(linear: _Linear, inputs: Tensor) -> Tensor:
-    return functional.linear(inputs, linear.weight, linear.bias)
+def _apply(linear: nn.Module, inputs: Tensor) -> Tensor:
+    if type(linear) is nn.Linear:
+        return functional.linear(inputs, linear.weight, linear.bias)
+    product: Tensor = linear(inputs)
+    return product
 
 
 def _normalize(states: Tensor, norm: LlamaRMSNorm | Qwen2RMSNorm) -> Tensor:
