@@ -31,9 +31,10 @@ class ProgramEnv(Plugin):
 
     num_turns: int = Field(1, ge=1)
     """Number of turns of an episode."""
-    prompt: Literal["instruct", "paper", "bare"] = "instruct"
-    """``instruct``: full English instructions, under which untrained models call ``aux``; ``paper``: a list of rules in
-    the manner of arXiv 2508.04652; ``bare``: only the problem under a one-word heading, for a tiny model."""
+    prompt: Literal["instruct", "list", "paper", "bare"] = "instruct"
+    """``instruct``: full English instructions, under which untrained models call ``aux``; ``list``: the same, but
+    ``aux`` returns a list from which ``main`` makes the answer; ``paper``: a list of rules in the manner of arXiv
+    2508.04652; ``bare``: only the problem under a one-word heading, for a tiny model."""
     feedback: Feedback = "level_feedback"
     """Feedback between turns. ``level_feedback``: diagnostics for each level; ``level_passed``: pass or fail for each
     level; ``passed``: one line; ``plain``: none; ``discussion``: the partner's last text; ``expert_edits``: the
@@ -138,6 +139,9 @@ class CodingEnv(ProgramEnv):
     def _ask(self, role: str, parts: Mapping[str, str]) -> list[Message]:
         if self.prompt == "paper":
             return [Message("user", PROMPTS["paper"][role].format(**parts))]
+        if self.prompt == "list":
+            system, task = PROMPTS["coding_list"], PROMPTS["coding_list_task"]
+            return [Message("system", system[role].format(**parts)), Message("user", task[role].format(**parts))]
         return super()._ask(role, parts)
 
     def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:

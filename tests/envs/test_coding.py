@@ -114,7 +114,7 @@ def test_bare_vocabulary_is_closed(mode: str, turn: str) -> None:
 
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize("mode", ["level_feedback", "level_passed", "passed", "plain"])
-@pytest.mark.parametrize("prompt", ["instruct", "paper", "bare"])
+@pytest.mark.parametrize("prompt", ["instruct", "list", "paper", "bare"])
 def test_partner_text_is_never_shown(prompt: str, mode: str, turn: str) -> None:
     env = CodingEnv.model_validate({"prompt": prompt, "feedback": mode, "feedback_tests": "all", "num_turns": 3})
     for role, agent, mark in [("helper", "ada", "MAINTEXT"), ("main", "bob", "HELPERTEXT")]:
@@ -131,14 +131,16 @@ def test_discussion_shows_the_partners_text() -> None:
     )
 
 
-def test_instruct_first_turn() -> None:
-    env = CodingEnv()
+@pytest.mark.parametrize("prompt", ["instruct", "list"])
+def test_first_turn(prompt: str) -> None:
+    env = CodingEnv.model_validate({"prompt": prompt})
     for role, name in [("helper", "aux"), ("main", "f")]:
         system, user = env.observe(PROBLEM, role, [], "any").messages
         assert (system.role, user.role) == ("system", "user")
         assert f"the function `{name}`" in system.content
         assert "{" not in system.content
         assert PROBLEM.prompt.rstrip() in user.content
+        assert ("returns a list" in system.content) is ("returns a list" in user.content) is (prompt == "list")
 
 
 def test_the_paper_has_prompts_of_its_own() -> None:
@@ -231,7 +233,7 @@ def test_unknown_options_are_refused() -> None:
             CodingEnv.model_validate(fields)
 
 
-@given(st.text(), st.sampled_from(["instruct", "paper", "bare"]), st.sampled_from(["helper", "main"]))
+@given(st.text(), st.sampled_from(["instruct", "list", "paper", "bare"]), st.sampled_from(["helper", "main"]))
 def test_any_prompt_text_is_carried_unchanged(text: str, prompt: str, role: str) -> None:
     problem = Problem("t", text, "f")
     env = CodingEnv.model_validate({"prompt": prompt})
