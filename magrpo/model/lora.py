@@ -39,8 +39,6 @@ _HARMLESS = {
 """Keys of peft that do not change what an adapter's tensors compute."""
 _BASE_UNCHANGED = (True, False, "gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights`` that leave the base unchanged. Others, such as PiSSA, subtract from it."""
-
-
 _PLAIN = (nn.Linear, RoundedLinear)
 """Layers whose product is :func:`multiply_rounded`."""
 
