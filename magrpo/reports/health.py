@@ -265,7 +265,7 @@ def _find_large_gradients(metrics: StageMetrics, config: RunConfig) -> Iterator[
         if norm is not None and norm > 10 * limit:
             yield Finding(
                 f"the gradient norm of {agent.name} is {norm:.1f}, far above optim.max_grad_norm = {limit:g}",
-                f"lower optim.lr (now {config.optim.lr:g})",
+                f"raise rollout.group_size (now {config.rollout.group_size}), which makes gradients less noisy",
             )
 
 
