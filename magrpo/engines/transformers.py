@@ -86,7 +86,8 @@ class LocalEngine:
         return self.ways[base]
 
     def sleep(self) -> None:
-        """No-op: the weights are the trainer's."""
+        """Leave the memory of sampling to the update. The weights stay: they are the trainer's."""
+        self.policy.lineup.release_cached_memory()
 
     def wake(self) -> None:
         """No-op."""

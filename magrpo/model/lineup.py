@@ -5,6 +5,7 @@ Engines, rollouts and servers need nothing else of the agents.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
 
+import psutil
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
@@ -36,6 +38,9 @@ UNLOADABLE = (
 """Errors of libraries for files of a model that are missing, damaged, or written for another version."""
 _UNRENDERABLE = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """Errors of a chat template, which is code that came with a model."""
+
+_LARGE_PROCESS = 2 * 2**30
+"""Resident bytes from which the heap is trimmed. Reading the memory again costs more than it is worth below."""
 
 
 @dataclass(frozen=True)
@@ -189,10 +194,24 @@ class Lineup:
         return self._agents[agent].max_length
 
     def release_cached_memory(self) -> None:
-        """Return the GPU memory that torch has cached in this process, for other processes. Does nothing on a CPU."""
+        """Return memory that this process has freed but keeps: torch's cache on a GPU, a large heap on a CPU.
+
+        glibc keeps what is freed below memory in use, and tensors of many sizes leave little room for each other: a run
+        of two models of 0.5B parameters grew from 12 to 24 GB in eight iterations.
+        """
         if self.device.type == "cuda":
             gc.collect()  # free tensors in reference cycles first
             torch.cuda.empty_cache()
+        elif psutil.Process().memory_info().rss >= _LARGE_PROCESS:
+            gc.collect()
+            trim_heap()
+
+
+def trim_heap() -> None:
+    """Return the freed memory of this process to the system, where its C library can: glibc's can, musl's cannot."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def open_prompt_tokenizer(agent: AgentConfig, chat_template: Literal["auto", "none"]) -> PreTrainedTokenizerBase:
