@@ -89,7 +89,7 @@ class WritingReward(ScaledReward):
     @property
     def maxima(self) -> Mapping[str, float]:
         """See :class:`magrpo.interfaces.Reward`."""
-        return {**MAXIMA, FAITHFUL: self.faithfulness} if self.faithfulness else MAXIMA
+        return {**self.part_maxima, FAITHFUL: self.faithfulness} if self.faithfulness else self.part_maxima
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
         """Return None: texts have no tests."""
