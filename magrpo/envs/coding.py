@@ -70,10 +70,7 @@ class ProgramEnv(Plugin):
 
     def _ask(self, role: str, parts: Mapping[str, str]) -> list[Message]:
         """The messages of the first turn. ``parts``: the parts of the problem, by the names that prompts have."""
-        return [
-            Message("system", self.system[role].format(**parts)),
-            Message("user", self.task[role].format(**parts)),
-        ]
+        return _fill_prompts(self.system[role], self.task[role], parts)
 
     def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
         if self.feedback == "discussion":
@@ -85,6 +82,10 @@ class ProgramEnv(Plugin):
         diagnosis = diagnose_turn(turn, role)
         limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
         return format_feedback(mode, diagnosis, role, problem.entry_point, limit)
+
+
+def _fill_prompts(system: str, task: str, parts: Mapping[str, str]) -> list[Message]:
+    return [Message("system", system.format(**parts)), Message("user", task.format(**parts))]
 
 
 def _name_parts(problem: Problem) -> dict[str, str]:
@@ -140,8 +141,7 @@ class CodingEnv(ProgramEnv):
         if self.prompt == "paper":
             return [Message("user", PROMPTS["paper"][role].format(**parts))]
         if self.prompt == "list":
-            system, task = PROMPTS["coding_list"], PROMPTS["coding_list_task"]
-            return [Message("system", system[role].format(**parts)), Message("user", task[role].format(**parts))]
+            return _fill_prompts(PROMPTS["coding_list"][role], PROMPTS["coding_list_task"][role], parts)
         return super()._ask(role, parts)
 
     def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:

@@ -197,7 +197,7 @@ def find_faithful_share(text: str, prompt: str) -> float:
     they begin with the same five letters, so that *package* is *packages*.
     """
     known = {word[:_STEM] for word in _list_words(prompt)}
-    content = [word for word in re.findall(r"\w+", text.lower()) if len(word) >= _STEM - 1 and word not in _LINKING]
+    content = [word for word in _split_words(text) if len(word) >= _STEM - 1 and word not in _LINKING]
     return fmean(word[:_STEM] in known for word in content) if content else 0.0
 
 
@@ -207,7 +207,11 @@ def _compute_jaccard(first: str, second: str) -> float:
 
 
 def _list_words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text.lower()))
+    return set(_split_words(text))
+
+
+def _split_words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
 
 
 def _compile_pattern(phrases: list[str]) -> re.Pattern[str]:
