@@ -218,6 +218,12 @@ class MeasuresTexts(Protocol):
 
 
 @runtime_checkable
+class TakesReturned(Protocol):
+    def read_returned(self, result: Any, agents: Sequence[str]) -> JointReward:
+        """The joint reward in what a program (``env.kind = "program"``) returned; ValueError if it holds none."""
+
+
+@runtime_checkable
 class RunsElsewhere(Protocol):
     @property
     def runs_elsewhere(self) -> bool:

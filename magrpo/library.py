@@ -41,6 +41,7 @@ from magrpo.types import Problem
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from magrpo.gateway.player import EpisodePlayer
     from magrpo.interfaces import Served
     from magrpo.model.lineup import Lineup
     from magrpo.training.one_iteration import Iteration
@@ -236,13 +237,18 @@ class Sampler:
     config: RunConfig
     lineup: Lineup
     engine: Served
+    player: EpisodePlayer | None = None
+    """Plays the episodes of a program; None if the environment is not a program."""
 
     def sample_joint_actions(self, problem: Problem, number: int = 1, seed: int = 0) -> list[dict[str, str]]:
         """Sample joint actions of the first turn, each as texts by role."""
         config = self.config.rollout.model_copy(update={"group_size": number, "joint_mode": "aligned"})
-        backend = Backend(engine=self.engine, sandbox=NoSandbox().open(), render=self.lineup.render)
+        sandbox = NoSandbox().open()
+        backend = Backend(engine=self.engine, sandbox=sandbox, render=self.lineup.render, player=self.player)
         team = Team.of(self.config)
         [group] = rollout(root_nodes([problem], config), team, backend, config, seed)
+        if group.episodes:
+            return [dict(episode.texts) for episode in group.episodes]
         return [{team.roles[name]: text for name, text in group.texts(turn).items()} for turn in group.turns]
 
 
@@ -253,8 +259,13 @@ def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) ->
     >>> with open_engine(run.config, run.find_weights()) as sampler:
     ...     sampler.sample_joint_actions(problem, number=4)
     """
+    from magrpo.gateway.player import open_player  # aiohttp
     from magrpo.model.policy import Policy  # torch and transformers
 
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
-    with closing(runners.open_engine(config.engine, EngineHost.of(policy))) as engine:
-        yield Sampler(config, policy.lineup, runners.serve_weights(engine, 1, weights or start_weights(config.agents)))
+    with (
+        closing(runners.open_engine(config.engine, EngineHost.of(policy))) as engine,
+        open_player(config.env, policy.lineup) as player,
+    ):
+        served = runners.serve_weights(engine, 1, weights or start_weights(config.agents))
+        yield Sampler(config, policy.lineup, served, player)

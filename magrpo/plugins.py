@@ -44,6 +44,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "writing": "magrpo.envs.writing:WritingEnv",
         "writing_solo": "magrpo.envs.writing:SoloWritingEnv",
         "writing_sequential": "magrpo.envs.writing:SequentialWritingEnv",
+        "program": "magrpo.envs.program:AgentProgram",
     },
     "reward": {
         "coding": "magrpo.rewards.coding:CodingReward",
@@ -51,6 +52,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "team": "magrpo.rewards.coding:TeamReward",
         "writing": "magrpo.rewards.writing:WritingReward",
         "writing_solo": "magrpo.rewards.writing:SoloWritingReward",
+        "returned": "magrpo.rewards.returned:ReturnedReward",
     },
     "sandbox": {
         "none": "magrpo.sandboxes.none:NoSandbox",

@@ -9,11 +9,12 @@ Axes: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` tokens
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 Split = Literal["train", "test", "ood"]
 Mode = Literal["sampled", "greedy"]
 MessageRole = Literal["system", "user", "assistant"]
+EpisodeStatus = Literal["finished", "failed", "timed_out", "silent", "infra_error"]
 Normalize = Literal["none", "std"]
 LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
 _Unfinished = Literal["timeout", "crash", "memory", "output_limit", "protocol", "load_error", "not_run"]
@@ -200,6 +201,52 @@ PENALTY = "penalty"
 """Name of the part, at most 0, that the faults of the answers cost, and of its share of the maximum in evaluations."""
 
 
+# ------------------------------------------------------------------------------------------- episodes of programs
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One completion that a program asked an agent for. Tokens and messages that an earlier call holds are left out.
+
+    ``extends``: the earlier call of the episode, by number from 0, whose messages, prompt and completion begin those of
+    this one; -1: none. ``prompt_ids`` and ``messages``: what follows these. ``messages`` have OpenAI's form.
+    ``overruled``: sampling parameters that the program asked for and did not get, because the run decides them.
+    """
+
+    agent: str
+    extends: int
+    prompt_ids: tuple[int, ...]
+    messages: tuple[dict[str, Any], ...]
+    action: Action
+    overruled: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One run of a program, with the calls of its agents in the order of their answers.
+
+    ``status``: ``finished``; ``failed`` by an exception or an unusable result; ``timed_out``; ``silent``, without any
+    call; ``infra_error``, through no fault of the program. ``message``: the reason, if it did not finish. ``texts``:
+    the text of each role of the reward. ``returned``: the program's own reward; None if the reward prices the texts.
+    """
+
+    calls: tuple[Call, ...]
+    texts: dict[str, str]
+    status: EpisodeStatus = "finished"
+    message: str = ""
+    returned: JointReward | None = None
+
+    def prompt_ids(self, number: int) -> tuple[int, ...]:
+        """The whole prompt of call ``number``, in tokens."""
+        call = self.calls[number]
+        if call.extends < 0:
+            return call.prompt_ids
+        return (*self.prompt_ids(call.extends), *self.calls[call.extends].action.token_ids, *call.prompt_ids)
+
+    def messages(self, number: int) -> tuple[dict[str, Any], ...]:
+        """All messages of call ``number``."""
+        call = self.calls[number]
+        return call.messages if call.extends < 0 else (*self.messages(call.extends), *call.messages)
+
+
 # --------------------------------------------------------------------------------------------------------- rollouts
 @dataclass(frozen=True, slots=True)
 class PastTurn:
@@ -238,7 +285,8 @@ class RolloutGroup(Generic[T]):
 
     Dicts are keyed by agent, in the order of the config, and hold the agents that act at this turn. ``path``: index of
     the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0. ``history``: the earlier turns,
-    or, in a trajectory that was retried, those of the latest try.
+    or, in a trajectory that was retried, those of the latest try. ``episodes``: if a program asks the agents, one
+    episode for each joint action; ``prompts``, ``actions`` and all picks are then empty.
     """
 
     problem: Problem
@@ -247,10 +295,11 @@ class RolloutGroup(Generic[T]):
     prompts: dict[str, Prompt]
     actions: dict[str, tuple[Action, ...]]
     turns: tuple[T, ...]
+    episodes: tuple[Episode, ...] = ()
 
     def with_scores(self, turns: tuple[ScoredTurn, ...]) -> RolloutGroup[ScoredTurn]:
         """The node with its joint actions scored."""
-        return RolloutGroup(self.problem, self.path, self.history, self.prompts, self.actions, turns)
+        return RolloutGroup(self.problem, self.path, self.history, self.prompts, self.actions, turns, self.episodes)
 
     def texts(self, turn: Turn | ScoredTurn) -> dict[str, str]:
         """The completions of one joint action by agent."""
@@ -273,17 +322,32 @@ class NodeScores:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryStep:
-    """One turn of a trajectory, by agent."""
+    """One turn of a trajectory, by agent; the whole ``episode`` if a program asked the agents."""
 
     prompts: dict[str, Prompt]
     actions: dict[str, Action]
     turn: ScoredTurn
+    episode: Episode | None = None
 
     @classmethod
     def of(cls, group: RolloutGroup[ScoredTurn], index: int) -> TrajectoryStep:
         """The joint action ``index`` of a node."""
         turn = group.turns[index]
-        return cls(group.prompts, {agent: group.actions[agent][i] for agent, i in turn.picks.items()}, turn)
+        actions = {agent: group.actions[agent][i] for agent, i in turn.picks.items()}
+        return cls(group.prompts, actions, turn, group.episodes[index] if group.episodes else None)
+
+    @property
+    def all_actions(self) -> list[Action]:
+        """Every completion, in the order of the agents or of an episode's calls."""
+        called = [] if self.episode is None else [call.action for call in self.episode.calls]
+        return [*self.actions.values(), *called]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The text of every agent that acted, or of every role of the reward if a program asked the agents."""
+        if self.episode is not None:
+            return self.episode.texts
+        return {agent: action.text for agent, action in self.actions.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +362,8 @@ class Trajectory:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The latest completion of every agent."""
-        return {agent: action.text for step in self.steps for agent, action in step.actions.items()}
+        """The latest text of every agent, or of every role of the reward if a program asked the agents."""
+        return {name: text for step in self.steps for name, text in step.texts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +381,8 @@ class Sample:
 
     ``returns``: mean return of the joint actions that contain the completion. ``advantage``: exactly 0 if all returns
     of its group are equal. ``group``: number, from 0, of its group of siblings in the batch. ``weight``: its weight in
-    the loss, 1 in the first turn and less where a tree holds more completions of a turn.
+    the loss, 1 in the first turn and less where a tree holds more completions of a turn. ``counts``: its share of the
+    number of sequences by which the loss is divided; None: ``weight``.
     """
 
     prompt_ids: tuple[int, ...]
@@ -329,6 +394,7 @@ class Sample:
     policy_version: int
     weight: float = 1.0
     support: tuple[tuple[int, ...], ...] = ()
+    counts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

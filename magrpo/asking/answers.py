@@ -34,6 +34,7 @@ from magrpo.types import (
 )
 
 if TYPE_CHECKING:
+    from magrpo.gateway.player import EpisodePlayer
     from magrpo.model.lineup import Lineup
 
 NO_TESTS = "no tests: reward not measured"
@@ -104,6 +105,8 @@ class AskedAgents:
     sandbox: Sandbox
     lineup: Lineup
     rollout: RolloutConfig
+    player: EpisodePlayer | None = None
+    """Plays the episodes of a program; None if the environment is not a program."""
 
     def read_prompts(self, step: TrajectoryStep) -> dict[str, str]:
         """The prompt of each agent that acts in a step, as its model reads it, with special tokens."""
@@ -122,7 +125,7 @@ class AskedAgents:
         prefix = UNTRAINED if team is self.untrained else ""
         greedy = SamplingParams(temperature=0.0, max_new_tokens=self.rollout.max_new_tokens)
         sampling = greedy if seed is None else replace(sampling_params(self.rollout), keep_support=False)
-        backend = Backend(engine=self.engine, sandbox=self.sandbox, render=self.lineup.render)
+        backend = Backend(engine=self.engine, sandbox=self.sandbox, render=self.lineup.render, player=self.player)
         node = Node(problem, (), (), sampling, 1)
         steps: tuple[TrajectoryStep, ...] = ()
         for _ in range(team.env.num_turns):
@@ -162,6 +165,7 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
         ConfigError: the base model, the weights or the device cannot be used here.
         SandboxError: no accepted isolation level works here.
     """
+    from magrpo.gateway.player import open_player  # aiohttp
     from magrpo.model.policy import Policy  # torch and transformers
 
     config = asked.trained_agents()
@@ -172,7 +176,11 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
         agents = (*agents, *untrained.agents)
     policy = Policy.open(agents, config.model, config.lora, config.train.seed)
     host = EngineHost.of(policy)
-    with closing(open_sandbox(config.sandbox)) as sandbox, closing(open_engine(config.engine, host)) as engine:
+    with (
+        closing(open_sandbox(config.sandbox)) as sandbox,
+        closing(open_engine(config.engine, host)) as engine,
+        open_player(config.env, policy.lineup) as player,
+    ):
         yield AskedAgents(
             trained=Team.of(config),
             untrained=None if untrained is None else Team.of(untrained),
@@ -180,6 +188,7 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
             sandbox=sandbox,
             lineup=policy.lineup,
             rollout=config.rollout,
+            player=player,
         )
 
 

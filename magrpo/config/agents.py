@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from magrpo.algo.advantages import EstimatorName
 from magrpo.plugins import Section, check_name
@@ -15,8 +15,8 @@ class AgentConfig(Section):
 
     name: str
     """Name of the agent in metrics, artifacts and adapters."""
-    role: str
-    """Role of the agent in the environment, such as ``helper`` or ``main``."""
+    role: str = Field("", validate_default=True)
+    """Role of the agent in the environment, such as ``helper`` or ``main``. Empty: its name."""
     model: str
     """Base model: a folder, a hub id, or a shipped model (``coopcode-base``, ``writing-base``)."""
     weights: Literal["lora", "shared", "full"] = "lora"
@@ -36,6 +36,11 @@ class AgentConfig(Section):
     @classmethod
     def _check_name(cls, value: str) -> str:
         return check_name(value)
+
+    @field_validator("role", mode="after")
+    @classmethod
+    def _is_name_by_default(cls, value: str, info: ValidationInfo) -> str:
+        return value or str(info.data.get("name", ""))
 
 
 def weight_holders(agents: Sequence[AgentConfig]) -> dict[str, str]:

@@ -17,6 +17,8 @@ from magrpo.checks.envs import count_turns, list_acting, list_roles
 from magrpo.checks.rewards import check_maxima
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.config.services import NotifyConfig, RegistryConfig, TrackingConfig
+from magrpo.envs.program import AgentProgram
+from magrpo.interfaces import TakesReturned
 from magrpo.plugins import (
     ConfigError,
     Section,
@@ -350,7 +352,7 @@ class RunConfig(Section):
                 f"{num_steps:,} steps; a run has at most {MAX_STEPS:,}"
             )
         completions = joint_actions = 0
-        for turn, level in enumerate(count_levels(self.rollout, (len(list_acting(self.env, i)) for i in range(turns)))):
+        for turn, level in enumerate(count_levels(self.rollout, self.count_acting())):
             completions += level[0] * self.rollout.problems_per_iteration
             joint_actions += level[1] * self.rollout.problems_per_iteration
             if max(completions, joint_actions) > MAX_NODES:
@@ -377,6 +379,9 @@ class RunConfig(Section):
             one, other = by_name[name], by_name[holder]
             if (one.lr, one.trained) != (other.lr, other.trained):
                 raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both the same lr and trained")
+        if isinstance(self.env, AgentProgram):
+            self._check_program(self.env)
+            return self
         wanted, given = sorted(list_roles(self.env)), sorted(agent.role for agent in self.agents)
         if wanted != given:
             message = f"agents: env {self.env.kind!r} needs one agent for each role {wanted}"
@@ -388,6 +393,25 @@ class RunConfig(Section):
                 f"turns are {sorted(acting)}; see acting() and num_turns"
             )
         return self
+
+    def _check_program(self, env: AgentProgram) -> None:
+        roles = [agent.role for agent in self.agents]
+        if len(set(roles)) != len(roles):
+            raise ValueError(f"agents: roles must differ, got {', '.join(roles)}")
+        if unknown := sorted(set(env.models.values()) - set(roles)):
+            raise ValueError(f"env.models: {', '.join(unknown)} is the role of no agent; there are: {', '.join(roles)}")
+        if self.rollout.joint_mode != "aligned" or self.rollout.tree != "chains":
+            raise ValueError(
+                "rollout: the answers in an episode of a program depend on each other, so they cannot be combined with "
+                'those of other episodes: set joint_mode = "aligned" and tree = "chains"'
+            )
+        if isinstance(self.reward, TakesReturned) == bool(env.writes):
+            raise ValueError(
+                "env.writes: name the roles whose texts the reward prices and the program returns; leave it out if the "
+                'program returns its own reward (reward.kind = "returned")'
+            )
+        if not self.reward.fraction(env.failure_reward) <= 1:
+            raise ValueError(f"env.failure_reward = {env.failure_reward:g} is above the maximum of the reward")
 
     @model_validator(mode="after")
     def _groups_can_train(self) -> RunConfig:
@@ -440,6 +464,12 @@ class RunConfig(Section):
                         "(its name, model and weights must match)"
                     )
         return self
+
+    def count_acting(self) -> list[int]:
+        """The number of agents that act at each turn; all of them in the only turn of a program."""
+        if isinstance(self.env, AgentProgram):
+            return [len(self.agents)]
+        return [len(list_acting(self.env, turn)) for turn in range(self.env.num_turns)]
 
     def estimator_of(self, agent: AgentConfig) -> EstimatorName:
         """The agent's estimator: its own, or that of ``algo``."""

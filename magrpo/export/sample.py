@@ -7,7 +7,7 @@ from magrpo.export.team import TrainedTeam
 from magrpo.reports.health import describe_answer
 from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import read_records
-from magrpo.stages.answers import measure_answer
+from magrpo.stages.answers import measure_answer, read_prompt
 from magrpo.types import JointReward, Problem, Trajectory
 
 
@@ -50,7 +50,9 @@ def choose_sample(team: TrainedTeam) -> Sample | None:
     answers = {agent: action.text for step in reversed(steps) for agent, action in step.actions.items()}
     agents = [agent for agent in team.config.agents if agent.name in answers]
     remarks = {
-        agent: describe_answer(measure_answer(action, prompts[agent]), is_code=bool(best.problem.entry_point))
+        agent: describe_answer(
+            measure_answer(action, read_prompt(prompts[agent])), is_code=bool(best.problem.entry_point)
+        )
         for step in steps
         for agent, action in step.actions.items()
     }

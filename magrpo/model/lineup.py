@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from magrpo.assets import locate_model, looks_like_folder
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.plugins import ConfigError, quote_error, quote_value
 from magrpo.text import REPLACEMENT
-from magrpo.types import Message, Observation
+from magrpo.types import Observation
 
 GENERATION_CONFIG = "generation_config.json"
 UNLOADABLE = (
@@ -129,38 +129,84 @@ class Lineup:
         replacement character. Raises ConfigError if the template fails, or if the tokenizer produces tokens that the
         base does not have.
         """
+        return self.render_chat(
+            agent, [{"role": message.role, "content": message.content} for message in observation.messages]
+        )
+
+    def render_chat(
+        self,
+        agent: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        earlier: Sequence[tuple[int, ...]] = (),
+    ) -> tuple[int, ...]:
+        """Render messages in OpenAI's form as :meth:`render` does, with the descriptions of ``tools``.
+
+        ``earlier`` are prompts with their completions. If the text of one of them begins that of the messages, the
+        longest is continued with its own tokens, which need not be those that encoding its text gives.
+        """
         entry = self._agents[agent]
-        token_ids = self._encode(entry, observation)
-        if max(token_ids, default=0) >= entry.vocab_size:
-            raise ConfigError(
-                f"agent {agent!r}: the tokenizer of {entry.config.model!r} produces token id {max(token_ids)}, but "
-                f"the model has only {entry.vocab_size} tokens: the tokenizer belongs to another model"
-            )
+        token_ids = self._encode(entry, messages, tools, earlier)
+        self._check_vocabulary(entry, token_ids)
         return token_ids
 
-    def _encode(self, entry: _Agent, observation: Observation) -> tuple[int, ...]:
+    def encode_text(self, agent: str, text: str) -> tuple[int, ...]:
+        """Encode a text that a completion continues, without a chat template; special tokens in it are replaced."""
+        entry = self._agents[agent]
+        prefix = [entry.tokenizer.bos_token_id] if _begins_with_bos(entry.tokenizer) else []
+        token_ids = (*prefix, *entry.tokenizer.encode(self._clean(text), add_special_tokens=False))
+        self._check_vocabulary(entry, token_ids)
+        return token_ids
+
+    def _check_vocabulary(self, entry: _Agent, token_ids: Sequence[int]) -> None:
+        if max(token_ids, default=0) >= entry.vocab_size:
+            raise ConfigError(
+                f"agent {entry.config.name!r}: the tokenizer of {entry.config.model!r} produces token id "
+                f"{max(token_ids)}, but the model has only {entry.vocab_size} tokens: the tokenizer belongs to another "
+                "model"
+            )
+
+    def _encode(
+        self,
+        entry: _Agent,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        earlier: Sequence[tuple[int, ...]] = (),
+    ) -> tuple[int, ...]:
         tokenizer = entry.tokenizer
-        messages = [
-            {"role": message.role, "content": self._uncontrolled.sub(REPLACEMENT, message.content)}
-            for message in observation.messages
-        ]
-        if self.chat_template == "auto" and tokenizer.chat_template:
-            try:
-                return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-            except _UNRENDERABLE as error:
-                roles = ", ".join(message["role"] for message in messages)
-                raise ConfigError(
-                    f"agent {entry.config.name!r}: the chat template of {entry.config.model!r} cannot render messages "
-                    f'with the roles {roles}: {quote_error(error)}; fix it, or set model.chat_template = "none"'
-                ) from error
-        text = "".join(f"{message['content']}\n" for message in messages)
-        prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
-        return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
+        cleaned, described = self._clean([*messages]), self._clean([*tools]) if tools else None
+        if self.chat_template == "none" or not tokenizer.chat_template:
+            text = "".join(f"{message['content']}\n" for message in cleaned)
+            prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
+            return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
+        try:
+            text = str(
+                tokenizer.apply_chat_template(cleaned, tools=described, add_generation_prompt=True, tokenize=False)
+            )
+        except _UNRENDERABLE as error:
+            roles = ", ".join(message["role"] for message in cleaned)
+            raise ConfigError(
+                f"agent {entry.config.name!r}: the chat template of {entry.config.model!r} cannot render messages "
+                f'with the roles {roles}: {quote_error(error)}; fix it, or set model.chat_template = "none"'
+            ) from error
+        for token_ids in sorted(earlier, key=len, reverse=True):
+            begun = str(tokenizer.decode([*token_ids]))
+            if text.startswith(begun):
+                return (*token_ids, *tokenizer.encode(text[len(begun) :], add_special_tokens=False))
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    def _clean(self, value: Any) -> Any:
+        """Replace special tokens in every text of a message or of the description of a tool."""
+        if isinstance(value, str):
+            return self._uncontrolled.sub(REPLACEMENT, value)
+        if isinstance(value, Mapping):
+            return {key: self._clean(item) for key, item in value.items()}
+        return [self._clean(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _check_template(self, agent: str) -> None:
         """Raise ConfigError if the prompt does not depend on the message."""
         entry = self._agents[agent]
-        one, other = (self._encode(entry, Observation((Message("user", text),))) for text in ("1", "two"))
+        one, other = (self._encode(entry, [{"role": "user", "content": text}]) for text in ("1", "two"))
         if one == other:
             raise ConfigError(
                 f"agent {agent!r}: {entry.config.model!r} renders every message to the same tokens; fix its tokenizer "

@@ -59,8 +59,8 @@ class IterationSize:
 
 def estimate_work(config: RunConfig) -> IterationSize:
     """Count the nodes of all trees of an iteration, if no episode ends early."""
-    rollout, turns = config.rollout, range(config.env.num_turns)
-    levels = list(count_levels(rollout, (len(config.env.acting(turn)) for turn in turns)))
+    rollout = config.rollout
+    levels = list(count_levels(rollout, config.count_acting()))
     completions, joint_actions = (sum(counts) * rollout.problems_per_iteration for counts in zip(*levels, strict=True))
     programs = None
     if isinstance(config.reward, HasMaxExecutions):

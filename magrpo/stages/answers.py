@@ -5,21 +5,41 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from magrpo.algo.repetition import find_copied, find_repeated, marked_share
-from magrpo.types import Action, AnswerStats, PastTurn, Prompt, RolloutGroup, T
+from magrpo.types import Action, AnswerStats, Episode, PastTurn, Prompt, RolloutGroup, T
 
 ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated_frac")
 """Names of the quantities measured for the answers of each agent."""
 
 
-def measure_answer(action: Action, prompt: Prompt, written: Iterable[str] = ()) -> AnswerStats:
-    """Measure one completion. ``written``: earlier texts of all agents, which its prompt may quote."""
-    asked = "\n".join(message.content for message in prompt.observation.messages)
+def measure_answer(action: Action, asked: str, written: Iterable[str] = ()) -> AnswerStats:
+    """Measure one completion. ``asked``: its prompt; ``written``: earlier texts of all agents, which that may quote."""
     return AnswerStats(
         tokens=len(action.token_ids),
         cut_off=action.finish_reason == "length",
         copied_frac=marked_share(find_copied(action.text, asked, written)),
         repeated_frac=marked_share(find_repeated(action.text)),
     )
+
+
+def read_prompt(prompt: Prompt) -> str:
+    """The text of the messages of a prompt."""
+    return "\n".join(message.content for message in prompt.observation.messages)
+
+
+def measure_calls(episode: Episode) -> dict[str, list[AnswerStats]]:
+    """Measure every completion of an episode, by agent. Earlier texts count as written by the agents, not as asked."""
+    measured: dict[str, list[AnswerStats]] = defaultdict(list)
+    for number, call in enumerate(episode.calls):
+        asked = "\n".join(str(message.get("content", "")) for message in episode.messages(number))
+        written = [earlier.action.text for earlier in episode.calls[:number]]
+        measured[call.agent].append(measure_answer(call.action, asked, written))
+    return measured
+
+
+def list_actions(group: RolloutGroup[T]) -> list[Action]:
+    """Every completion of a node or of its episodes."""
+    sampled = [action for completions in group.actions.values() for action in completions]
+    return sampled + [call.action for episode in group.episodes for call in episode.calls]
 
 
 def list_quantities(stats: AnswerStats) -> dict[str, float]:
@@ -34,12 +54,16 @@ def list_written(history: Sequence[PastTurn]) -> list[str]:
 
 
 def measure_completions(group: RolloutGroup[T]) -> dict[str, list[AnswerStats]]:
-    """Measure every completion of a node, by agent."""
+    """Measure every completion of a node or of its episodes, by agent."""
     written = list_written(group.history)
-    return {
-        agent: [measure_answer(action, group.prompts[agent], written) for action in actions]
+    measured = {
+        agent: [measure_answer(action, read_prompt(group.prompts[agent]), written) for action in actions]
         for agent, actions in group.actions.items()
     }
+    for episode in group.episodes:
+        for agent, stats in measure_calls(episode).items():
+            measured.setdefault(agent, []).extend(stats)
+    return measured
 
 
 def answer_metrics(groups: Sequence[RolloutGroup[T]]) -> dict[str, float]:

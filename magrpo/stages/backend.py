@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import BaselineRow, PenaltyConfig, RunConfig
 from magrpo.interfaces import Env, Progress, Reward, Sandbox, Served
 from magrpo.sandboxes import STRENGTH
 from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split
+
+if TYPE_CHECKING:
+    from magrpo.gateway.player import EpisodePlayer
 
 Splits = Mapping[Split, Sequence[Problem]]
 Cache = MutableMapping[Execution, ExecutionReport]
@@ -88,6 +92,8 @@ class Backend:
     sandbox: Sandbox
     render: Callable[[str, Observation], tuple[int, ...]]
     """Turns the observation of a named agent into token ids."""
+    player: EpisodePlayer | None = None
+    """Plays the episodes of a program; None: the environment is not a program."""
     cache: Cache = field(default_factory=dict)
     progress: Progress | None = None
     stats: ScoreStats = field(default_factory=ScoreStats)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from magrpo.config.run import BaselineRow, RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import Progress, Sandbox, Served, Updates
 from magrpo.run import files
 from magrpo.run.steps import Step
@@ -21,6 +22,7 @@ from magrpo.stages.backend import Backend, Cache, Team
 from magrpo.types import Problem, RolloutGroup, Split, T
 
 if TYPE_CHECKING:
+    from magrpo.gateway.player import EpisodePlayer
     from magrpo.model.lineup import Lineup
 
 Metrics = Mapping[str, float]
@@ -38,6 +40,10 @@ class Resources(Protocol):
 
     @property
     def sandbox(self) -> Sandbox: ...
+
+    @property
+    def player(self) -> EpisodePlayer | None:
+        """Plays the episodes of a program; None if the environment is not a program."""
 
     @property
     def workers(self) -> Executor:
@@ -116,6 +122,7 @@ class StageContext:
             engine=engine,
             sandbox=self.resources.sandbox,
             render=self.resources.lineup.render,
+            player=self.resources.player,
             cache=self.memory.reports,
             progress=self.advance,
         )
@@ -126,7 +133,9 @@ class StageContext:
         return Team.of(self.config)
 
     def count_acting(self, turn: int) -> int:
-        """The number of agents that act at ``turn``, counted from 0."""
+        """The number of agents that act at ``turn``, counted from 0; 1 for a program, whose episodes are counted."""
+        if isinstance(self.config.env, AgentProgram):
+            return 1
         acting = self.config.env.acting(turn)
         return sum(agent.role in acting for agent in self.config.agents)
 

@@ -14,9 +14,11 @@ from magrpo.algo.returns import (
     tree_weights,
 )
 from magrpo.config.run import AlgoConfig, RolloutConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.run.files import read_scored, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
+from magrpo.stages.episode_credit import Siblings, credit_episodes
 from magrpo.stages.rollout import has_ended
 from magrpo.types import PENDING, Action, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
 
@@ -65,6 +67,7 @@ def credit(
     *,
     rollout: RolloutConfig = RolloutConfig(),  # noqa: B008  # frozen
     num_turns: int = 1,
+    siblings: Siblings = "agent",
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     """The samples of every agent and the metrics of ``reward/``, ``signal/`` and ``credit/``.
 
@@ -76,20 +79,24 @@ def credit(
     turns. Siblings are the completions of one node. With ``rollout.tree = "chains"``, where a later node holds a single
     completion, siblings are the completions of one agent at one turn of one problem, as in AT-GRPO (arXiv 2510.11062).
     A masked joint action is ignored: it enters neither the baseline of its siblings nor the return of its parent, and a
-    completion that is part of no other joint action is dropped.
+    completion that is part of no other joint action is dropped. ``siblings`` is for the episodes of programs, see
+    :mod:`magrpo.stages.episode_credit`.
     """
+    own_estimators = estimators or {}
+    if any(group.episodes for group in groups):
+        samples, metrics = credit_episodes(groups, algo, agents, own_estimators, siblings)
+        return samples, _reward_metrics(groups) | metrics
     forest = _Forest(groups, algo, rollout, num_turns)
     nodes = forest.value_nodes("")
     has_local = any(turn.reward.local for group in groups for turn in group.turns)
-    own_estimators = estimators or {}
     metrics = _reward_metrics(groups)
     if any(group.path for group in groups):
         metrics["reward/return"] = _mean([value for node in nodes if not node.group.path for value in node.returns])
-    samples: dict[str, list[Sample]] = {}
+    samples = {}
     all_equal: list[bool] = []
     for agent in agents:
-        siblings = forest.group_siblings(agent, forest.value_nodes(agent) if has_local else nodes)
-        agent_credit = _credit_agent(agent, siblings, own_estimators.get(agent, algo.estimator), algo.normalize)
+        groups_of_agent = forest.group_siblings(agent, forest.value_nodes(agent) if has_local else nodes)
+        agent_credit = _credit_agent(agent, groups_of_agent, own_estimators.get(agent, algo.estimator), algo.normalize)
         samples[agent] = agent_credit.samples
         all_equal += agent_credit.groups_equal
         metrics |= agent_credit.metrics()
@@ -268,6 +275,7 @@ def write_samples(context: StageContext) -> Metrics:
         config.own_estimators,
         rollout=config.rollout,
         num_turns=config.env.num_turns,
+        siblings=config.env.siblings if isinstance(config.env, AgentProgram) else "agent",
     )
     for name, samples_of_agent in samples.items():
         write_records(context.folder / samples_file(name), samples_of_agent)

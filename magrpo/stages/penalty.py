@@ -1,23 +1,30 @@
 """Penalty: subtracts the costs of faulty answers from the joint reward, after the reward plug-in has priced it."""
 
 from dataclasses import replace
+from statistics import fmean
 
 from magrpo.config.run import PenaltyConfig
 from magrpo.interfaces import Reward
-from magrpo.stages.answers import measure_completions
+from magrpo.stages.answers import measure_calls, measure_completions
 from magrpo.stages.backend import Team
-from magrpo.types import PENALTY, PENDING, JointReward, RolloutGroup, ScoredTurn
+from magrpo.types import PENALTY, PENDING, Episode, JointReward, RolloutGroup, ScoredTurn
 
 
 def subtract_penalties(group: RolloutGroup[ScoredTurn], team: Team) -> RolloutGroup[ScoredTurn]:
     """Subtract from every joint action of a node the costs of the texts that its reward was computed from.
 
     These are the latest texts of all agents. An answer of an earlier turn thus costs as long as its text is rewarded,
-    also if the reward of its own turn was pending. Masked and pending turns stay as they are.
+    also if the reward of its own turn was pending. Masked and pending turns stay as they are. An episode of a program
+    costs what the completions of each agent cost on average; one that failed has its price already.
     """
     penalty = team.penalty
     if not penalty.is_on:
         return group
+    if group.episodes:
+        turns = [
+            _charge_episode(turn, episode, team) for turn, episode in zip(group.turns, group.episodes, strict=True)
+        ]
+        return group.with_scores(tuple(turns))
     costs = {
         agent: [penalty.price_answer(stats) for stats in measured]
         for agent, measured in measure_completions(group).items()
@@ -31,6 +38,13 @@ def subtract_penalties(group: RolloutGroup[ScoredTurn], team: Team) -> RolloutGr
         return replace(turn, reward=_subtract_cost(turn.reward, sum(latest.values()), team.reward))
 
     return group.with_scores(tuple(map(charge_turn, group.turns)))
+
+
+def _charge_episode(turn: ScoredTurn, episode: Episode, team: Team) -> ScoredTurn:
+    if turn.masked or episode.status != "finished":
+        return turn
+    costs = [fmean(map(team.penalty.price_answer, measured)) for measured in measure_calls(episode).values()]
+    return replace(turn, reward=_subtract_cost(turn.reward, sum(costs), team.reward))
 
 
 def _price_history(group: RolloutGroup[ScoredTurn], penalty: PenaltyConfig) -> dict[str, float]:

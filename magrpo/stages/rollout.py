@@ -18,13 +18,16 @@ from magrpo.checks.envs import observe_problem
 from magrpo.checks.runners import generate_completions
 from magrpo.config.run import RolloutConfig
 from magrpo.engines import PromptTooLong
+from magrpo.envs.program import AgentProgram
+from magrpo.gateway.sessions import EpisodeTask
 from magrpo.plugins import quote_value
 from magrpo.run.files import GROUPS, checkpoint_iteration, read_scored
 from magrpo.run.store import write_records
 from magrpo.seeds import derive_seed
-from magrpo.stages.answers import answer_metrics, list_written, measure_answer
+from magrpo.stages.answers import answer_metrics, list_actions, list_written, measure_answer, read_prompt
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.context import Metrics, StageContext
+from magrpo.stages.episodes import episode_metrics, play_episodes
 from magrpo.stages.prepare import draw_problems
 from magrpo.types import PENDING, PastTurn, Problem, Prompt, Request, RolloutGroup, SamplingParams, ScoredTurn, Turn
 
@@ -88,7 +91,8 @@ def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingPa
     turn = group.turns[index]
     written = list_written(group.history)
     answers = {
-        agent: measure_answer(group.actions[agent][i], group.prompts[agent], written) for agent, i in turn.picks.items()
+        agent: measure_answer(group.actions[agent][i], read_prompt(group.prompts[agent]), written)
+        for agent, i in turn.picks.items()
     }
     past = PastTurn(group.texts(turn), turn.reward, turn.reports, answers)
     return Node(group.problem, (*group.path, index), (*group.history, past), sampling, group_size)
@@ -99,10 +103,14 @@ def rollout(
 ) -> list[RolloutGroup[Turn]]:
     """Sample one tree level as one batch.
 
-    The seed of a completion depends only on ``seed`` and on its place: problem, path, agent and index.
+    The seed of a completion depends only on ``seed`` and on its place: problem, path, agent and index. If the
+    environment is a program, each node holds one episode for every joint action.
 
     Raises PromptTooLong, naming the problem, if a prompt leaves no room for its completion.
     """
+    if isinstance(team.env, AgentProgram):
+        tasks = [[EpisodeTask(node.problem, i, node.sampling, seed) for i in range(node.group_size)] for node in nodes]
+        return play_episodes(tasks, team, team.env, backend)
     prompts = _build_prompts(nodes, team, backend)
     requests = [
         Request(name, prompt.token_ids, node.sampling, derive_seed(seed, node.problem.task_id, node.path, name, index))
@@ -200,13 +208,17 @@ def write_groups(context: StageContext) -> Metrics:
 
 
 def _measure_groups(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:
-    actions = [action for group in groups for completions in group.actions.values() for action in completions]
+    actions = [action for group in groups for action in list_actions(group)]
     num_tokens = sum(len(action.token_ids) for action in actions)
     num_cut_off = sum(action.finish_reason == "length" for action in actions)
-    return answer_metrics(groups) | {
-        "rollout/groups": float(len(groups)),
-        "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
-        "rollout/tokens": float(num_tokens),
-        "rollout/response_tokens": num_tokens / len(actions) if actions else 0.0,
-        "rollout/cut_off_frac": num_cut_off / len(actions) if actions else 0.0,
-    }
+    return (
+        answer_metrics(groups)
+        | episode_metrics(groups)
+        | {
+            "rollout/groups": float(len(groups)),
+            "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
+            "rollout/tokens": float(num_tokens),
+            "rollout/response_tokens": num_tokens / len(actions) if actions else 0.0,
+            "rollout/cut_off_frac": num_cut_off / len(actions) if actions else 0.0,
+        }
+    )

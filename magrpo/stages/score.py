@@ -8,10 +8,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import compress
 from time import perf_counter
 
 from magrpo.checks.runners import run_executions
+from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.plugins import quote_value
 from magrpo.run import files
@@ -20,7 +20,17 @@ from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.penalty import subtract_penalties
 from magrpo.stages.pricing import Pricing
-from magrpo.types import PENDING, UNJUDGED, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
+from magrpo.types import (
+    PENDING,
+    UNJUDGED,
+    Episode,
+    ExecutionReport,
+    JointReward,
+    Problem,
+    RolloutGroup,
+    ScoredTurn,
+    Turn,
+)
 
 log = logging.getLogger(__name__)
 JointTexts = tuple[Problem, Mapping[str, str]]
@@ -47,21 +57,27 @@ def score(
     """Price every joint action of every group, and subtract the penalty of its answers.
 
     The reward sees the latest text of every role, from this turn or an earlier one. Until every role has written, the
-    reward of a joint action is :data:`~magrpo.types.PENDING`. ``workers`` call the reward if it allows that.
+    reward of a joint action is :data:`~magrpo.types.PENDING`. ``workers`` call the reward if it allows that. An episode
+    of a program has the texts, or the reward, that the program returned, and ``env.failure_reward`` if it failed.
     """
     roles = team.roles
-    items = [
-        (group.problem, {roles[agent]: text for agent, text in group.latest(turn).items()})
-        for group in groups
-        for turn in group.turns
-    ]
-    complete = [len(texts) == len(roles) for _, texts in items]
-    complete_items = list(compress(items, complete))
+    settled: list[Scored | None] = []
+    items: list[JointTexts] = []
+    for group in groups:
+        for index, turn in enumerate(group.turns):
+            texts = {roles[agent]: text for agent, text in group.latest(turn).items()}
+            price = None if len(texts) == len(roles) else Scored(PENDING, {}, masked=False)
+            if group.episodes:
+                texts = group.episodes[index].texts
+                price = _settle_episode(group.episodes[index], team)
+            settled.append(price)
+            if price is None:
+                items.append((group.problem, texts))
     priced, stats = score_texts(
-        complete_items, reward=team.reward, sandbox=sandbox, cache=cache, progress=progress, workers=workers
+        items, reward=team.reward, sandbox=sandbox, cache=cache, progress=progress, workers=workers
     )
     prices = iter(priced)
-    results = iter([next(prices) if is_complete else Scored(PENDING, {}, masked=False) for is_complete in complete])
+    results = iter([next(prices) if price is None else price for price in settled])
     scored = []
     for group in groups:
         turns = tuple(_scored_turn(turn, next(results), roles) for turn in group.turns)
@@ -110,8 +126,21 @@ def score_texts(
     return [Scored(prices.get(i, masked_price), reports[i], i not in prices) for i in range(len(items))], stats
 
 
+def _settle_episode(episode: Episode, team: Team) -> Scored | None:
+    """The price of an episode that needs none of its texts; None if the reward prices them."""
+    if episode.status == "infra_error":
+        return Scored(JointReward(0.0, {}), {}, masked=True)
+    if episode.status != "finished":
+        assert isinstance(team.env, AgentProgram)
+        return Scored(JointReward(team.env.failure_reward, dict.fromkeys(team.reward.maxima, 0.0)), {}, masked=False)
+    return None if episode.returned is None else Scored(episode.returned, {}, masked=False)
+
+
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:
-    """The joint action with its price, in which local rewards are keyed by agent instead of role."""
+    """The joint action with its price, in which local rewards are keyed by agent instead of role.
+
+    A program may return local rewards, too; it names the agents.
+    """
     local_by_role = scored.reward.local
     local = {agent: local_by_role[role] for agent, role in roles.items() if role in local_by_role}
     return ScoredTurn(turn.picks, replace(scored.reward, local=local), scored.reports, scored.masked)

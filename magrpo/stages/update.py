@@ -183,13 +183,14 @@ class Updater:
     def _plan_batch(self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]]) -> AgentBatch:
         """Plan the micro-batches of the samples that the loss depends on.
 
-        The divisor counts all samples by their weights, and the groups hold the returns of all samples, kept or not.
+        The divisor counts all samples by their weights, or by what they say they count, and the groups hold the returns
+        of all samples, kept or not.
         """
         samples = list(chain.from_iterable(samples_by_agent.values()))
         groups = tabulate_returns(samples_by_agent, self.algo.normalize)
         chosen = [i for i, sample in enumerate(samples) if sample.weight and (sample.advantage or self.algo.beta)]
         kept = [samples[i] for i in chosen]
-        num_sequences = math.fsum(sample.weight for sample in samples)
+        num_sequences = math.fsum(sample.weight if sample.counts is None else sample.counts for sample in samples)
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         divisor = loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens)
         if groups is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.gateway.player import open_player
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.seeds import derive_seed
@@ -77,10 +78,11 @@ def run_once(config: RunConfig) -> Iteration:
         TemporaryDirectory() as folder,
         closing(config.engine.open(EngineHost.of(policy))) as engine,
         closing(config.sandbox.open()) as sandbox,
+        open_player(config.env, policy.lineup) as player,
     ):
         served = engine.serve(0, policy.save(Path(folder)))
         updater = Updater.of(policy, config, dump=Path(folder))
-        backend = Backend(engine=served, sandbox=sandbox, render=policy.lineup.render)
+        backend = Backend(engine=served, sandbox=sandbox, render=policy.lineup.render, player=player)
         result = train_iteration(config, updater, backend, iteration=1)
     print(f"mean joint reward {result.metrics['reward/joint']:.3f}")
     for name in policy.agents:

@@ -17,6 +17,7 @@ from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
 from magrpo.config.agents import AgentConfig, start_weights
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.engines import EngineError
+from magrpo.envs.program import AgentProgram
 from magrpo.model.host import EngineHost
 from magrpo.run.files import checkpoint_iteration, locate_weights, read_place
 from magrpo.run.store import Pointer, RunStore
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from magrpo.cluster.connection import Cluster
+    from magrpo.gateway.player import EpisodePlayer
     from magrpo.interfaces import Engine, Sandbox, Served, Updates
     from magrpo.model.lineup import Lineup
     from magrpo.model.policy import Policy
@@ -110,6 +112,7 @@ class Resources:
         self._cluster = _Part(self._open_cluster, self._opening)
         self._workers = _Part(self._open_workers, self._opening)
         self._sandbox = _Part(self._open_sandbox, self._opening)
+        self._player = _Part(self._open_player, self._opening)
         self._updates = _Part(self._open_updates, self._opening)
         self._engine = _Part(self._open_engine, self._serving)
         self._served: dict[str, tuple[int, Served]] = {}
@@ -132,6 +135,10 @@ class Resources:
     @property
     def sandbox(self) -> Sandbox:
         return self._sandbox.get()
+
+    @property
+    def player(self) -> EpisodePlayer | None:
+        return self._player.get() if isinstance(self._config.env, AgentProgram) else None
 
     @property
     def workers(self) -> ProcessPoolExecutor:
@@ -159,6 +166,13 @@ class Resources:
 
     def _open_workers(self) -> _Workers:
         return _Workers(open_workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0)))))
+
+    def _open_player(self) -> EpisodePlayer:
+        env = self._config.env
+        assert isinstance(env, AgentProgram)
+        from magrpo.gateway.player import EpisodePlayer  # aiohttp
+
+        return EpisodePlayer(env, self._lineup)
 
     def _open_cluster(self) -> Cluster:
         from magrpo.cluster.connection import Cluster  # only runs that need it may import ray
@@ -275,7 +289,14 @@ class Resources:
     def close(self) -> None:
         """Close everything. Steps in progress in other threads fail."""
         # A stack closes in reverse: the cluster goes last, because the others still speak to their actors.
-        parts: Sequence[_Part[Any]] = (self._cluster, self._workers, self._sandbox, self._updates, self._engine)
+        parts: Sequence[_Part[Any]] = (
+            self._cluster,
+            self._workers,
+            self._sandbox,
+            self._player,
+            self._updates,
+            self._engine,
+        )
         with ExitStack() as stack:
             for part in parts:
                 stack.callback(part.close)

@@ -1,0 +1,98 @@
+"""The environment ``program``: a program of the user's asks the agents, as it would ask any chat model."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from magrpo.plugins import Plugin
+from magrpo.types import Observation, PastTurn, Problem
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class AgentProgram(Plugin):
+    """An episode is one run of a program, which asks agents through the gateway (:mod:`magrpo.gateway`).
+
+    To the rest of the project an episode is a single turn whose texts the program returns. See ``docs/programs.md``.
+    """
+
+    num_turns: ClassVar[int] = 1
+
+    kind: str = "program"
+    run: str
+    """The program: ``module:function``, imported from the working directory and called with a problem and the agents;
+    or a command, in which ``{problem_file}`` stands for the path of the problem as JSON."""
+    writes: tuple[str, ...] = ()
+    """The roles of the reward, for each of which the program returns a text. Empty: it returns its own reward, see
+    ``reward.kind = "returned"``."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """Model names that the program asks for, and the agents that answer. Any other name must be an agent's role, which
+    is its name unless it has another."""
+    siblings: Literal["agent", "agent_turn"] = "agent"
+    """Returns with which the return of a call is compared. ``agent``: those of all episodes of the problem;
+    ``agent_turn``: those of the episodes in which the agent was asked at least as often."""
+    time_limit_s: float = Field(60.0, gt=0)
+    """Time limit of an episode in seconds, without the time in which it waits for completions."""
+    concurrency: int = Field(256, ge=1, le=4096)
+    """Maximum number of episodes that run at once."""
+    fresh_processes: bool = False
+    """Play every episode in a process of its own, forked after the program was imported. If false, a process plays
+    many episodes, one after another, which is faster for short ones; the program must then keep nothing in its modules
+    that would change a later episode. A command always has a process of its own."""
+    max_calls: int = Field(64, ge=1)
+    """Maximum number of completions that an episode may ask for; further requests are refused."""
+    failure_reward: float = 0.0
+    """Joint reward of an episode that failed, timed out or asked no agent."""
+    max_failed_frac: float = Field(0.5, ge=0, le=1)
+    """Stop the run if more than this share of the episodes of a stage failed, timed out or asked no agent."""
+    batch_wait_s: float = Field(0.003, gt=0, le=10)
+    """Time without a new request after which a batch is sampled if every episode waits; it is ten times as long if
+    some episode does not. Longer waits make larger batches. With long ones the batches, and so the last bits of
+    log-probabilities, do not depend on the load of the machine."""
+    ignore_unsupported: bool = False
+    """Answer requests with ``response_format`` or a forced ``tool_choice`` as if they had none. If false, they are
+    refused, because constrained decoding would sample from another distribution than the one that is trained."""
+    response_template: Path | None = None
+    """JSON file that says how tool calls are read from a completion, in the form of transformers' response templates.
+    None: the tokenizer's own, or the Hermes form if the chat template writes that."""
+
+    @field_validator("run")
+    @classmethod
+    def _is_function_or_command(cls, value: str) -> str:
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"cannot be read as a command: {error}") from None
+        if not words:
+            raise ValueError('must be "module:function" or a command')
+        return value
+
+    @property
+    def is_function(self) -> bool:
+        """Whether ``run`` names a function rather than a command."""
+        return _FUNCTION.fullmatch(self.run) is not None
+
+    @field_validator("models")
+    @classmethod
+    def _has_names(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        if not all(value) or not all(value.values()):
+            raise ValueError("needs a model name and the role of an agent on either side")
+        return value
+
+    def roles(self) -> tuple[str, ...]:
+        """The roles of the reward: the agents fill none, because the program decides what becomes of their answers."""
+        return self.writes
+
+    def acting(self, turn: int) -> tuple[str, ...]:
+        """No role: it is the program that acts."""
+        return ()
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        """Never called."""
+        raise TypeError("a program writes the prompts of its agents itself")

@@ -1,0 +1,113 @@
+"""Between chat messages and tokens: renders the messages of a request, and reads a completion as a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from magrpo.plugins import ConfigError, quote_error
+
+if TYPE_CHECKING:
+    from magrpo.model.lineup import Lineup
+
+_HERMES = "hermes.json"
+_HERMES_MARK = '<tool_call>\\n{\\"name\\": <function-name>'
+"""How the chat templates that write tool calls in the Hermes form describe it to the model."""
+
+
+class CannotParse(ValueError):
+    """A model's tool calls cannot be read, for want of a response template; the message names the remedy."""
+
+
+@dataclass
+class Chat:
+    """Renders requests for the agents of ``lineup``, and reads their completions."""
+
+    lineup: Lineup
+    response_template: Path | None = None
+    """A response template for all agents; None: see :attr:`magrpo.envs.program.AgentProgram.response_template`."""
+    _templates: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def render(
+        self,
+        agent: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        earlier: Sequence[tuple[int, ...]] = (),
+    ) -> tuple[int, ...]:
+        """The prompt of a request in tokens. ``earlier``: prompts with completions that it may continue.
+
+        Raises ConfigError if the chat template cannot render the messages.
+        """
+        return self.lineup.render_chat(agent, messages, tools, earlier)
+
+    def encode(self, agent: str, text: str) -> tuple[int, ...]:
+        """The prompt of a text without a chat template, in tokens."""
+        return self.lineup.encode_text(agent, text)
+
+    def decode_token(self, agent: str, token_id: int) -> str:
+        """The text of one token."""
+        return str(self.lineup.tokenizer(agent).decode([token_id]))
+
+    def parse(
+        self, agent: str, prompt_ids: Sequence[int], token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """The message in a completion of a request with tools: ``content``, perhaps ``tool_calls`` and others.
+
+        A tool call that is cut off or is not JSON stays part of the content, so the whole completion is always there.
+        Raises CannotParse if nothing says how the agent's model writes tool calls.
+        """
+        template = self._find_template(agent)
+        tokenizer = self.lineup.tokenizer(agent)
+        text = str(tokenizer.decode([*token_ids]))
+        for stop in self.lineup.stop_token_ids(agent):
+            text = text.removesuffix(str(tokenizer.decode([stop])))
+        try:
+            parsed: dict[str, Any] = tokenizer.parse_response(
+                text, dict(template), prefix=str(tokenizer.decode([*prompt_ids])), tools=list(map(dict, tools))
+            )
+        except (ValueError, KeyError):  # the model wrote something that its own form does not allow
+            return {"content": text}
+        return parsed
+
+    def check_tools(self, agent: str) -> None:
+        """Raise CannotParse if nothing says how the agent's model writes tool calls."""
+        self._find_template(agent)
+
+    def _find_template(self, agent: str) -> Mapping[str, Any]:
+        base = self.lineup.base(agent)
+        if base not in self._templates:
+            self._templates[base] = self._load_template(agent)
+        return self._templates[base]
+
+    def _load_template(self, agent: str) -> Mapping[str, Any]:
+        if self.response_template is not None:
+            return read_response_template(self.response_template)
+        tokenizer = self.lineup.tokenizer(agent)
+        own = tokenizer.init_kwargs.get("response_template")
+        if own:
+            return dict(own)
+        if _HERMES_MARK in str(tokenizer.chat_template):
+            return dict(json.loads(resources.files(__package__).joinpath(_HERMES).read_text(encoding="utf-8")))
+        raise CannotParse(
+            f"the tokenizer of {self.lineup.base(agent)!r} does not say how the model writes tool calls: give a "
+            "response template in env.response_template, or ask without tools"
+        )
+
+
+def read_response_template(path: Path) -> Mapping[str, Any]:
+    """Read a response template. Raises ConfigError, naming the file, if it is unusable."""
+    from transformers.utils.chat_parsing.response_templates import (
+        load_response_template,
+    )  # transformers: only programs with tools
+
+    try:
+        template: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        load_response_template(template)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"env.response_template = {str(path)!r}: {quote_error(error)}") from None
+    return template

@@ -1,0 +1,155 @@
+"""Starts the programs of episodes through the fork server, and reports how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, NamedTuple
+
+from magrpo.envs.program import AgentProgram
+from magrpo.gateway.forkserver import name_output
+from magrpo.plugins import PluginFailed
+from magrpo.types import Problem
+
+_MAX_SHOWN = 2000
+"""Largest part of the log, at its end, that a message may quote, in bytes."""
+_MAX_RESULT = 2**26
+"""Longest result of a program, in bytes."""
+
+
+class Ended(NamedTuple):
+    """The end of a program: its exit status, negative for a signal; its worker, by process id; and its result."""
+
+    exit_status: int
+    worker: int
+    result: Any
+
+
+class Launcher:
+    """The fork server of one program. All methods run on one event loop."""
+
+    def __init__(self, env: AgentProgram) -> None:
+        self._env = env
+        self.folder = Path(mkdtemp(prefix="magrpo-episodes-"))
+        self._log = self.folder / "server.log"
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._number = 0
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start the fork server, which imports the program, unless it runs. Raises PluginFailed if that fails."""
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                await self._start()
+
+    async def _start(self) -> None:
+        form = "function" if self._env.is_function else "command"
+        fresh = "fresh" if self._env.fresh_processes else "reused"
+        command = (sys.executable, "-m", "magrpo.gateway.forkserver", form, fresh, self._env.run, str(self.folder))
+        # Set iteration must not depend on chance, for the same program to ask the same.
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                limit=_MAX_RESULT,
+            )
+        assert self._process.stdout is not None
+        if not await self._process.stdout.readline():
+            await self._process.wait()
+            raise PluginFailed(f"env.run = {self._env.run!r} cannot be started:\n{_read_end(self._log)}")
+        self._reading = asyncio.ensure_future(self._read_reports(self._process.stdout))
+
+    async def run(self, problem: Problem, order: Mapping[str, Any]) -> tuple[int, asyncio.Future[Ended]]:
+        """Start a program; returns its number, and its end once it has ended."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        number, self._number = self._number, self._number + 1
+        visible = {name: value for name, value in asdict(problem).items() if name != "hidden_test"}
+        ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = ended
+        order = {"episode": number, "problem": visible, **order}
+        if not self._env.is_function:
+            order["problem_file"] = str(self._name_problem(number))
+            self._name_problem(number).write_text(json.dumps(visible), encoding="utf-8")
+        self._write(order)
+        await self._process.stdin.drain()
+        return number, ended
+
+    def kill(self, number: int) -> None:
+        """Kill a program and its process group."""
+        if self._process is not None and self._process.returncode is None:
+            self._write({"kill": number})
+
+    def read_result(self, ended: Ended) -> Any:
+        """What a function returned, or the last line that a command printed, as JSON. Raises ValueError."""
+        if self._env.is_function:
+            return ended.result
+        lines = self.read_output(ended).split("\n")
+        try:
+            return json.loads(lines[-1])
+        except ValueError:
+            raise ValueError(f"the last line that it printed is not JSON: {lines[-1][:200]!r}") from None
+
+    def read_output(self, ended: Ended) -> str:
+        """The end of what a command, or a function that raised an exception, has printed."""
+        return _read_end(self.folder / name_output(ended.worker), _MAX_RESULT)
+
+    def forget(self, number: int) -> None:
+        """Delete the file of a problem."""
+        self._name_problem(number).unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Kill every program, and delete all files."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()  # the fork server kills its children and ends
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _name_problem(self, number: int) -> Path:
+        return self.folder / f"problem-{number}.json"
+
+    def _write(self, order: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+
+    async def _read_reports(self, reports: asyncio.StreamReader) -> None:
+        while line := await reports.readline():
+            report = json.loads(line)
+            ended = self._waiting.pop(report["episode"])
+            if not ended.done():
+                ended.set_result(Ended(report["exit"], report["worker"], report["result"]))
+        waiting, self._waiting = self._waiting, {}
+        for ended in waiting.values():
+            if not ended.done():
+                ended.set_exception(EpisodesLost(f"the process that runs episodes died:\n{_read_end(self._log)}"))
+
+
+class EpisodesLost(ConnectionError):
+    """The process that runs episodes died; another attempt at the stage may succeed."""
+
+
+def _read_end(path: Path, limit: int = _MAX_SHOWN) -> str:
+    """The end of a text file; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - limit))
+            return file.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""

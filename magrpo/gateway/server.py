@@ -1,0 +1,281 @@
+"""The HTTP side of the gateway: OpenAI's routes for the agents of an episode, and one for programs in the sandbox.
+
+    POST /s/TOKEN/v1/chat/completions    POST /s/TOKEN/v1/completions    GET /s/TOKEN/v1/models    POST /s/TOKEN/run
+
+The token is that of an episode. A client that drops the path of its base URL may send the token as its API key instead,
+to the same routes without ``/s/TOKEN``. A completion is recorded when it was sampled, whether or not its client still
+listens. The server listens on the loopback address only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from magrpo.envs.program import AgentProgram
+from magrpo.gateway.batcher import Batcher
+from magrpo.gateway.chat import CannotParse, Chat
+from magrpo.gateway.sessions import Messages, SampledCall, Session
+from magrpo.gateway.wire import (
+    Answered,
+    ChatRequest,
+    Refused,
+    TextRequest,
+    check_unconstrained,
+    clamp_sampling,
+    make_chat_answer,
+    make_text_answer,
+    read_chat_request,
+    read_code_request,
+    read_text_request,
+    stream_events,
+    wants_usage,
+)
+from magrpo.plugins import ConfigError
+from magrpo.types import Action, Execution, ExecutionReport, Request, SamplingParams
+
+_MAX_BODY = 64 * 2**20
+_BACKLOG = 4096
+_RETRY_HEADER = "x-stainless-retry-count"
+"""OpenAI's clients count in it how often they have sent the request before."""
+
+
+@dataclass
+class Stage:
+    """What the sessions of one stage share: the agents, the engine and the sandbox."""
+
+    roles: Mapping[str, str]
+    """The agent that answers for each role."""
+    completions: Batcher[Request, Action]
+    programs: Batcher[Execution, ExecutionReport]
+    window: Callable[[str], int]
+    """The context window of an agent, in tokens."""
+
+
+@dataclass
+class LiveSession:
+    """A session that its program may use, and the answers that it has been given, for retries."""
+
+    session: Session
+    stage: Stage
+    answered: dict[bytes, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    """The answer to each body, for requests that are sent again."""
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Gateway:
+    """Serves sessions, each under a token that nobody can guess."""
+
+    env: AgentProgram
+    chat: Chat
+    sessions: dict[str, LiveSession] = field(default_factory=dict)
+    url: str = ""
+    _runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen on a free port of the loopback address."""
+        app = web.Application(client_max_size=_MAX_BODY)
+        for prefix in ("", "/s/{token}"):
+            app.router.add_post(f"{prefix}/v1/chat/completions", self._guard(self._answer_chat))
+            app.router.add_post(f"{prefix}/v1/completions", self._guard(self._answer_text))
+            app.router.add_get(f"{prefix}/v1/models", self._guard(self._list_models))
+            app.router.add_post(f"{prefix}/run", self._guard(self._run_code))
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=_BACKLOG).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _guard(self, handle: Callable[[web.Request, LiveSession], Awaitable[web.StreamResponse]]) -> Handler:
+        """The handler that finds the session of a request, and turns refusals into OpenAI's errors."""
+
+        async def handle_request(http: web.Request) -> web.StreamResponse:
+            try:
+                return await handle(http, self._find_session(http))
+            except Refused as error:
+                refusal = error
+            except ConnectionAbortedError as error:  # the stage ended
+                refusal = Refused(503, str(error), "stage_ended")
+            return web.Response(body=refusal.body, status=refusal.status, content_type="application/json")
+
+        return handle_request
+
+    def _find_session(self, http: web.Request) -> LiveSession:
+        token = http.match_info.get("token") or http.headers.get("Authorization", "").removeprefix("Bearer ")
+        live = self.sessions.get(token)
+        if live is None:
+            raise Refused(401, "unknown session: use the base URL or the API key that the program was given", "auth")
+        if live.session.is_sealed:
+            raise Refused(409, "the episode has ended", "sealed")
+        return live
+
+    # --------------------------------------------------------------------------------------------------- completions
+    async def _answer_chat(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
+        body = await http.read()
+        request = read_chat_request(body)
+        agent = self._find_agent(live, request.model)
+        constrains = check_unconstrained(request)
+        if constrains and not self.env.ignore_unsupported:
+            raise Refused(
+                400,
+                f"{', '.join(constrains)}: constrained decoding would sample from another distribution than the one "
+                "that is trained; leave it out, or set env.ignore_unsupported = true to have it ignored",
+                "unsupported",
+            )
+        tools = None if request.tool_choice == "none" else request.tools
+        try:
+            if tools:
+                self.chat.check_tools(agent)
+            prompt_ids = self.chat.render(agent, request.messages, tools, live.session.list_earlier(agent))
+        except (CannotParse, ConfigError) as error:
+            raise Refused(400, str(error)) from None
+
+        def show(action: Action) -> Answered:
+            message: Mapping[str, Any] = {"content": action.text}
+            if tools:
+                message = self.chat.parse(agent, prompt_ids, action.token_ids, tools)
+                if not _has_usable_calls(message):
+                    message = {"content": action.text}
+            tokens = [self.chat.decode_token(agent, i) for i in action.token_ids] if request.logprobs else []
+            return Answered(action, message, tokens)
+
+        async def answer() -> dict[str, Any]:
+            number, actions = await self._complete(
+                live, agent, prompt_ids, tuple(request.messages), request, constrains
+            )
+            return make_chat_answer(request, number, len(prompt_ids), [show(action) for action in actions])
+
+        found = await self._answer_once(http, live, body, answer)
+        return await self._send(http, found, stream=request.stream, with_usage=wants_usage(request))
+
+    async def _answer_text(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
+        body = await http.read()
+        request = read_text_request(body)
+        agent = self._find_agent(live, request.model)
+        prompt = str(request.prompt)
+        prompt_ids = self.chat.encode(agent, prompt)
+        messages = ({"role": "user", "content": prompt},)
+
+        async def answer() -> dict[str, Any]:
+            number, actions = await self._complete(live, agent, prompt_ids, messages, request, {})
+            return make_text_answer(request, number, len(prompt_ids), [Answered(action, {}) for action in actions])
+
+        found = await self._answer_once(http, live, body, answer)
+        return await self._send(http, found, stream=request.stream, with_usage=wants_usage(request))
+
+    async def _answer_once(
+        self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """The answer to a request; to one that is sent again, the answer that it got the first time.
+
+        Equal requests that are not marked as sent again are separate samples: programs vote over them on purpose.
+        """
+        digest = hashlib.blake2b(http.path.encode() + body).digest()
+        earlier = live.answered.get(digest)
+        if earlier is not None and http.headers.get(_RETRY_HEADER, "0") != "0":
+            return await asyncio.shield(earlier)
+        # A task, so that the completion is sampled and recorded also if the client goes away.
+        task = asyncio.ensure_future(answer())
+        live.answered[digest] = task
+        return await asyncio.shield(task)
+
+    async def _complete(
+        self,
+        live: LiveSession,
+        agent: str,
+        prompt_ids: tuple[int, ...],
+        messages: Messages,
+        request: ChatRequest | TextRequest,
+        constrains: Mapping[str, Any],
+    ) -> tuple[int, list[Action]]:
+        """Sample and record the completions of a request; returns the number of the first, and all of them."""
+        session = live.session
+        sampling, overruled = clamp_sampling(request, session.task.sampling)
+        self._check_room(live, agent, len(prompt_ids), sampling)
+        if session.num_asked + request.n > session.max_calls:
+            raise Refused(429, f"the episode has asked for {session.max_calls} completions: env.max_calls", "max_calls")
+        first = session.num_asked
+        begun = [session.begin_call(agent, prompt_ids, request.seed) for _ in range(request.n)]
+        requests = [Request(agent, prompt_ids, sampling, seed) for _, seed in begun]
+        with session.wait():
+            results = await asyncio.gather(*map(live.stage.completions.submit, requests))
+        for (number, _), (batch, action) in zip(begun, results, strict=True):
+            session.calls.append(
+                SampledCall(agent, number, batch, prompt_ids, messages, action, {**overruled, **constrains})
+            )
+        return first, [action for _, action in results]
+
+    def _find_agent(self, live: LiveSession, model: str) -> str:
+        role = self.env.models.get(model, model)
+        if role not in live.stage.roles:
+            known = ", ".join([*live.stage.roles, *self.env.models])
+            raise Refused(404, f"no agent answers for model {model!r}; there are: {known} (env.models)", "no_model")
+        return live.stage.roles[role]
+
+    def _check_room(self, live: LiveSession, agent: str, length: int, sampling: SamplingParams) -> None:
+        window = live.stage.window(agent)
+        if length + sampling.max_new_tokens > window:
+            raise Refused(
+                400,
+                f"a prompt of {length} tokens and a completion of {sampling.max_new_tokens} do not fit the context "
+                f"window of {window} tokens of agent {agent!r}",
+                "context_length_exceeded",
+            )
+        if length == 0:
+            raise Refused(400, "the prompt is empty")
+
+    async def _send(
+        self, http: web.Request, answer: Mapping[str, Any], *, stream: bool, with_usage: bool
+    ) -> web.StreamResponse:
+        if not stream:
+            return _json(answer)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        for event in stream_events(answer, with_usage):
+            await response.write(event)
+        await response.write_eof()
+        return response
+
+    async def _list_models(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
+        names = [*live.stage.roles, *self.env.models]
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "magrpo"} for name in names]
+        return _json({"object": "list", "data": models})
+
+    # ------------------------------------------------------------------------------------------------------ programs
+    async def _run_code(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
+        request = read_code_request(await http.read())
+        with live.session.wait():
+            _, report = await live.stage.programs.submit(Execution(request.source, request.entry_point, request.test))
+        if "infra_error" in report.statuses:
+            live.session.infra_error = "the sandbox failed to run a program"
+        return _json(asdict(report))
+
+
+def _has_usable_calls(message: Mapping[str, Any]) -> bool:
+    """Whether every tool call of a parsed message names a function and gives its arguments as an object."""
+    calls: Sequence[Any] = message.get("tool_calls") or []
+    functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
+    return all(
+        isinstance(function, Mapping)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments", {}), Mapping)
+        for function in functions
+    )
+
+
+def _json(value: Mapping[str, Any]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

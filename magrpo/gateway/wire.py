@@ -1,0 +1,328 @@
+"""The wire format of OpenAI's chat completions and completions: requests in, answers and events out.
+
+Pure functions. Fields of a request that are not listed here are ignored, as OpenAI-compatible servers do.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from magrpo.text import replace_surrogates
+from magrpo.types import Action, SamplingParams
+
+_NEUTRAL: Mapping[str, Any] = {
+    "temperature": None,
+    "top_p": None,
+    "top_k": None,
+    "min_p": None,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": None,
+}
+"""Fields that change the distribution, with a value that does not (None: the run's own, or none)."""
+
+
+FormT = TypeVar("FormT")
+
+
+class Refused(Exception):
+    """A request that is not answered, with the HTTP status and OpenAI's type of error."""
+
+    def __init__(self, status: int, message: str, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+    @property
+    def body(self) -> bytes:
+        """The error in OpenAI's form."""
+        error = {"message": str(self), "type": "invalid_request_error", "code": self.code, "param": None}
+        return msgspec.json.encode({"error": error})
+
+
+class _Options(msgspec.Struct):
+    """What both kinds of requests have."""
+
+    model: str
+    n: int = 1
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end the answer, though not the completion."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class ChatRequest(_Options, kw_only=True):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+
+
+class TextRequest(_Options, kw_only=True):
+    """The body of ``POST /v1/completions``."""
+
+    prompt: str | list[str]
+    logprobs: int | None = None
+
+
+class CodeRequest(msgspec.Struct):
+    """The body of ``POST /run``: a program to run in the sandbox."""
+
+    source: str
+    entry_point: str = ""
+    test: str = ""
+
+
+def read_chat_request(body: bytes) -> ChatRequest:
+    """Read and check a chat request. Raises Refused."""
+    request = _decode(body, ChatRequest)
+    request.messages = [_read_message(message) for message in request.messages]
+    if not request.messages:
+        raise Refused(400, "messages: at least one is needed")
+    return request
+
+
+def read_text_request(body: bytes) -> TextRequest:
+    """Read and check a request for the continuation of a text. Raises Refused."""
+    request = _decode(body, TextRequest)
+    if isinstance(request.prompt, list):
+        if len(request.prompt) != 1:
+            raise Refused(400, "prompt: one text to a request")
+        (request.prompt,) = request.prompt
+    return request
+
+
+def read_code_request(body: bytes) -> CodeRequest:
+    """Read a request to run a program. Raises Refused."""
+    return _decode(body, CodeRequest)
+
+
+def _decode(body: bytes, form: type[FormT]) -> FormT:
+    try:
+        request = msgspec.convert(replace_surrogates(json.loads(body)), form)
+    except (ValueError, RecursionError) as error:  # msgspec's ValidationError is a ValueError
+        raise Refused(400, f"the request cannot be read: {error}") from None
+    if isinstance(request, _Options) and request.n < 1:
+        raise Refused(400, f"n = {request.n}: must be at least 1")
+    return request
+
+
+def _read_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message in the form that chat templates expect: text content, arguments of tool calls as objects."""
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise Refused(400, "messages: each needs a role")
+    read: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _read_content(message.get("content")),
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if isinstance(message.get(name), str):
+            read[name] = message[name]
+    if calls := message.get("tool_calls"):
+        read["tool_calls"] = [_read_tool_call(call) for call in calls]
+    return read
+
+
+def _read_content(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise Refused(400, "messages: content must be a text, or a list of parts with texts")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _read_tool_call(call: Any) -> dict[str, Any]:
+    try:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+    except (TypeError, KeyError, ValueError):
+        raise Refused(400, "messages: a tool call needs a function with a name and arguments in JSON") from None
+    return {"id": call.get("id", ""), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def clamp_sampling(request: _Options, run: SamplingParams) -> tuple[SamplingParams, dict[str, Any]]:
+    """The sampling parameters of a request: the run's, except for a smaller limit of tokens; and what was overruled."""
+    wanted = {name: getattr(request, name) for name in _NEUTRAL}
+    own = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k}
+    overruled = {
+        name: value
+        for name, value in wanted.items()
+        if value is not None and value not in (_NEUTRAL[name], own.get(name)) and value != {}
+    }
+    limit = request.max_tokens
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        limit = request.max_completion_tokens
+    if limit is None or limit == run.max_new_tokens:
+        return run, overruled
+    if limit < 1:
+        raise Refused(400, f"max_tokens = {limit}: must be at least 1")
+    if limit > run.max_new_tokens:
+        overruled["max_tokens"] = limit
+    return replace(run, max_new_tokens=min(limit, run.max_new_tokens)), overruled
+
+
+def check_unconstrained(request: ChatRequest) -> dict[str, Any]:
+    """Fields of the request that would constrain decoding; empty if there are none."""
+    constrains: dict[str, Any] = {}
+    if request.response_format is not None and request.response_format.get("type") != "text":
+        constrains["response_format"] = request.response_format
+    if request.tool_choice not in (None, "auto", "none"):
+        constrains["tool_choice"] = request.tool_choice
+    return constrains
+
+
+class Answered(NamedTuple):
+    """One completion as its client sees it."""
+
+    action: Action
+    message: Mapping[str, Any]
+    """``content`` and perhaps ``tool_calls``, whose arguments are objects."""
+    tokens: Sequence[str] = ()
+    """The text of each token, if log-probabilities were asked for."""
+
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+def _cut_text(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first of ``stops``, and whether one was found."""
+    found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    return (text[: min(found)], True) if found else (text, False)
+
+
+def _list_tool_calls(message: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{number}_{index}",
+            "index": index,
+            "type": "function",
+            "function": {
+                "name": call["function"]["name"],
+                "arguments": json.dumps(call["function"].get("arguments", {})),
+            },
+        }
+        for index, call in enumerate(message.get("tool_calls") or [])
+    ]
+
+
+def _logprobs(answered: Answered) -> dict[str, Any] | None:
+    if not answered.tokens:
+        return None
+    return {
+        "content": [
+            {"token": token, "logprob": logp, "bytes": list(token.encode()), "top_logprobs": []}
+            for token, logp in zip(answered.tokens, answered.action.sampling_logps, strict=True)
+        ]
+    }
+
+
+def _count_usage(prompt_tokens: int, answers: Sequence[Answered]) -> dict[str, int]:
+    sampled = sum(len(answered.action.token_ids) for answered in answers)
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": sampled, "total_tokens": prompt_tokens + sampled}
+
+
+def make_chat_answer(
+    request: ChatRequest, number: int, prompt_tokens: int, answers: Sequence[Answered]
+) -> dict[str, Any]:
+    """The answer to a chat request. ``number``: its number in the episode, for ids."""
+    choices = []
+    for index, answered in enumerate(answers):
+        content, was_cut = _cut_text(str(answered.message.get("content") or ""), request.stops)
+        calls = _list_tool_calls(answered.message, number + index)
+        message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+        if answered.message.get("reasoning_content"):
+            message["reasoning_content"] = answered.message["reasoning_content"]
+        finish: Finish = "stop" if was_cut else answered.action.finish_reason
+        if calls:
+            message["tool_calls"], finish = calls, "tool_calls"
+        choices.append({"index": index, "message": message, "finish_reason": finish, "logprobs": _logprobs(answered)})
+    return {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": request.model,
+        "choices": choices,
+        "usage": _count_usage(prompt_tokens, answers),
+    }
+
+
+def make_text_answer(
+    request: TextRequest, number: int, prompt_tokens: int, answers: Sequence[Answered]
+) -> dict[str, Any]:
+    """The answer to a request for the continuation of a text."""
+    choices = []
+    for index, answered in enumerate(answers):
+        text, was_cut = _cut_text(answered.action.text, request.stops)
+        finish: Finish = "stop" if was_cut else answered.action.finish_reason
+        choices.append({"index": index, "text": text, "finish_reason": finish, "logprobs": None})
+    return {
+        "id": f"cmpl-{number}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": request.model,
+        "choices": choices,
+        "usage": _count_usage(prompt_tokens, answers),
+    }
+
+
+def stream_events(answer: Mapping[str, Any], with_usage: bool) -> Iterator[bytes]:
+    """A whole answer as server-sent events: what a client that streams expects, in a few pieces."""
+    is_chat = answer["object"] == "chat.completion"
+    base = {
+        "id": answer["id"],
+        "object": "chat.completion.chunk" if is_chat else "text_completion",
+        "created": answer["created"],
+        "model": answer["model"],
+    }
+    for choice in answer["choices"]:
+        shown = {"index": choice["index"], "finish_reason": None, "logprobs": choice["logprobs"]}
+        piece: dict[str, Any] = {"delta": choice["message"]} if is_chat else {"text": choice["text"]}
+        yield _event({**base, "choices": [{**shown, **piece}]})
+        ending: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
+        finish = {"index": choice["index"], "finish_reason": choice["finish_reason"], "logprobs": None}
+        yield _event({**base, "choices": [{**finish, **ending}]})
+    if with_usage:
+        yield _event({**base, "choices": [], "usage": answer["usage"]})
+    yield b"data: [DONE]\n\n"
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def wants_usage(request: _Options) -> bool:
+    """Whether a stream ends with the number of tokens."""
+    return bool(request.stream_options and request.stream_options.get("include_usage"))
