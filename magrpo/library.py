@@ -36,7 +36,7 @@ from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import rollout, root_nodes
 from magrpo.stages.score import Scored, score_texts
-from magrpo.types import Problem
+from magrpo.types import Problem, TrajectoryStep
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -175,11 +175,13 @@ class Run:
                 "reward": turn.reward.total,
                 "masked": turn.masked,
                 **{f"reward/{part}": value for part, value in turn.reward.parts.items()},
-                **_name_text_columns(group.texts(turn)),
+                **_name_text_columns(
+                    {agent: action.text for agent, action in TrajectoryStep.of(group, index).latest_actions.items()}
+                ),
             }
             for pointer in pointers
             for group in read_scored(self.store.folder(pointer))
-            for turn in group.turns
+            for index, turn in enumerate(group.turns)
         )
 
     def ask_agents(self, problem: Problem | str, iteration: int | None = None, seed: int | None = None) -> Answer:

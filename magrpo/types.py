@@ -337,17 +337,27 @@ class TrajectoryStep:
         return cls(group.prompts, actions, turn, group.episodes[index] if group.episodes else None)
 
     @property
-    def all_actions(self) -> list[Action]:
-        """Every completion, in the order of the agents or of an episode's calls."""
-        called = [] if self.episode is None else [call.action for call in self.episode.calls]
-        return [*self.actions.values(), *called]
+    def all_actions(self) -> list[tuple[str, Action]]:
+        """Every completion with its agent, in the order of the agents or of an episode's calls."""
+        calls = () if self.episode is None else self.episode.calls
+        return [*self.actions.items(), *((call.agent, call.action) for call in calls)]
 
     @property
-    def texts(self) -> dict[str, str]:
-        """The text of every agent that acted, or of every role of the reward if a program asked the agents."""
+    def latest_actions(self) -> dict[str, Action]:
+        """The latest completion of every agent that acted."""
+        return dict(self.all_actions)
+
+    @property
+    def first_messages(self) -> dict[str, tuple[dict[str, Any], ...]]:
+        """The messages that every agent that acted saw first, in OpenAI's form."""
+        seen: dict[str, tuple[dict[str, Any], ...]] = {}
+        for agent in self.actions:
+            messages = self.prompts[agent].observation.messages
+            seen[agent] = tuple({"role": message.role, "content": message.content} for message in messages)
         if self.episode is not None:
-            return self.episode.texts
-        return {agent: action.text for agent, action in self.actions.items()}
+            for number, call in enumerate(self.episode.calls):
+                seen.setdefault(call.agent, self.episode.messages(number))
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +372,8 @@ class Trajectory:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The latest text of every agent, or of every role of the reward if a program asked the agents."""
-        return {name: text for step in self.steps for name, text in step.texts.items()}
+        """The latest completion of every agent."""
+        return {agent: action.text for step in self.steps for agent, action in step.latest_actions.items()}
 
 
 @dataclass(frozen=True, slots=True)

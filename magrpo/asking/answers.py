@@ -58,12 +58,12 @@ class Answer:
 
     @property
     def texts(self) -> dict[str, str]:
-        return {agent: action.text for step in self.steps for agent, action in step.actions.items()}
+        return {agent: action.text for step in self.steps for agent, action in step.latest_actions.items()}
 
     @property
     def cut_at(self) -> dict[str, int]:
         """The length in tokens, by agent, of each latest text that was cut off."""
-        latest = {agent: action for step in self.steps for agent, action in step.actions.items()}
+        latest = {agent: action for step in self.steps for agent, action in step.latest_actions.items()}
         return {agent: len(one.token_ids) for agent, one in latest.items() if one.finish_reason == "length"}
 
     @property
@@ -109,8 +109,11 @@ class AskedAgents:
     """Plays the episodes of a program; None if the environment is not a program."""
 
     def read_prompts(self, step: TrajectoryStep) -> dict[str, str]:
-        """The prompt of each agent that acts in a step, as its model reads it, with special tokens."""
+        """The first prompt of each agent that acts in a step, as its model reads it, with special tokens."""
         prompts = {agent: step.prompts[agent].token_ids for agent in step.actions}
+        if step.episode is not None:
+            for number, call in enumerate(step.episode.calls):
+                prompts.setdefault(call.agent, step.episode.prompt_ids(number))
         return {agent: str(self.lineup.tokenizer(agent).decode([*ids])) for agent, ids in prompts.items()}
 
     def answer_problem(self, team: Team, problem: Problem, seed: int | None = None) -> Iterator[Answer]:
@@ -134,7 +137,10 @@ class AskedAgents:
             except ConnectionError as error:  # the expert, between turns
                 raise ConfigError(str(error)) from None
             texts = {team.roles[agent]: text for agent, text in group.latest(group.turns[0]).items()}
-            wanted = request_executions(team.reward, problem, texts, {}) if len(texts) == len(team.roles) else {}
+            has_texts = len(texts) == len(team.roles)
+            for episode in group.episodes:
+                texts, has_texts = episode.texts, episode.status == "finished" and episode.returned is None
+            wanted = request_executions(team.reward, problem, texts, {}) if has_texts else {}
             if wanted and not (problem.test or problem.hidden_test):
                 waiting = [ScoredTurn(turn.picks, PENDING, {}) for turn in group.turns]
                 steps = (*steps, _make_step(group, waiting[0], prefix))
@@ -143,10 +149,17 @@ class AskedAgents:
             [scored], _ = score([group], team, self.sandbox, backend.cache)
             turn = scored.turns[0]
             steps = (*steps, _make_step(group, turn, prefix))
-            yield Answer(problem, steps, _find_best_source(wanted, turn.reports), _say_unmeasured(turn))
+            unmeasured = _say_failed(group) or _say_unmeasured(turn)
+            yield Answer(problem, steps, _find_best_source(wanted, turn.reports), unmeasured)
             if turn.masked:
                 return
             node = child_node(scored, 0, sampling, 1)
+
+
+def _say_failed(group: RolloutGroup[Turn]) -> str:
+    """How the program of an episode failed; empty if it finished, or if there is none."""
+    failed = [f"the program {one.status}: {one.message}" for one in group.episodes if one.status != "finished"]
+    return "".join(failed)
 
 
 def _say_unmeasured(turn: ScoredTurn) -> str:
@@ -196,7 +209,11 @@ def _make_step(group: RolloutGroup[Turn], turn: ScoredTurn, prefix: str) -> Traj
     """Make the step of a joint action, with agents named without ``prefix``."""
     prompts = {agent.removeprefix(prefix): prompt for agent, prompt in group.prompts.items()}
     actions = {agent.removeprefix(prefix): group.actions[agent][i] for agent, i in turn.picks.items()}
-    return TrajectoryStep(prompts, actions, turn)
+    episode = None
+    for played in group.episodes:
+        calls = (replace(call, agent=call.agent.removeprefix(prefix)) for call in played.calls)
+        episode = replace(played, calls=tuple(calls))
+    return TrajectoryStep(prompts, actions, turn, episode)
 
 
 def _find_best_source(wanted: Mapping[str, Execution], reports: Mapping[str, ExecutionReport]) -> str:

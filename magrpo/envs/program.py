@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -77,6 +79,18 @@ class AgentProgram(Plugin):
     def is_function(self) -> bool:
         """Whether ``run`` names a function rather than a command."""
         return _FUNCTION.fullmatch(self.run) is not None
+
+    def read_sources(self) -> list[str]:
+        """The texts of the program's own files: its module, or the files that its command names."""
+        if self.is_function:
+            names = [self.run.partition(":")[0].replace(".", "/") + ".py"]
+            with suppress(ImportError, ValueError):
+                spec = find_spec(self.run.partition(":")[0])
+                names.append(str(spec.origin) if spec is not None else "")
+        else:
+            names = shlex.split(self.run)[1:]
+        found = [Path(name) for name in names if Path(name).is_file()]
+        return [path.read_text(encoding="utf-8", errors="replace") for path in found[: 1 if self.is_function else None]]
 
     @field_validator("models")
     @classmethod

@@ -1,23 +1,27 @@
 """A real sample for the model card: a held-out problem, the prompts of all agents, their answers and the reward."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 from magrpo.export.team import TrainedTeam
 from magrpo.reports.health import describe_answer
 from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import read_records
-from magrpo.stages.answers import measure_answer, read_prompt
+from magrpo.stages.answers import measure_step
 from magrpo.types import JointReward, Problem, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The first answer of every agent to one problem, greedy, from the run's last evaluation; keyed by agent."""
+    """The first answer of every agent to one problem, greedy, from the run's last evaluation; keyed by agent.
+
+    If a program asked the agents: their last answers, but the messages that they saw first.
+    """
 
     problem: Problem
-    messages: Mapping[str, Sequence[Mapping[str, str]]]
-    """The prompts as the environment made them."""
+    messages: Mapping[str, Sequence[Mapping[str, Any]]]
+    """The prompts as the environment, or the program, made them."""
     answers: Mapping[str, str]
     remarks: Mapping[str, str]
     """Remarks on answers that were cut off or copied from their prompt; other agents have none."""
@@ -46,22 +50,22 @@ def choose_sample(team: TrainedTeam) -> Sample | None:
     best = min(trajectories, key=order)
     num_steps, reward = _first_round(best)
     steps = best.steps[:num_steps]
-    prompts = {agent: prompt for step in reversed(steps) for agent, prompt in step.prompts.items()}
-    answers = {agent: action.text for step in reversed(steps) for agent, action in step.actions.items()}
+    messages = {agent: seen for step in reversed(steps) for agent, seen in step.first_messages.items()}
+    answers = {agent: action.text for step in reversed(steps) for agent, action in step.latest_actions.items()}
     agents = [agent for agent in team.config.agents if agent.name in answers]
     remarks = {
-        agent: describe_answer(
-            measure_answer(action, read_prompt(prompts[agent])), is_code=bool(best.problem.entry_point)
-        )
+        agent: describe_answer(stats, is_code=bool(best.problem.entry_point))
         for step in steps
-        for agent, action in step.actions.items()
+        for agent, stats in measure_step(step).items()
     }
     texts = {agent.role: answers[agent.name] for agent in agents}
+    if steps[-1].episode is not None:
+        texts = steps[-1].episode.texts
     executions = team.config.reward.executions(best.problem, texts, {})
     report = next((steps[-1].turn.reports[name] for name in executions), None)
     return Sample(
         problem=best.problem,
-        messages={a.name: [asdict(message) for message in prompts[a.name].observation.messages] for a in agents},
+        messages={agent.name: messages[agent.name] for agent in agents},
         answers={agent.name: answers[agent.name] for agent in agents},
         remarks={agent: remark for agent, remark in remarks.items() if remark},
         program=next((execution.source for execution in executions.values()), ""),
@@ -76,7 +80,7 @@ def _first_round(trajectory: Trajectory) -> tuple[int, JointReward]:
     everybody = trajectory.texts.keys()
     seen: set[str] = set()
     for number, step in enumerate(trajectory.steps, start=1):
-        seen |= step.actions.keys()
+        seen |= step.latest_actions.keys()
         if seen == everybody:
             return number, step.turn.reward
     raise AssertionError("the last turn has seen every agent that acts")

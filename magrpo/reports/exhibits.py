@@ -169,8 +169,8 @@ def _first_prompts(run: EvaluatedRun, task_id: str) -> dict[str, str]:
     trajectory = run.trajectories.get(task_id)
     if trajectory is None:
         return {}
-    observed = {agent: prompt for step in reversed(trajectory.steps) for agent, prompt in step.prompts.items()}
+    seen = {agent: messages for step in reversed(trajectory.steps) for agent, messages in step.first_messages.items()}
     return {
-        agent: "\n\n".join(f"{message.role}:\n{message.content}" for message in prompt.observation.messages)
-        for agent, prompt in observed.items()
+        agent: "\n\n".join(f"{message['role']}:\n{message['content']}" for message in messages)
+        for agent, messages in seen.items()
     }

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from magrpo.algo.repetition import find_copied, find_repeated, marked_share
-from magrpo.types import Action, AnswerStats, Episode, PastTurn, Prompt, RolloutGroup, T
+from magrpo.types import Action, AnswerStats, Episode, PastTurn, Prompt, RolloutGroup, T, TrajectoryStep
 
 ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated_frac")
 """Names of the quantities measured for the answers of each agent."""
@@ -34,6 +34,16 @@ def measure_calls(episode: Episode) -> dict[str, list[AnswerStats]]:
         written = [earlier.action.text for earlier in episode.calls[:number]]
         measured[call.agent].append(measure_answer(call.action, asked, written))
     return measured
+
+
+def measure_step(step: TrajectoryStep, written: Iterable[str] = ()) -> dict[str, AnswerStats]:
+    """Measure the latest completion of each agent in one turn. ``written``: texts of earlier turns."""
+    if step.episode is not None:
+        return {agent: measured[-1] for agent, measured in measure_calls(step.episode).items()}
+    return {
+        agent: measure_answer(action, read_prompt(step.prompts[agent]), written)
+        for agent, action in step.actions.items()
+    }
 
 
 def list_actions(group: RolloutGroup[T]) -> list[Action]:

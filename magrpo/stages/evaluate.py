@@ -20,7 +20,7 @@ from magrpo.interfaces import Reward
 from magrpo.run.files import EVALUATION, NOTABLE_EXECUTIONS, TRAJECTORIES
 from magrpo.run.store import write_records
 from magrpo.sandboxes.notable_executions import write_notable_executions
-from magrpo.stages.answers import list_quantities, measure_answer, measure_calls, read_prompt
+from magrpo.stages.answers import list_quantities, measure_step
 from magrpo.stages.backend import Backend, Splits, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import Node, child_node, has_ended, rollout, sampling_params
@@ -149,7 +149,7 @@ def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRo
             passed=tuple(judge_passed(reward, trajectory.problem.task_id, turn.reports) for turn in turns),
             texts=trajectory.texts,
             answers=_measure_answers(trajectory),
-            generated_tokens=sum(len(action.token_ids) for step in trajectory.steps for action in step.all_actions),
+            generated_tokens=sum(len(action.token_ids) for step in trajectory.steps for _, action in step.all_actions),
         )
         rows.append(row)
     return sorted(rows, key=row_key)
@@ -160,12 +160,7 @@ def _measure_answers(trajectory: Trajectory) -> dict[str, AnswerStats]:
     answers: dict[str, AnswerStats] = {}
     written: list[str] = []
     for step in trajectory.steps:
-        if step.episode is not None:
-            answers |= {agent: measured[-1] for agent, measured in measure_calls(step.episode).items()}
-        answers |= {
-            agent: measure_answer(action, read_prompt(step.prompts[agent]), written)
-            for agent, action in step.actions.items()
-        }
+        answers |= measure_step(step, written)
         written += [action.text for action in step.actions.values()]
     return answers
 

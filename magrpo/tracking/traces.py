@@ -13,13 +13,13 @@ import hashlib
 import itertools
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from magrpo.tracking.connection import Refused
 from magrpo.tracking.outbox import Record
-from magrpo.types import ExecutionReport, Trajectory, TrajectoryStep, TurnTimes
+from magrpo.types import Action, ExecutionReport, Trajectory, TrajectoryStep, TurnTimes
 
 if TYPE_CHECKING:
     from mlflow.entities import Feedback, Span, TraceInfo
@@ -36,7 +36,7 @@ def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) 
         {
             "rollout": list(when.rollout),
             "score": list(when.score),
-            "agents": {name: _agent_record(taken, name) for name in taken.actions},
+            "answers": list(_answer_records(taken)),
             "reports": {name: _execution_record(report) for name, report in taken.turn.reports.items()},
             "reward": taken.turn.reward.total,
             "parts": dict(taken.turn.reward.parts),
@@ -56,13 +56,27 @@ def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) 
     }
 
 
-def _agent_record(step: TrajectoryStep, name: str) -> Record:
-    prompt, action = step.prompts[name], step.actions[name]
+def _answer_records(step: TrajectoryStep) -> Iterator[Record]:
+    """The records of all completions of a turn. ``extends``: number of an earlier one that it continues; -1: none."""
+    for name, action in step.actions.items():
+        yield _answer_record(action, step.first_messages[name], len(step.prompts[name].token_ids))
+    episode = step.episode
+    if episode is not None:
+        for number, call in enumerate(episode.calls):
+            prompt_tokens = len(episode.prompt_ids(number))
+            yield _answer_record(call.action, episode.messages(number), prompt_tokens, call.extends)
+
+
+def _answer_record(
+    action: Action, messages: Sequence[Mapping[str, Any]], prompt_tokens: int, extends: int = -1
+) -> Record:
     return {
-        "messages": [{"role": message.role, "content": message.content} for message in prompt.observation.messages],
+        "agent": action.agent,
+        "extends": extends,
+        "messages": list(messages),
         "completion": action.text,
         "finish_reason": action.finish_reason,
-        "prompt_tokens": len(prompt.token_ids),
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": len(action.token_ids),
         "log_probability": sum(action.sampling_logps),
         "policy_version": action.policy_version,
@@ -113,7 +127,10 @@ def _hash(*parts: object) -> str:
 
 
 def _make_spans(trace: str, record: Record) -> Iterator[Span]:
-    """Make the spans of a trace: the root, then for each turn the answers of its agents and its scoring."""
+    """Make the spans of a trace: the root, then for each turn the answers of its agents and its scoring.
+
+    An answer whose prompt continues an earlier one is a child of that, as the calls of a program often are.
+    """
     turns = record["turns"]
     make_span = partial(_make_span, trace, itertools.count())
     completions = {agent: text for turn in turns for agent, text in _completions(turn).items()}
@@ -121,10 +138,15 @@ def _make_spans(trace: str, record: Record) -> Iterator[Span]:
     attributes = {key: record[key] for key in ("task_id", "split", "mode", "path")} | {"iteration": record["step"]}
     inputs = {"problem": record["problem"]}
     yield make_span(record["task_id"], "CHAIN", _work_interval(record), inputs, outputs, attributes)
+    num_made = 1
     for index, turn in enumerate(turns, start=1):
         suffix = f" turn {index}" if len(turns) > 1 else ""
-        for agent, said in turn["agents"].items():
-            yield make_span(f"{agent}{suffix}", "CHAT_MODEL", turn["rollout"], *_describe_answer(said))
+        first = num_made
+        for said in turn["answers"]:
+            parent = 0 if said["extends"] < 0 else first + said["extends"]
+            described = _describe_answer(said)
+            yield make_span(f"{said['agent']}{suffix}", "CHAT_MODEL", turn["rollout"], *described, parent=parent)
+        num_made += len(turn["answers"]) + _is_priced(turn)
         if _is_priced(turn):
             outputs = {key: turn[key] for key in ("reward", "parts", "reports")}
             inputs, attributes = {"completions": _completions(turn)}, {"masked": turn["masked"]}
@@ -154,8 +176,9 @@ def _make_span(
     outputs: Record,
     attributes: Record,
     failed: bool = False,
+    parent: int = 0,
 ) -> Span:
-    """Make the next span of a trace. Number 0 is the root and the parent of all others."""
+    """Make the next span of a trace. Number 0 is the root."""
     from mlflow.entities import Span  # takes seconds
 
     number = next(numbers)
@@ -171,7 +194,7 @@ def _make_span(
         {
             "trace_id": _encode(trace.removeprefix("tr-")),
             "span_id": _encode(_hash(trace, number)[:16]),
-            "parent_span_id": _encode(_hash(trace, 0)[:16]) if number else None,
+            "parent_span_id": _encode(_hash(trace, parent)[:16]) if number else None,
             "name": title,
             "start_time_unix_nano": began + number,
             "end_time_unix_nano": max(ended, began + number),
@@ -235,4 +258,4 @@ def _is_priced(turn: Record) -> bool:
 
 
 def _completions(turn: Record) -> dict[str, str]:
-    return {agent: said["completion"] for agent, said in turn["agents"].items()}
+    return {said["agent"]: said["completion"] for said in turn["answers"]}

@@ -1,8 +1,8 @@
 """Keys of steps: digests of everything that an output depends on, by which a committed output is found again.
 
 A key covers the inputs, the sections of the configuration that the stage names, and the text of the prompts where it
-prompts agents. A section contributes only its differences from the defaults, so a new option at its default changes no
-key. Code does not enter keys: neither the code of stages nor that of plug-ins.
+prompts agents; the prompts of a program are in its file. A section contributes only its differences from the defaults,
+so a new option at its default changes no key. Other code does not enter keys: neither that of stages nor of plug-ins.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from magrpo.config.run import RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.envs.prompts import PROMPTS
 from magrpo.process.environment import shorten_path
 from magrpo.run.manifest import digest
@@ -30,7 +31,9 @@ def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
         sections["train"].pop("num_iterations", None)
     if not sections.get("penalty", True):
         del sections["penalty"]  # a whole section at its defaults must not change the keys of older runs
-    prompts = [PROMPTS] if step.spec.shows_prompts else []
+    prompts: list[Any] = []
+    if step.spec.shows_prompts:
+        prompts = [config.env.read_sources() if isinstance(config.env, AgentProgram) else PROMPTS]
     return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs], *prompts)
 
 

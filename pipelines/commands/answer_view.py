@@ -1,6 +1,7 @@
 """Shows the answers of ``magrpo ask``: agents side by side, tests and parts of the reward; or everything as JSON."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from magrpo.asking.problems import writes_programs
 from magrpo.interfaces import Reward
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
-from magrpo.types import PENALTY, PENDING, ExecutionReport, Problem
+from magrpo.types import PENALTY, PENDING, Action, ExecutionReport, Problem, TrajectoryStep
 
 _COLUMN = 36
 """Narrowest column, in characters, for an agent's text beside another."""
@@ -59,8 +60,9 @@ class AnswerView:
         step = answer.steps[-1]
         turn = len(answer.steps)
         name = f", turn {turn} of {num_turns}" if num_turns > 1 else ""
-        cut_at = {f"{agent}{name}": tokens for agent, tokens in answer.cut_at.items() if agent in step.actions}
-        texts = {f"{agent}{name}": action.text for agent, action in step.actions.items()}
+        titled = {f"{title}{name}": action for title, action in title_actions(step).items()}
+        cut_at = {title: len(one.token_ids) for title, one in titled.items() if one.finish_reason == "length"}
+        texts = {title: action.text for title, action in titled.items()}
         self._console.print(self._arrange(texts, cut_at))
         if cut_at:
             self._console.print(Text(_HOW_TO_RAISE, style="yellow"), soft_wrap=not self._console.is_terminal)
@@ -136,6 +138,18 @@ class AnswerView:
         return rows
 
 
+def title_actions(step: TrajectoryStep) -> dict[str, Action]:
+    """The completions of a turn by agent; numbered if a program asked an agent several times: ``coder, call 2``."""
+    asked = Counter(agent for agent, _ in step.all_actions)
+    numbers: Counter[str] = Counter()
+    titled = {}
+    for agent, action in step.all_actions:
+        numbers[agent] += 1
+        suffix = f", call {numbers[agent]}" if asked[agent] > 1 else ""
+        titled[f"{agent}{suffix}"] = action
+    return titled
+
+
 def make_printable(text: str) -> str:
     """Escape the text's control characters, because a model's text must not command a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
@@ -147,7 +161,7 @@ def answer_as_json(answer: Answer, reward: Reward) -> dict[str, Any]:
     report = answer.report
     return {
         "texts": answer.texts,
-        "turns": [{agent: action.text for agent, action in step.actions.items()} for step in answer.steps],
+        "turns": [{title: one.text for title, one in title_actions(step).items()} for step in answer.steps],
         "cut_at": answer.cut_at,
         "program": answer.program or None,
         "tests": None if report is None else _report_as_json(report),

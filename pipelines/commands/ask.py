@@ -100,8 +100,9 @@ def _list_teams(asked: AskedTeam, agents: AskedAgents) -> Mapping[str, Team]:
 
 def _show_answers(asked: AskedTeam, agents: AskedAgents, problem: Problem, question: Question) -> None:
     """Print each team's answer, turn by turn, then compare them."""
-    author_role = asked.config.env.roles()[-1]
-    author = next(agent.name for agent in asked.config.agents if agent.role == author_role)
+    roles = asked.config.env.roles()
+    authors = [agent.name for agent in asked.config.agents if agent.role in roles[-1:]]
+    author = authors[0] if authors else asked.config.agents[-1].name  # a program may give its roles to any agents
     view = AnswerView(Console(highlight=False), asked.config.reward, author)
     view.show_problem(problem)
     if remark := describe_knowledge(problem, asked.config):
