@@ -453,7 +453,9 @@ class RunConfig(Section):
     def _rows_have_agents(self) -> RunConfig:
         known = {(agent.name, agent.model, agent.weights) for agent in self.agents}
         for row in self.baselines.rows:
-            wanted, given = sorted(list_roles(row.env)), sorted(agent.role for agent in row.agents)
+            given = sorted(agent.role for agent in row.agents)
+            roles = [agent.role for agent in self.agents] if isinstance(row.env, AgentProgram) else list_roles(row.env)
+            wanted = sorted(roles)
             if wanted != given:
                 message = f"baselines: row {row.name!r} needs one agent for each role {wanted}"
                 raise ValueError(f"{message}, got {quote_value(given)}")

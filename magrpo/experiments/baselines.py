@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, validate_config
 
 
@@ -196,7 +197,10 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
     entry = BASELINES[name]
     env = _change_plugin("env", config.env, {**entry.env, **_choose_env(entry, config)})
     reward = _change_plugin("reward", config.reward, {"kind": env.kind} if entry.order == "alone" else {})
-    roles = env.roles()
+    # A program's agents fill their own roles; those of the environment are the texts that it returns.
+    is_program = isinstance(env, AgentProgram)
+    roles = tuple(agent.role for agent in config.agents) if is_program else env.roles()
+    entry_title = "untrained program" if is_program and name == "naive" else entry.title
     num_turns = config.env.num_turns
     stop_above = None
     if entry.oracle != "none":
@@ -211,7 +215,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
     for suffix, title, seats in seat_agents(entry.seating, teams, roles):
         yield BaselineRow(
             name=name + suffix,
-            title=entry.title + title,
+            title=entry_title + title,
             env=env,
             reward=reward,
             penalty=config.penalty,
@@ -230,6 +234,8 @@ def _choose_env(entry: Baseline, config: RunConfig) -> dict[str, str]:
         return {"kind": family.at_once} if family and config.env.kind == family.in_turn else {}
     if entry.order == "own":
         return {}
+    if isinstance(config.env, AgentProgram):
+        raise LeftOut("the run's agents are asked by a program, whose prompts no other environment has")
     if family is None:
         known = ", ".join(kind for one in FAMILIES for kind in one.rewards)
         raise LeftOut(f"it needs one of the rewards {known}, not {config.reward.kind}")

@@ -14,6 +14,7 @@ from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_obstacle
+from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
 from magrpo.planning.card import check_card, choose_engine, estimate_card, settle_micro_batches
@@ -91,7 +92,13 @@ def _describe_reuse(planned: Sequence[Step], remaining: Sequence[Step], *, is_ne
 
 def _describe_work(config: RunConfig) -> Iterator[Line]:
     work = estimate_work(config)
-    yield Line("tokens", f"at most {work.tokens} sampled per iteration, in {work.completions} completions")
+    if isinstance(config.env, AgentProgram):
+        tokens = (
+            f"{work.tokens} sampled per iteration if every agent is asked once, at most {config.env.max_calls} times"
+        )
+        yield Line("tokens", f"{tokens} in an episode (env.max_calls)")
+    else:
+        yield Line("tokens", f"at most {work.tokens} sampled per iteration, in {work.completions} completions")
     if work.programs == 0:
         yield Line("sandbox", f"not needed: {work.joint_actions} joint actions per iteration are scored as texts")
         return

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from magrpo.config.run import RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.files import hub
 from magrpo.model.lineup import Lineup
 from magrpo.progress.activity import show_activity
@@ -33,6 +34,10 @@ def describe_problems(config: RunConfig, lineup: Lineup, committed: Splits | Non
         yield from _describe_templates(lineup)
         return
     yield Line("problems", ", ".join(f"{len(members)} {split}" for split, members in splits.items()))
+    if isinstance(config.env, AgentProgram):
+        yield Line("program", f"{config.env.run}, which writes the prompts; not run here")
+        yield from _describe_templates(lineup)
+        return
     yield Line("", f"the longest prompt has {longest}")
     yield from _describe_templates(lineup)
     if not config.baselines.rows:
