@@ -348,6 +348,11 @@ class TrajectoryStep:
         return dict(self.all_actions)
 
     @property
+    def first_actions(self) -> dict[str, Action]:
+        """The first completion of every agent that acted, which answers :attr:`first_messages`."""
+        return dict(reversed(self.all_actions))
+
+    @property
     def first_messages(self) -> dict[str, tuple[dict[str, Any], ...]]:
         """The messages that every agent that acted saw first, in OpenAI's form."""
         seen: dict[str, tuple[dict[str, Any], ...]] = {}

@@ -16,7 +16,7 @@ from magrpo.types import JointReward, Problem, Trajectory
 class Sample:
     """The first answer of every agent to one problem, greedy, from the run's last evaluation; keyed by agent.
 
-    If a program asked the agents: their last answers, but the messages that they saw first.
+    An agent that a program asked several times is shown with its first answer.
     """
 
     problem: Problem
@@ -51,12 +51,13 @@ def choose_sample(team: TrainedTeam) -> Sample | None:
     num_steps, reward = _first_round(best)
     steps = best.steps[:num_steps]
     messages = {agent: seen for step in reversed(steps) for agent, seen in step.first_messages.items()}
-    answers = {agent: action.text for step in reversed(steps) for agent, action in step.latest_actions.items()}
+    answers = {agent: action.text for step in reversed(steps) for agent, action in step.first_actions.items()}
     agents = [agent for agent in team.config.agents if agent.name in answers]
     remarks = {
         agent: describe_answer(stats, is_code=bool(best.problem.entry_point))
         for step in steps
         for agent, stats in measure_step(step).items()
+        if step.first_actions[agent] == step.latest_actions[agent]
     }
     texts = {agent.role: answers[agent.name] for agent in agents}
     if steps[-1].episode is not None:

@@ -5,8 +5,8 @@ so a crash or a kill ends that episode alone. It then takes the next one, unless
 its program raised an exception, or every episode is to have a fresh process: forking costs more than a short episode.
 
 Reads a line of JSON for each order on standard input, and writes one on its original standard output for each episode
-that ended. When its input ends, it kills all workers with their process groups. Uses the standard library only, besides
-what the program imports.
+that ended. When its input ends, it kills all workers with their process groups, and deletes FOLDER. Uses the standard
+library only, besides what the program imports.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import random
 import resource
 import selectors
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -258,6 +259,7 @@ def main() -> None:
     gc.freeze()  # workers share the pages of what was imported
     os.write(reports, b'{"ready": true}\n')
     ForkServer(run, function, reports, Path(folder), fresh=fresh == "fresh" or function is None).serve()
+    shutil.rmtree(folder, ignore_errors=True)  # here, because the run may have been killed
 
 
 if __name__ == "__main__":

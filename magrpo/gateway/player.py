@@ -134,6 +134,7 @@ class EpisodePlayer:
             self._call(self._gateway.stop())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.close()
 
     def _call(self, awaitable: Awaitable[Any]) -> None:
         asyncio.run_coroutine_threadsafe(_await(awaitable), self._loop).result()

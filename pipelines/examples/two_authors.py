@@ -14,8 +14,8 @@ The post:
 
 Write the short summary only."""
 LONG = """\
-A colleague has summarised a post in short. Write a summary that is two to three times as long. Keep to the words of the \
-post and of the short summary, add details from the post, and lead the reader with transition words.
+A colleague has summarised a post in short. Write a summary that is two to three times as long. Keep to the words of \
+the post and of the short summary, add details from the post, and lead the reader with transition words.
 
 The post:
 {post}
