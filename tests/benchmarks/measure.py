@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.measure credit|orchestration CONFIG [KEY=VALUE...]``: measurements that the docs quote.
+"""Measurements that the docs quote: ``python -m tests.benchmarks.measure credit|gateway|orchestration CONFIG [...]``.
 
 They run as commands of ``magrpo`` do: in the same environment, with the same messages for mistakes.
 """
@@ -8,6 +8,6 @@ import sys
 from pipelines import cli
 
 if __name__ == "__main__":
-    for name in ("credit", "orchestration"):
+    for name in ("credit", "gateway", "orchestration"):
         cli.app.command(f"tests.benchmarks.{name}:bench_{name}", name=name)
     sys.exit(cli.main())
