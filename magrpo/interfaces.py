@@ -56,7 +56,7 @@ class Env(Protocol):
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """The observation of the agent in ``role`` after ``history``.
 
-        ``history`` is empty at the first turn; its texts are keyed by agent. Called from several threads at once.
+        ``history`` is empty at the first turn; its texts are keyed by agent.
         Raises ConnectionError if a remote service fails, so that a retry may succeed.
         """
 

@@ -123,7 +123,7 @@ class AskedAgents:
         turns need feedback.
 
         Raises:
-            ConfigError: a prompt is too long, or an expert that gives feedback does not answer.
+            ConfigError: a prompt is too long, or a service that the environment asks does not answer.
         """
         prefix = UNTRAINED if team is self.untrained else ""
         greedy = SamplingParams(temperature=0.0, max_new_tokens=self.rollout.max_new_tokens)
@@ -134,7 +134,7 @@ class AskedAgents:
         for _ in range(team.env.num_turns):
             try:
                 [group] = rollout([node], team, backend, _ALIGNED, seed or 0)
-            except ConnectionError as error:  # the expert, between turns
+            except ConnectionError as error:  # a service that the environment asks
                 raise ConfigError(str(error)) from None
             texts = {team.roles[agent]: text for agent, text in group.latest(group.turns[0]).items()}
             has_texts = len(texts) == len(team.roles)

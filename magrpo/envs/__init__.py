@@ -1,6 +1,6 @@
 """Environments: the roles of agents, their prompts, and the feedback between turns.
 
 Begin with :mod:`magrpo.envs.coding`, the environments of programmers; ``writing`` is that of two authors. The texts of
-prompts are in ``prompts.toml``. ``diagnosis`` words the feedback on a program, and ``expert`` asks another model for
-edits.
+prompts are in ``prompts.toml``. ``diagnosis`` words the feedback on a program of the agents. In ``program``, a program
+of the user's asks the agents (:mod:`magrpo.gateway`).
 """

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from magrpo.envs.diagnosis import Feedback, diagnose_turn, format_bare_feedback, format_feedback
-from magrpo.envs.expert import Expert
 from magrpo.envs.prompts import PROMPTS
 from magrpo.envs.rounds import merge_rounds
 from magrpo.plugins import Plugin
@@ -37,11 +36,9 @@ class ProgramEnv(Plugin):
     2508.04652; ``bare``: only the problem under a one-word heading, for a tiny model."""
     feedback: Feedback = "level_feedback"
     """Feedback between turns. ``level_feedback``: diagnostics for each level; ``level_passed``: pass or fail for each
-    level; ``passed``: one line; ``plain``: none; ``discussion``: the partner's last text; ``expert_edits``: the
-    expert's proposals."""
+    level; ``passed``: one line; ``plain``: none; ``discussion``: the partner's last text."""
     feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
-    """Number of failing tests that ``level_feedback`` quotes and ``expert_edits`` shows to the expert. 0: feedback
-    reveals none of the reward's tests."""
+    """Number of failing tests that ``level_feedback`` quotes. 0: feedback reveals none of the reward's tests."""
 
     def roles(self) -> tuple[str, ...]:
         return tuple(self.system)
@@ -76,12 +73,9 @@ class ProgramEnv(Plugin):
         if self.feedback == "discussion":
             texts = [f"```\n{text}\n```" for text in _list_partner_texts(turn, agent)]
             return "\n".join(["Your partner wrote:", *texts])
-        return self._describe_program(self.feedback, problem, role, turn)
-
-    def _describe_program(self, mode: Feedback, problem: Problem, role: str, turn: PastTurn) -> str:
         diagnosis = diagnose_turn(turn, role)
         limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
-        return format_feedback(mode, diagnosis, role, problem.entry_point, limit)
+        return format_feedback(self.feedback, diagnosis, role, problem.entry_point, limit)
 
 
 def _fill_prompts(system: str, task: str, parts: Mapping[str, str]) -> list[Message]:
@@ -118,24 +112,13 @@ def _list_partner_texts(turn: PastTurn, agent: str) -> list[str]:
 class CodingEnv(ProgramEnv):
     """A ``helper`` writes ``aux``, a ``main`` writes the entry point; both act at every turn.
 
-    An agent sees its partner's completion only in feedback mode ``discussion``; in mode ``expert_edits`` the expert
-    reads both completions and may quote them.
+    An agent sees its partner's completion only in feedback mode ``discussion``.
     """
 
     system: ClassVar[Mapping[str, str]] = PROMPTS["coding"]
     task: ClassVar[Mapping[str, str]] = PROMPTS["coding_task"]
 
     kind: str = "coding"
-    expert: Expert | None = None
-    """Model that proposes edits; required by ``feedback = "expert_edits"``. None: no expert."""
-
-    @model_validator(mode="after")
-    def _require_expert(self) -> CodingEnv:
-        if self.feedback == "expert_edits" and self.expert is None:
-            raise ValueError("feedback 'expert_edits' needs an expert: set env.expert.model and env.expert.base_url")
-        if self.feedback == "expert_edits" and self.prompt == "bare":
-            raise ValueError("feedback 'expert_edits' is free text, for prompt 'instruct' only: set env.prompt")
-        return self
 
     def _ask(self, role: str, parts: Mapping[str, str]) -> list[Message]:
         if self.prompt == "paper":
@@ -143,16 +126,6 @@ class CodingEnv(ProgramEnv):
         if self.prompt == "list":
             return _fill_prompts(PROMPTS["coding_list"][role], PROMPTS["coding_list_task"][role], parts)
         return super()._ask(role, parts)
-
-    def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
-        if self.expert is None or self.feedback != "expert_edits":
-            return super()._give_feedback(problem, role, turn, agent)
-        (partner,) = _list_partner_texts(turn, agent)
-        own = turn.texts[agent]
-        helper, main = (own, partner) if role == "helper" else (partner, own)
-        diagnosis = self._describe_program("level_feedback", problem, role, turn)
-        edits = self.expert.propose_edits(problem, role, helper=helper, main=main, diagnosis=diagnosis)
-        return f"A reviewer proposes:\n{edits}" if edits else "A reviewer proposes no edits."
 
 
 class SequentialEnv(CodingEnv):

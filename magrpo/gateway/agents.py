@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-_HEADERS = {"Content-Type": "application/json"}
-
 
 class GatewayRefused(RuntimeError):
     """The gateway refused a request; the message says why."""
@@ -36,7 +34,7 @@ class Agent:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         body = {"model": self.model, "messages": messages, **options}
-        answer = post_json(f"{self.base_url}/chat/completions", body)
+        answer = post_json(f"{self.base_url}/chat/completions", body, self.api_key)
         return answer["choices"][0]["message"]["content"] or ""
 
     def client(self, **options: Any) -> Any:
@@ -84,7 +82,8 @@ class Agents(Mapping[str, Agent]):
 
         ``test`` defines ``check(candidate)``, as in HumanEval, and is called with the function ``entry_point``.
         """
-        return post_json(f"{self.url}/run", {"source": source, "entry_point": entry_point, "test": test})
+        body = {"source": source, "entry_point": entry_point, "test": test}
+        return post_json(f"{self.url}/run", body, self.token)
 
     def export(self) -> None:
         """Set the environment variables that OpenAI clients read."""
@@ -92,12 +91,14 @@ class Agents(Mapping[str, Agent]):
         os.environ["OPENAI_API_KEY"] = self.token
 
 
-def post_json(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def post_json(url: str, body: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Post a JSON object and return the answer. Raises GatewayRefused with the message of an error."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = connect(parts.hostname or "", parts.port)
     try:
-        connection.request("POST", parts.path, json.dumps(body), _HEADERS)
+        connection.request("POST", parts.path, json.dumps(body), headers)
         response = connection.getresponse()
         answer: dict[str, Any] = json.loads(response.read())
     finally:

@@ -10,7 +10,6 @@ import random
 import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -30,8 +29,6 @@ from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.episodes import episode_metrics, play_episodes
 from magrpo.stages.prepare import draw_problems
 from magrpo.types import PENDING, PastTurn, Problem, Prompt, Request, RolloutGroup, SamplingParams, ScoredTurn, Turn
-
-_OBSERVER_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,24 +160,17 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
 
 
 def _build_prompts(nodes: Sequence[Node], team: Team, backend: Backend) -> list[dict[str, Prompt]]:
-    """The prompts of the acting agents, one dict for each node.
-
-    Environments are called in threads, because some ask a remote service, as ``expert_edits`` does. For the others that
-    costs 15 microseconds for each prompt, less than a way for every environment to declare whether it needs threads.
-    """
-    env = team.env
-    acting = [[agent for agent in team.agents if agent.role in env.acting(len(node.history))] for node in nodes]
-    calls = [
-        (node.problem, agent.role, node.history, agent.name)
-        for node, agents in zip(nodes, acting, strict=True)
-        for agent in agents
-    ]
-    with ThreadPoolExecutor(_OBSERVER_THREADS) as pool:
-        observations = pool.map(lambda call: observe_problem(env, *call), calls)
-        prompts = iter(
-            [Prompt(seen, backend.render(call[-1], seen)) for seen, call in zip(observations, calls, strict=True)]
-        )
-    return [{agent.name: next(prompts) for agent in agents} for agents in acting]
+    """The prompts of the acting agents, one dict for each node."""
+    built = []
+    for node in nodes:
+        acting = team.env.acting(len(node.history))
+        prompts = {}
+        for agent in team.agents:
+            if agent.role in acting:
+                seen = observe_problem(team.env, node.problem, agent.role, node.history, agent.name)
+                prompts[agent.name] = Prompt(seen, backend.render(agent.name, seen))
+        built.append(prompts)
+    return built
 
 
 def write_groups(context: StageContext) -> Metrics:

@@ -15,10 +15,8 @@ from magrpo.asking.teams import AskedTeam, find_asked_team
 from magrpo.plugins import ConfigError
 from magrpo.types import PENDING, Observation, PastTurn, Problem
 from tests.asking.runs import CONFIGS, SMALL, make_run
-from tests.envs.test_expert import Endpoint, endpoint  # noqa: F401  # a fixture
 from tests.fakes import LengthEnv, ScriptedSandbox
 from tests.pipelines.micro import write_config
-from tests.tiny import tiny_base, tiny_config
 
 SCRIPTED = 'sandbox={kind = "tests.plugins:Sandbox"}'
 
@@ -104,24 +102,14 @@ def test_two_authors_are_priced_without_tests(tmp_path: Path) -> None:
         assert set(answer.reward.parts) == set(asked.config.reward.maxima)
 
 
-def test_an_expert_is_asked_between_the_turns(tmp_path: Path, endpoint: Endpoint) -> None:  # noqa: F811
-    tiny_base(tmp_path / "base", tiny_config(max_length=4096))
-    overrides = ["env.kind=coding", "env.num_turns=2", "env.feedback=expert_edits", "reward.kind=coding", SCRIPTED]
-    expert = ["env.expert.model=wise", f"env.expert.base_url=http://127.0.0.1:{endpoint.server_port}/v1"]
-    with open_team(tmp_path, write_config(tmp_path), *overrides, *expert, untrained=False) as (asked, agents):
-        problem = write_problem("def f(x):", ["assert f(1) == 4"], asked.config.reward, asked.config.problems)
-        assert len(last(agents, problem).steps) == 2
-        assert [request["model"] for request in endpoint.requests] == ["wise", "wise"]
-
-
-class SilentExpert(LengthEnv):
+class SilentService(LengthEnv):
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-        raise ConnectionError("env.expert.base_url: it does not answer; start the server")
+        raise ConnectionError("http://127.0.0.1:1: it does not answer; start the server")
 
 
-def test_an_expert_that_does_not_answer_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_service_that_does_not_answer_is_the_users_to_mend(tmp_path: Path) -> None:
     with open_team(tmp_path, write_config(tmp_path), untrained=False) as (_, agents):
-        silent = replace(agents, trained=replace(agents.trained, env=SilentExpert()))
+        silent = replace(agents, trained=replace(agents.trained, env=SilentService()))
         with pytest.raises(ConfigError, match="it does not answer; start the server"):
             last(silent, Problem("t", "p", "f", "t"))
 

@@ -7,7 +7,6 @@ import pytest
 
 from magrpo.checks.envs import count_turns, list_acting, list_roles, observe_problem
 from magrpo.config.run import load_config
-from magrpo.envs.expert import Expert
 from magrpo.plugins import ConfigError
 from magrpo.types import Message, Observation, Problem
 from tests.fakes import LengthEnv
@@ -85,16 +84,16 @@ def test_a_mistake_in_roles_is_found_when_a_configuration_is_read(tmp_path: Path
 
 
 class Waiting(LengthEnv):
-    """Asks an expert that does not answer."""
+    """Asks a service that does not answer."""
 
     def observe(self, *_: object) -> Observation:
-        raise ConnectionError(f"env.expert.base_url: {Expert(model='m').base_url} does not answer")
+        raise ConnectionError("http://127.0.0.1:1 does not answer")
 
 
 def test_a_service_that_does_not_answer_stays_a_connection_error() -> None:
     """So that Prefect tries again."""
     name = NAME.replace("Returning", "Waiting")
-    with pytest.raises(ConnectionError, match=f"{name}: observe[(][)] failed for problem 'add/2': env.expert.base_url"):
+    with pytest.raises(ConnectionError, match=f"{name}: observe[(][)] failed for problem 'add/2': http://127.0.0.1:1"):
         observe_problem(Waiting(), PROBLEM, "main", (), "ada")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from magrpo.envs import expert
 from magrpo.envs.coding import CodingEnv, SequentialEnv, SoloEnv
 from magrpo.rewards.coding import CodingReward, SoloReward
 from magrpo.sandboxes.pool import Pool
@@ -53,17 +52,14 @@ def seen(env: CodingEnv | SoloEnv, problem: Problem, main: str, pool: Pool) -> s
 
 @pytest.mark.parametrize("main", MAINS)
 @pytest.mark.parametrize("hidden", [HIDDEN, FORGEABLE], ids=["split", "forgeable"])
-def test_nothing_of_a_hidden_test_is_seen(pool: Pool, main: str, hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert, "_ask", lambda _, system, user: f"{system}\n{user}")
+def test_nothing_of_a_hidden_test_is_seen(pool: Pool, main: str, hidden: str) -> None:
     problem = Problem("t", 'def f(s):\n    """Words."""\n', "f", SHOWN, hidden_test=hidden)
     options = [
         {"feedback": feedback, "prompt": prompt, "feedback_tests": "all", "num_turns": 4}
-        for feedback in ("level_feedback", "level_passed", "passed", "plain", "discussion", "expert_edits")
+        for feedback in ("level_feedback", "level_passed", "passed", "plain", "discussion")
         for prompt in ("instruct", "bare")
     ]
     for chosen in options:
-        if chosen["feedback"] == "expert_edits":
-            chosen |= {"prompt": "instruct", "expert": {"model": "m"}}
         envs: list[CodingEnv | SoloEnv] = [CodingEnv.model_validate(chosen), SequentialEnv.model_validate(chosen)]
         if chosen["feedback"] in ("level_feedback", "passed", "plain"):
             envs.append(SoloEnv.model_validate(chosen))
