@@ -42,6 +42,8 @@ from magrpo.types import Action, Execution, ExecutionReport, Request, SamplingPa
 
 _MAX_BODY = 64 * 2**20
 _BACKLOG = 4096
+_SHUTDOWN_S = 0.1
+"""Time to wait for requests in progress when the server stops; 0 would be without limit."""
 _RETRY_HEADER = "x-stainless-retry-count"
 """OpenAI's clients count in it how often they have sent the request before."""
 _SEALED = Refused(409, "the episode has ended", "sealed")
@@ -94,7 +96,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/v1/completions", self._guard(self._answer_text))
             app.router.add_get(f"{prefix}/v1/models", self._guard(self._list_models))
             app.router.add_post(f"{prefix}/run", self._guard(self._run_code))
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=_BACKLOG).start()
         host, port = self._runner.addresses[0][:2]

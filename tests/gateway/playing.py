@@ -74,13 +74,19 @@ def make_lineup(folder: Path, template: str = PLAIN_TEMPLATE, window: int = 4096
     config = tiny_config(vocab_size=VOCAB_SIZE + len(MARKS), max_length=window)
     config.eos_token_id = tokenizer.eos_token_id
     config.save_pretrained(folder)
+    return open_lineup(folder)
+
+
+def open_lineup(folder: Path) -> Lineup:
+    """The lineup of :data:`AGENTS` on the base in ``folder``."""
     agents = [AgentConfig(name=name, model=str(folder)) for name in AGENTS]
     return Lineup.open(agents, ModelConfig(device="cpu"), LoraConfig())
 
 
 def tell_prompt(request: Request, prompt: str) -> str:
     """Answer with the agent and the end of the last message, so that an answer shows what it answers."""
-    return f"{request.agent}: {prompt.split('<|im_end|>')[-2].rpartition(chr(10))[2][-20:]}"
+    message = prompt.rpartition("<|im_end|>")[0] or prompt
+    return f"{request.agent}: {message.rpartition(chr(10))[2][-20:]}"
 
 
 @dataclass
