@@ -5,8 +5,8 @@ so a crash or a kill ends that episode alone. It then takes the next one, unless
 its program raised an exception, or every episode is to have a fresh process: forking costs more than a short episode.
 
 Reads a line of JSON for each order on standard input, and writes one on its original standard output for each episode
-that ended. When its input ends, it kills all workers with their process groups, and deletes FOLDER. Uses the standard
-library only, besides what the program imports.
+that ended. When a worker ends, everything that its programs started ends, too, daemons included. When the input ends,
+the process kills all workers and deletes FOLDER. Uses the standard library only, besides what the program imports.
 """
 
 from __future__ import annotations
@@ -29,18 +29,22 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from magrpo.gateway.agents import Agents, warm_up
 from magrpo.types import Problem
 
-RAISED = 3
-"""Exit status of a worker whose program raised an exception."""
+RAISED = 113
+"""Exit status of a worker whose program raised an exception or cannot be started; few programs end with it."""
 _LIBC = ctypes.CDLL(None)
 _SET_PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` of ``prctl``."""
+_SET_CHILD_SUBREAPER = 36
+"""``PR_SET_CHILD_SUBREAPER`` of ``prctl``: descendants whose parent ends become children of this process."""
+MAX_RESULT = 2**26
+"""Longest result of a program as JSON, in bytes."""
 _MAX_FILE_BYTES = 2**30
 """Largest file that an episode may write, so that a loop that prints does not fill the disk."""
 Function = Callable[..., Any]
@@ -55,7 +59,7 @@ def load_function(run: str) -> Function:
 
 
 def name_output(worker: int) -> str:
-    """Name the file that holds what the current episode of a worker, by process id, has printed."""
+    """Name the file that holds what the current episode of a worker, by number, has printed."""
     return f"{worker}.txt"
 
 
@@ -64,6 +68,7 @@ def work(orders: int, results: int, output_file: Path, function: Function | None
     """Play episodes in this process, a worker. ``orders`` and ``results`` are ends of pipes to the fork server."""
     os.setsid()
     _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    _LIBC.prctl(_SET_CHILD_SUBREAPER, 1)  # so that it notices daemons, too
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, _MAX_FILE_BYTES))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     output = os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -83,8 +88,8 @@ def work(orders: int, results: int, output_file: Path, function: Function | None
     os._exit(0)
 
 
-def _play(function: Function | None, run: str, order: Order) -> Any:
-    """The result of the program for one episode; ends the process if it is a command or raises an exception."""
+def _play(function: Function | None, run: str, order: Order) -> str:
+    """The program's result for one episode as JSON; ends the process if it is a command or raises an exception."""
     agents = Agents(order["url"], order["token"], order["agents"], order["seed"])
     agents.export()
     try:
@@ -95,13 +100,15 @@ def _play(function: Function | None, run: str, order: Order) -> Any:
         result = function(Problem(**order["problem"]), agents)
         if inspect.isawaitable(result):
             result = asyncio.run(_wait_for(result))
-        json.dumps(result)  # raises, as part of the program, if it is no JSON
+        text = json.dumps(result)  # raises, as part of the program, if it is no JSON
+        if len(text) > MAX_RESULT:
+            raise ValueError(f"the program returned {len(text)} bytes; at most {MAX_RESULT} are possible")
     except BaseException:  # noqa: BLE001  # whatever ends the program is its result
         traceback.print_exc()
         _flush()
         os._exit(RAISED)
     _flush()
-    return result
+    return text
 
 
 async def _wait_for(awaitable: Any) -> Any:
@@ -115,13 +122,20 @@ def _flush() -> None:
 
 
 def _has_remains() -> bool:
-    """Whether the program left a thread or a process behind."""
-    if threading.active_count() > 1:
+    """Whether the program left a thread or a process behind, or closed the output."""
+    if threading.active_count() > 1 or sys.stdout.closed or sys.stderr.closed:
         return True
     try:
-        return os.waitpid(-1, os.WNOHANG) == (0, 0)
+        os.fstat(1)
+        os.fstat(2)
+    except OSError:
+        return True
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass  # one that has ended
     except ChildProcessError:
         return False
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------- fork server
@@ -129,11 +143,12 @@ def _has_remains() -> bool:
 class Worker:
     """A worker as the fork server sees it. ``episode``: the number of the one it plays; -1: none."""
 
+    number: int
     pid: int
     orders: int
     results: int
     episode: int = -1
-    received: bytes = b""
+    received: bytearray = field(default_factory=bytearray)
 
 
 class ForkServer:
@@ -145,10 +160,14 @@ class ForkServer:
         self._workers: dict[int, Worker] = {}
         """The living workers by process id."""
         self._idle: list[Worker] = []
+        self._num_workers = 0
+        self._imported = _list_children()
+        """Processes that the program started when it was imported, which all episodes may use."""
 
     def serve(self) -> None:
         """Take orders until the input ends."""
-        woken, wake = os.pipe()
+        _LIBC.prctl(_SET_CHILD_SUBREAPER, 1)  # so that it can kill what a worker leaves behind
+        self._woken = woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the signal writes to the pipe
@@ -159,15 +178,16 @@ class ForkServer:
             while True:
                 for key, _ in self._selector.select():
                     if isinstance(key.data, Worker):
-                        self._take_result(key.data)
+                        is_buried = self._workers.get(key.data.pid) is not key.data  # a moment ago, in this loop
+                        if not is_buried and not self._take_result(key.data):
+                            self._selector.unregister(key.fd)  # its end is reported when it is buried
                     elif key.fd == woken:
                         os.read(woken, 1 << 12)
                         self._bury_workers()
                     else:
                         received = os.read(0, 1 << 16)
                         if not received:
-                            for pid in self._workers:
-                                _kill_group(pid)
+                            self._end_workers()
                             return
                         *lines, waiting = (waiting + received).split(b"\n")
                         for line in lines:
@@ -188,56 +208,97 @@ class ForkServer:
     def _fork(self) -> Worker:
         orders, give = os.pipe()
         take, results = os.pipe()
+        os.set_blocking(take, False)
+        number, self._num_workers = self._num_workers, self._num_workers + 1
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for other in (give, take, *(worker.orders for worker in self._workers.values())):
-                os.close(other)
-            output = self._folder / name_output(os.getpid())
+            self._selector.close()
+            others = [end for worker in self._workers.values() for end in (worker.orders, worker.results)]
+            for end in (give, take, self._reports, *self._woken, *others):
+                os.close(end)
+            output = self._folder / name_output(number)
             work(orders, results, output, self._function, self._run, fresh=self._fresh)
         os.close(orders)
         os.close(results)
-        worker = self._workers[pid] = Worker(pid, give, take)
+        worker = self._workers[pid] = Worker(number, pid, give, take)
         self._selector.register(take, selectors.EVENT_READ, worker)
         return worker
 
-    def _take_result(self, worker: Worker) -> None:
-        received = os.read(worker.results, 1 << 16)
-        if not received:  # its end is reported when it is buried
-            self._selector.unregister(worker.results)
-            return
+    def _take_result(self, worker: Worker) -> bool:
+        """Read a part of a result; returns whether there was one."""
+        try:
+            received = os.read(worker.results, 1 << 16)
+        except BlockingIOError:  # a daemon holds the other end
+            return False
+        if not received:
+            return False
         worker.received += received
-        if worker.received.endswith(b"\n"):
+        if received.endswith(b"\n"):
             given = json.loads(worker.received)
-            worker.received = b""
-            self._report(worker, 0, given["result"])
+            worker.received.clear()
+            self._report(worker, 0, given["result"], ends=given["ends"])
             if not given["ends"]:
                 self._idle.append(worker)
+        return True
 
-    def _report(self, worker: Worker, status: int, result: Any = None) -> None:
-        report = {"episode": worker.episode, "exit": status, "worker": worker.pid, "result": result}
+    def _report(self, worker: Worker, status: int, result: str = "null", *, ends: bool = True) -> None:
+        report = {"episode": worker.episode, "exit": status, "worker": worker.number, "result": result, "ends": ends}
         worker.episode = -1
         line = memoryview(json.dumps(report).encode() + b"\n")
         while line:
             line = line[os.write(self._reports, line) :]
 
     def _bury_workers(self) -> None:
-        while self._workers:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
             if pid == 0:
-                return
+                break
+            if pid not in self._workers:  # a daemon
+                continue
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # what the program started and left behind
             worker = self._workers.pop(pid)
-            while worker.results in self._selector.get_map():
-                self._take_result(worker)  # what it wrote before it ended
+            while self._take_result(worker):
+                pass  # what it wrote before it ended
+            if worker.results in self._selector.get_map():
+                self._selector.unregister(worker.results)
             if worker in self._idle:
                 self._idle.remove(worker)
             if worker.episode >= 0:
                 self._report(worker, os.waitstatus_to_exitcode(status))
             os.close(worker.orders)
             os.close(worker.results)
+        self._kill_daemons()
+
+    def _kill_daemons(self) -> list[int]:
+        """Kill what workers that have ended left behind outside of their process groups; returns the process ids."""
+        daemons = [pid for pid in _list_children() if pid not in self._workers and pid not in self._imported]
+        for pid in daemons:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return daemons
+
+    def _end_workers(self) -> None:
+        """Kill all workers and all that the program started, and wait for their end."""
+        for pid in self._workers:
+            _kill_group(pid)
+        self._workers.clear()
+        self._imported.clear()
+        while ended := self._kill_daemons():  # the workers, then their daemons
+            for pid in ended:
+                os.waitpid(pid, 0)
+
+
+def _list_children() -> list[int]:
+    """The children of this process; none on a kernel that does not list them (``CONFIG_PROC_CHILDREN``)."""
+    with suppress(FileNotFoundError):
+        return [int(pid) for pid in Path("/proc/thread-self/children").read_text(encoding="ascii").split()]
+    return []
 
 
 def _kill_group(pid: int) -> None:
@@ -259,7 +320,7 @@ def main() -> None:
     gc.freeze()  # workers share the pages of what was imported
     os.write(reports, b'{"ready": true}\n')
     ForkServer(run, function, reports, Path(folder), fresh=fresh == "fresh" or function is None).serve()
-    shutil.rmtree(folder, ignore_errors=True)  # here, because the run may have been killed
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -8,28 +8,33 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 from magrpo.envs.program import AgentProgram
-from magrpo.gateway.forkserver import name_output
+from magrpo.gateway.forkserver import MAX_RESULT, name_output
 from magrpo.plugins import PluginFailed
 from magrpo.types import Problem
 
 _MAX_SHOWN = 2000
 """Largest part of the log, at its end, that a message may quote, in bytes."""
-_MAX_RESULT = 2**26
-"""Longest result of a program, in bytes."""
+_MAX_REPORT = 4 * MAX_RESULT
+"""Longest line that the fork server writes, in bytes: it quotes a result twice."""
 
 
 class Ended(NamedTuple):
-    """The end of a program: its exit status, negative for a signal; its worker, by process id; and its result."""
+    """The end of a program: its exit status, negative for a signal; its worker, by number; and its result as JSON.
+
+    ``ends``: the worker ends, too.
+    """
 
     exit_status: int
     worker: int
-    result: Any
+    result: str
+    ends: bool
 
 
 class Launcher:
@@ -48,7 +53,7 @@ class Launcher:
     async def start(self) -> None:
         """Start the fork server, which imports the program, unless it runs. Raises PluginFailed if that fails."""
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            if self._reading is None or self._reading.done():
                 await self._start()
 
     async def _start(self) -> None:
@@ -64,7 +69,7 @@ class Launcher:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                limit=_MAX_RESULT,
+                limit=_MAX_REPORT,
             )
         assert self._process.stdout is not None
         if not await self._process.stdout.readline():
@@ -76,6 +81,9 @@ class Launcher:
         """Start a program; returns its number, and its end once it has ended."""
         assert self._process is not None
         assert self._process.stdin is not None
+        assert self._reading is not None
+        if self._reading.done():
+            raise self._lost()
         number, self._number = self._number, self._number + 1
         visible = {name: value for name, value in asdict(problem).items() if name != "hidden_test"}
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -85,7 +93,8 @@ class Launcher:
             order["problem_file"] = str(self._name_problem(number))
             self._name_problem(number).write_text(json.dumps(visible), encoding="utf-8")
         self._write(order)
-        await self._process.stdin.drain()
+        with suppress(ConnectionError):  # it has just died, which ``ended`` will say
+            await self._process.stdin.drain()
         return number, ended
 
     def kill(self, number: int) -> None:
@@ -95,21 +104,23 @@ class Launcher:
 
     def read_result(self, ended: Ended) -> Any:
         """What a function returned, or the last line that a command printed, as JSON. Raises ValueError."""
-        if self._env.is_function:
-            return ended.result
-        lines = self.read_output(ended).split("\n")
+        is_function = self._env.is_function
+        text = ended.result if is_function else self.read_output(ended).rpartition("\n")[2]
         try:
-            return json.loads(lines[-1])
-        except ValueError:
-            raise ValueError(f"the last line that it printed is not JSON: {lines[-1][:200]!r}") from None
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            what = "what it returned cannot be read" if is_function else "the last line that it printed is not JSON"
+            raise ValueError(f"{what}: {text[:200]!r}") from None
 
     def read_output(self, ended: Ended) -> str:
         """The end of what a command, or a function that raised an exception, has printed."""
-        return _read_end(self.folder / name_output(ended.worker), _MAX_RESULT)
+        return _read_end(self.folder / name_output(ended.worker), MAX_RESULT)
 
-    def forget(self, number: int) -> None:
-        """Delete the file of a problem."""
+    def forget(self, number: int, ended: Ended | None) -> None:
+        """Delete the files of an episode. ``ended``: None if its end is not known."""
         self._name_problem(number).unlink(missing_ok=True)
+        if ended is not None and ended.ends:
+            (self.folder / name_output(ended.worker)).unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Kill every program, and delete all files."""
@@ -134,11 +145,14 @@ class Launcher:
             report = json.loads(line)
             ended = self._waiting.pop(report["episode"])
             if not ended.done():
-                ended.set_result(Ended(report["exit"], report["worker"], report["result"]))
+                ended.set_result(Ended(report["exit"], report["worker"], report["result"], report["ends"]))
         waiting, self._waiting = self._waiting, {}
         for ended in waiting.values():
             if not ended.done():
-                ended.set_exception(EpisodesLost(f"the process that runs episodes died:\n{_read_end(self._log)}"))
+                ended.set_exception(self._lost())
+
+    def _lost(self) -> EpisodesLost:
+        return EpisodesLost(f"the process that runs episodes died:\n{_read_end(self._log)}")
 
 
 class EpisodesLost(ConnectionError):

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from magrpo.envs.program import AgentProgram
 from magrpo.gateway.batcher import Batcher
@@ -27,6 +27,7 @@ from magrpo.types import Action, Call, EpisodeStatus, Execution, ExecutionReport
 if TYPE_CHECKING:
     from magrpo.model.lineup import Lineup
 
+ResultT = TypeVar("ResultT")
 _POLL_S = 0.5
 """Time between two looks at the clock of a program."""
 _MAX_SHOWN = 500
@@ -115,17 +116,16 @@ class EpisodePlayer:
         whatever engine, sandbox and ``services.advance`` raise; no program runs on then.
         """
         play = _Play(services)
-        future = asyncio.run_coroutine_threadsafe(self._play(tasks, play), self._loop)
-        future.add_done_callback(lambda _: play.jobs.put(None))
+        playing = self._call(self._start_play(tasks, play))
         try:
             while (job := play.jobs.get()) is not None:
                 job.run()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(playing.cancel)
             while play.jobs.get() is not None:
                 pass  # until the programs are gone
             raise
-        return future.result()
+        return playing.result()
 
     def close(self) -> None:
         """Kill every program and stop the server. May be called twice."""
@@ -136,8 +136,13 @@ class EpisodePlayer:
             self._thread.join()
             self._loop.close()
 
-    def _call(self, awaitable: Awaitable[Any]) -> None:
-        asyncio.run_coroutine_threadsafe(_await(awaitable), self._loop).result()
+    def _call(self, awaitable: Awaitable[ResultT]) -> ResultT:
+        return asyncio.run_coroutine_threadsafe(_await(awaitable), self._loop).result()
+
+    async def _start_play(self, tasks: Sequence[EpisodeTask], play: _Play) -> asyncio.Task[list[PlayedEpisode]]:
+        playing = asyncio.ensure_future(self._play(tasks, play))
+        playing.add_done_callback(lambda _: play.jobs.put(None))
+        return playing
 
     async def _play(self, tasks: Sequence[EpisodeTask], play: _Play) -> list[PlayedEpisode]:
         await self._launcher.start()
@@ -155,7 +160,7 @@ class EpisodePlayer:
         try:
             return list(await asyncio.gather(*episodes))
         finally:
-            answers = [answer for live in play.sessions.values() for answer in live.answered.values()]
+            answers = [answer for live in play.sessions.values() for answer in live.answers]
             running: list[asyncio.Future[Any]] = [*episodes, *batchers, *answers]
             for task in running:
                 task.cancel()
@@ -186,7 +191,7 @@ class EpisodePlayer:
                 if not ended.done():
                     self._launcher.kill(number)
                     await asyncio.wait({ended}, timeout=_KILL_S)
-                self._launcher.forget(number)
+                self._launcher.forget(number, ended.result() if _has_result(ended) else None)
         play.jobs.put(_Job(partial(play.services.advance, 1), asyncio.get_running_loop().create_future(), self._loop))
         return PlayedEpisode(calls, *played)
 
@@ -210,8 +215,10 @@ class EpisodePlayer:
         status = ended.exit_status
         if status != 0:
             last = self._launcher.read_output(ended).rpartition("\n")[2][:_MAX_SHOWN]
-            how = "" if status == RAISED else f"signal {-status}: " if status < 0 else f"exit status {status}: "
-            return "failed", f"{how}{last}".removesuffix(": "), None
+            if status == RAISED:
+                return "failed", last, None
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            return "failed", f"{how}: {last}".removesuffix(": "), None
         try:
             result = self._launcher.read_result(ended)
         except ValueError as error:
@@ -224,8 +231,8 @@ class EpisodePlayer:
         """End a session once its last completions are sampled; they count, though nobody reads them."""
         play.live.remove(live)  # it asks for nothing more, so no batch waits for it
         live.session.is_sealed = True
-        if live.answered:
-            await asyncio.wait(live.answered.values())
+        if live.answers:
+            await asyncio.wait(live.answers)
         return live.session.seal()
 
 
@@ -239,5 +246,9 @@ def open_player(env: Env, lineup: Lineup) -> Iterator[EpisodePlayer | None]:
         yield player
 
 
-async def _await(awaitable: Awaitable[Any]) -> Any:
+def _has_result(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+async def _await(awaitable: Awaitable[ResultT]) -> ResultT:
     return await awaitable

@@ -42,8 +42,13 @@ from magrpo.types import Action, Execution, ExecutionReport, Request, SamplingPa
 
 _MAX_BODY = 64 * 2**20
 _BACKLOG = 4096
+_SHUTDOWN_S = 0.1
+"""Time to wait for requests in progress when the server stops; 0 would be without limit."""
 _RETRY_HEADER = "x-stainless-retry-count"
 """OpenAI's clients count in it how often they have sent the request before."""
+_SEALED = Refused(409, "the episode has ended", "sealed")
+_FINAL = {"x-should-retry": "false"}
+"""Tells OpenAI's clients that sending the request again would not help; they would wait seconds before they did."""
 
 
 @dataclass
@@ -64,8 +69,10 @@ class LiveSession:
 
     session: Session
     stage: Stage
+    answers: list[asyncio.Future[dict[str, Any]]] = field(default_factory=list)
+    """The answers to all requests, also those that are not sampled yet."""
     answered: dict[bytes, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
-    """The answer to each body, for requests that are sent again."""
+    """The latest answer to each body, for requests that are sent again."""
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -89,7 +96,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/v1/completions", self._guard(self._answer_text))
             app.router.add_get(f"{prefix}/v1/models", self._guard(self._list_models))
             app.router.add_post(f"{prefix}/run", self._guard(self._run_code))
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=_BACKLOG).start()
         host, port = self._runner.addresses[0][:2]
@@ -110,7 +117,11 @@ class Gateway:
                 refusal = error
             except ConnectionAbortedError as error:  # the stage ended
                 refusal = Refused(503, str(error), "stage_ended")
-            return web.Response(body=refusal.body, status=refusal.status, content_type="application/json")
+            except web.HTTPRequestEntityTooLarge:
+                refusal = Refused(413, f"the request is longer than {_MAX_BODY} bytes", "too_large")
+            return web.Response(
+                body=refusal.body, status=refusal.status, headers=_FINAL, content_type="application/json"
+            )
 
         return handle_request
 
@@ -120,7 +131,7 @@ class Gateway:
         if live is None:
             raise Refused(401, "unknown session: use the base URL or the API key that the program was given", "auth")
         if live.session.is_sealed:
-            raise Refused(409, "the episode has ended", "sealed")
+            raise _SEALED
         return live
 
     # --------------------------------------------------------------------------------------------------- completions
@@ -184,12 +195,15 @@ class Gateway:
 
         Equal requests that are not marked as sent again are separate samples: programs vote over them on purpose.
         """
+        if live.session.is_sealed:  # while the body was on its way
+            raise _SEALED
         digest = hashlib.blake2b(http.path.encode() + body).digest()
         earlier = live.answered.get(digest)
         if earlier is not None and http.headers.get(_RETRY_HEADER, "0") != "0":
             return await asyncio.shield(earlier)
         # A task, so that the completion is sampled and recorded also if the client goes away.
         task = asyncio.ensure_future(answer())
+        live.answers.append(task)
         live.answered[digest] = task
         return await asyncio.shield(task)
 

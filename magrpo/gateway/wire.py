@@ -20,7 +20,7 @@ _NEUTRAL: Mapping[str, Any] = {
     "temperature": None,
     "top_p": None,
     "top_k": None,
-    "min_p": None,
+    "min_p": 0,
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "repetition_penalty": 1,
@@ -146,6 +146,8 @@ def _read_message(message: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(message.get(name), str):
             read[name] = message[name]
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise Refused(400, "messages: tool_calls must be a list")
         read["tool_calls"] = [_read_tool_call(call) for call in calls]
     return read
 

@@ -1,0 +1,131 @@
+"""Many episodes at once, one in four of which goes wrong: each ends as it should, and the others do not notice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from magrpo.envs.program import AgentProgram
+from magrpo.gateway.player import EpisodePlayer
+from magrpo.model.lineup import Lineup
+from tests.gateway.playing import FakeModel, make_services, make_tasks
+from tests.processes import assert_all_end, find_running
+
+PROGRAM = """
+import http.client, json, os, signal, socket, struct, time
+from urllib.parse import urlsplit
+
+
+def solve(problem, agents):
+    globals()[problem.prompt](agents)
+    return agents["planner"].ask("well") + agents["coder"].ask("done")
+
+
+def behave(agents):
+    pass
+
+
+def crash(agents):
+    agents["planner"].ask("well")
+    raise RuntimeError("crash")
+
+
+def kill(agents):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hang(agents):
+    agents["planner"].ask("well")
+    while True:
+        time.sleep(60)
+
+
+def post(agents, body, headers):
+    address = urlsplit(agents.url)
+    connection = http.client.HTTPConnection(address.hostname, address.port)
+    connection.request("POST", f"{address.path}/v1/chat/completions", body, headers)
+    return connection
+
+
+BODY = json.dumps({"model": "coder", "messages": [{"role": "user", "content": "hi"}], "stream": True})
+
+
+def send_nonsense(agents):
+    for body in (b"\\xff", b"{", BODY.replace("user", "\\\\ud800")[:-1].encode(), b'{"model": 1}'):
+        assert post(agents, body, {}).getresponse().status == 400
+
+
+def drop(agents):
+    connection = post(agents, BODY, {})
+    answer = connection.getresponse()
+    assert answer.read(10).startswith(b"data: ")
+    answer.fp.raw._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    answer.close()
+    connection.close()
+
+
+def retry(agents):
+    first = post(agents, BODY, {"x-stainless-retry-count": "0"}).getresponse().read()
+    again = post(agents, BODY, {"x-stainless-retry-count": "1"}).getresponse().read()
+    assert again == first
+"""
+NUM_EPISODES = 256
+NUM_OF_EACH = NUM_EPISODES // 20
+"""5 % of each fault."""
+OUTCOMES = {
+    "crash": ("failed", "RuntimeError: crash", 1),
+    "kill": ("failed", "signal 11", 0),
+    "hang": ("timed_out", "took longer than env.time_limit_s = 3600", 1),
+    "send_nonsense": ("finished", "", 2),
+    "drop": ("finished", "", 3),
+    "retry": ("finished", "", 3),
+    "behave": ("finished", "", 2),
+}
+"""Status, message and number of calls of each kind of episode."""
+
+
+class Clock:
+    """Stands still until the test moves it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["reused processes", "fresh processes"])
+def test_256_episodes_with_faults(lineup: Lineup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool) -> None:
+    (tmp_path / "faulty.py").write_text(PROGRAM)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    clock = Clock()
+    monkeypatch.setattr("magrpo.gateway.player.time", clock)
+    kinds = [kind for kind in OUTCOMES if kind != "behave" for _ in range(NUM_OF_EACH)]
+    kinds += ["behave"] * (NUM_EPISODES - len(kinds))
+    num_ended = Counter[str]()
+
+    def advance(number: int) -> None:
+        num_ended["all"] += number
+        if num_ended["all"] == NUM_EPISODES - NUM_OF_EACH:  # all but those that hang
+            clock.now = 1e6
+
+    model = FakeModel(lineup)
+    env = AgentProgram(run="faulty:solve", time_limit_s=3600.0, fresh_processes=fresh, concurrency=NUM_EPISODES)
+    player = EpisodePlayer(env, lineup)
+    played = player.play(make_tasks(*kinds), make_services(model.generate, advance))
+    outcomes = [(kind, (one.status, one.message, len(one.calls))) for kind, one in zip(kinds, played, strict=True)]
+    assert Counter(outcomes) == Counter((kind, OUTCOMES[kind]) for kind in kinds)
+    assert all(one.result == "planner: wellcoder: done" for one in played if one.status == "finished")
+    assert num_ended["all"] == NUM_EPISODES
+    recorded = Counter(request.seed for request in model.requests)
+    assert sum(recorded.values()) == sum(len(one.calls) for one in played), "each call was sampled once"
+    assert max(recorded.values()) == 1, "and with a seed of its own"
+    servers = find_running(psutil.Process().children(), "magrpo.gateway.forkserver")
+    workers = [worker for server in servers for worker in server.children()]
+    player.close()
+    assert_all_end(workers)
+    assert list((tmp_path / "temporary").iterdir()) == []

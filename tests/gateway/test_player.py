@@ -1,0 +1,585 @@
+"""Playing programs that behave, and programs that do not, with a fake model."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from magrpo.envs.program import AgentProgram
+from magrpo.gateway.launcher import EpisodesLost
+from magrpo.gateway.player import EpisodePlayer, PlayedEpisode
+from magrpo.model.lineup import Lineup
+from magrpo.plugins import PluginFailed
+from magrpo.process.children import wait_for_end
+from magrpo.types import Action, Request
+from tests.gateway.playing import (
+    FakeModel,
+    as_episode,
+    find_marked,
+    list_texts,
+    make_services,
+    make_tasks,
+    play,
+)
+from tests.processes import assert_all_end, find_running, wait_until
+
+PROGRAM = '''
+"""Does what the prompt of the problem names."""
+import asyncio, http.client, json, os, random, signal, subprocess, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+HOME = Path.cwd()
+times_called = 0
+
+
+def solve(problem, agents):
+    global times_called
+    times_called += 1
+    name, _, argument = problem.prompt.partition(" ")
+    return globals()[name](agents, *argument.split())
+
+
+def ask(agents):
+    return agents["planner"].ask("plan")
+
+
+def two(agents):
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda name: agents[name].ask("go"), agents))
+
+
+def talk(agents, rounds):
+    messages = [{"role": "system", "content": "Count."}]
+    for number in range(int(rounds)):
+        messages.append({"role": "user", "content": f"number {number}"})
+        messages.append({"role": "assistant", "content": agents["planner"].ask(messages)})
+    return messages
+
+
+async def wait(agents):
+    async_ask = lambda name: asyncio.to_thread(agents[name].ask, "go")
+    return await asyncio.gather(*map(async_ask, agents))
+
+
+def fail(agents):
+    ask(agents)
+    raise ValueError("out of luck")
+
+
+def leave(agents, status):
+    ask(agents)
+    sys.exit(int(status))
+
+
+def vanish(agents, status):
+    ask(agents)
+    os._exit(int(status))
+
+
+def kill(agents):
+    ask(agents)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang(agents):
+    ask(agents)
+    while True:
+        time.sleep(60)
+
+
+def be_silent(agents):
+    return "nothing"
+
+
+def give_set(agents):
+    ask(agents)
+    return {1, 2}
+
+
+def give_nest(agents):
+    ask(agents)
+    sys.setrecursionlimit(20_000)
+    nest = []
+    for _ in range(5_000):
+        nest = [nest]
+    return nest
+
+
+def give_much(agents):
+    ask(agents)
+    return "x" * 2**26
+
+
+def give_special(agents):
+    ask(agents)
+    return {"text": "\\ud800 é", "number": float("nan")}
+
+
+def print_much(agents):
+    for _ in range(200):
+        print("lots of words " * 1000)
+    ask(agents)
+    return "printed"
+
+
+def print_then_fail(agents):
+    print_much(agents)
+    sys.stderr.write("no newline at the end")
+    os._exit(5)
+
+
+def leave_thread(agents):
+    threading.Thread(target=time.sleep, args=(1e6,)).start()
+    return ask(agents)
+
+
+def leave_child(agents, mark):
+    subprocess.Popen(["sh", "-c", "sleep 100000", mark])
+    return ask(agents)
+
+
+def leave_children(agents, mark):
+    ended = os.posix_spawn("/bin/sh", ["sh", "-c", ":"], {})
+    os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)  # it has ended, but nobody knows yet
+    subprocess.Popen(["sh", "-c", "sleep 100000", mark])
+    return ask(agents)
+
+
+def leave_orphan(agents, mark):
+    """A daemon: in a session of its own, with another parent, and with copies of all open files."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(mark).write_text(str(os.getpid()))
+            while True:
+                time.sleep(60)
+        os._exit(0)
+    while not Path(mark).exists() or not Path(mark).read_text():
+        time.sleep(0.01)
+    return ask(agents)
+
+
+def close_output(agents):
+    sys.stdout.close()
+    os.close(1)
+    return ask(agents)
+
+
+def close_files(agents):
+    ask(agents)
+    os.closerange(0, 256)
+    return "closed"
+
+
+def move(agents, folder):
+    os.chdir(folder)
+    return ask(agents)
+
+
+def where(agents):
+    print("as any program may")
+    ask(agents)
+    return {"folder": str(Path.cwd()), "home": str(HOME), "pid": os.getpid(), "called": times_called,
+            "hash": hash("text"), "random": random.random(), "seed": agents.seed, "url": agents.url,
+            "token": agents.token, "exported": [os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]]}
+'''
+COMMAND = """
+import json, os, sys, time, signal
+from openai import OpenAI
+from pathlib import Path
+
+problem = json.loads(Path(sys.argv[1]).read_text())
+name = problem["prompt"]
+client = OpenAI()  # finds the gateway in the environment
+if name != "silent":
+    answer = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": name}])
+if name == "fail":
+    raise ValueError("out of luck")
+if name == "kill":
+    os.kill(os.getpid(), signal.SIGTERM)
+if name == "hang":
+    while True:
+        time.sleep(60)
+if name == "print":
+    print("done, I think")
+else:
+    print("thinking ...")
+    print(json.dumps({"keys": sorted(problem), "name": name}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The working directory, with the program."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "acting.py").write_text(PROGRAM)
+    (folder / "command.py").write_text(COMMAND)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+def open_player(lineup: Lineup, **fields: Any) -> EpisodePlayer:
+    return EpisodePlayer(AgentProgram(**{"run": "acting:solve", **fields}), lineup)
+
+
+@pytest.fixture(scope="module", params=["reused processes", "fresh processes"])
+def player(request: pytest.FixtureRequest, folder: Path, lineup: Lineup) -> Iterator[EpisodePlayer]:
+    player = open_player(lineup, fresh_processes=request.param == "fresh processes")
+    yield player
+    player.close()
+
+
+@pytest.fixture
+def model(lineup: Lineup) -> FakeModel:
+    return FakeModel(lineup)
+
+
+FindProcess = Callable[[], psutil.Process]
+
+
+def play_one(player: EpisodePlayer, model: FakeModel, prompt: str) -> PlayedEpisode:
+    [played] = play(player, model, prompt)
+    return played
+
+
+def find_forkservers() -> list[psutil.Process]:
+    """The fork servers that this process has started and that run."""
+    return find_running(psutil.Process().children(), "magrpo.gateway.forkserver")
+
+
+@pytest.fixture
+def find_forkserver() -> Callable[[], psutil.Process]:
+    """Finds the fork server that was started during the test."""
+    before = find_forkservers()
+
+    def find() -> psutil.Process:
+        [found] = [server for server in find_forkservers() if server not in before]
+        return found
+
+    return find
+
+
+# ------------------------------------------------------------------------------------------------- calls and results
+@pytest.mark.parametrize("prompt", ["two", "wait"])
+def test_concurrent_calls_of_functions_and_coroutines(player: EpisodePlayer, model: FakeModel, prompt: str) -> None:
+    played = play_one(player, model, prompt)
+    assert played.status == "finished"
+    assert played.result == ["planner: go", "coder: go"]
+    assert sorted(list_texts(played.calls)) == sorted(played.result)
+    assert {call.extends for call in played.calls} == {-1}
+
+
+def test_calls_that_extend_each_other_are_stored_once(player: EpisodePlayer, model: FakeModel) -> None:
+    played = play_one(player, model, "talk 30")
+    assert [call.extends for call in played.calls] == [*range(-1, 29)]
+    episode = as_episode(played)
+    assert [episode.prompt_ids(number) for number in range(30)] == [request.prompt_ids for request in model.requests]
+    messages = played.result
+    assert [[*episode.messages(number)] for number in range(30)] == [messages[: 2 * n + 2] for n in range(30)]
+    stored = [len(call.prompt_ids) for call in played.calls[1:]]
+    assert max(stored) < 1.1 * min(stored), "what a call adds does not grow with what came before"
+    assert [len(call.messages) for call in played.calls] == [2] + [2] * 29
+
+
+def test_a_history_that_was_rewritten_begins_anew(player: EpisodePlayer, lineup: Lineup) -> None:
+    # The end of the answers is removed, as clients do, so no later prompt begins with an earlier completion.
+    model = FakeModel(lineup, lambda request, prompt: "word ")
+    played = play_one(player, model, "talk 3")
+    assert [call.extends for call in played.calls] == [-1, 0, 1]
+    model = FakeModel(lineup, lambda request, prompt: "so <|im_end|> so")  # cannot be sent back
+    played = play_one(player, model, "talk 3")
+    assert [call.extends for call in played.calls] == [-1, -1, -1]
+    episode = as_episode(played)
+    assert [episode.prompt_ids(number) for number in range(3)] == [request.prompt_ids for request in model.requests]
+
+
+def test_a_process_plays_many_episodes_or_one(player: EpisodePlayer, model: FakeModel) -> None:
+    played = [play_one(player, model, "where").result for _ in range(3)]
+    pids, called = [one["pid"] for one in played], [one["called"] for one in played]
+    is_fresh = len(set(pids)) == 3
+    assert called == ([1, 1, 1] if is_fresh else [called[0], called[0] + 1, called[0] + 2])
+    assert is_fresh or len(set(pids)) == 1
+    assert all(one["folder"] == one["home"] for one in played)
+    assert all(one["exported"] == [f"{one['url']}/v1", one["token"]] for one in played)
+    assert len({one["token"] for one in played}) == 3
+    assert len({(one["hash"], one["random"], one["seed"]) for one in played}) == 1, "chance follows from the seed"
+
+
+def test_episodes_of_other_problems_and_stages_have_other_seeds(player: EpisodePlayer, model: FakeModel) -> None:
+    tasks = [*make_tasks("where", "where"), *make_tasks("where", seed=8)]
+    seeds = [one.result["seed"] for one in player.play(tasks, make_services(model.generate))]
+    assert len(set(seeds)) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------ faults
+@pytest.mark.parametrize(
+    ("prompt", "status", "message"),
+    [
+        ("fail", "failed", "ValueError: out of luck"),
+        ("leave 3", "failed", "SystemExit: 3"),
+        ("vanish 5", "failed", "exit status 5"),
+        ("kill", "failed", "signal 9"),
+        ("give_set", "failed", "TypeError: Object of type set is not JSON serializable"),
+        ("print_then_fail", "failed", "exit status 5: no newline at the end"),
+        ("no_such_thing", "failed", "KeyError: 'no_such_thing'"),
+        ("be_silent", "silent", "asked no agent"),
+    ],
+)
+def test_faults_of_a_program(player: EpisodePlayer, model: FakeModel, prompt: str, status: str, message: str) -> None:
+    played, well = play(player, model, prompt, "ask")
+    assert (played.status, played.message, played.result) == (status, message, None)
+    assert len(played.calls) == (prompt not in ("be_silent", "no_such_thing")), "what was sampled counts"
+    assert well.status == "finished", "the others are not affected"
+    assert play_one(player, model, "ask").status == "finished", "nor those that follow"
+
+
+def test_a_program_that_vanishes_returned_nothing(player: EpisodePlayer, model: FakeModel) -> None:
+    played = play_one(player, model, "vanish 0")
+    assert (played.status, played.result) == ("finished", None)  # which no reward accepts
+
+
+@pytest.mark.parametrize("prompt", ["give_much", "give_nest"])
+def test_results_that_cannot_be_handed_over(player: EpisodePlayer, model: FakeModel, prompt: str) -> None:
+    played = play_one(player, model, prompt)
+    assert played.status == "failed"
+    assert "returned" in played.message
+    assert play_one(player, model, "ask").status == "finished"
+
+
+def test_results_may_hold_any_text_and_number(player: EpisodePlayer, model: FakeModel) -> None:
+    result = play_one(player, model, "give_special").result
+    assert result["text"] == "\ud800 é"
+    assert result["number"] != result["number"]
+
+
+@pytest.mark.parametrize("prompt", ["print_much", "close_output", "leave_thread", "move /"])
+def test_programs_that_leave_a_mess_do_not_disturb_the_next(
+    player: EpisodePlayer, model: FakeModel, prompt: str
+) -> None:
+    assert play_one(player, model, prompt).status == "finished"
+    after = play_one(player, model, "where")
+    assert after.status == "finished", after.message
+    assert after.result["folder"] == after.result["home"]
+
+
+def test_a_program_that_closes_every_file_fails_alone(player: EpisodePlayer, model: FakeModel) -> None:
+    played = play_one(player, model, "close_files")
+    assert (played.status, len(played.calls)) == ("failed", 1)
+    assert play_one(player, model, "ask").status == "finished"
+
+
+@pytest.mark.parametrize("prompt", ["leave_child", "leave_children"])
+def test_processes_that_a_program_leaves_behind_are_killed(
+    player: EpisodePlayer, model: FakeModel, tmp_path: Path, prompt: str
+) -> None:
+    mark = tmp_path / prompt
+    assert play_one(player, model, f"{prompt} {mark}").status == "finished"
+    wait_until(lambda: not find_marked(mark))
+
+
+def test_a_daemon_that_a_program_leaves_behind_is_killed(
+    player: EpisodePlayer, model: FakeModel, tmp_path: Path
+) -> None:
+    mark = tmp_path / "pid"
+    assert play_one(player, model, f"leave_orphan {mark}").status == "finished"
+    pid = int(mark.read_text())
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert play_one(player, model, "ask").status == "finished"
+
+
+# ------------------------------------------------------------------------------------------------------- time limits
+def test_a_program_that_hangs_is_killed(folder: Path, model: FakeModel, find_forkserver: FindProcess) -> None:
+    player = open_player(model.lineup, time_limit_s=0.5)
+    played = play_one(player, model, "hang")
+    assert (played.status, played.message) == ("timed_out", "took longer than env.time_limit_s = 0.5")
+    assert find_forkserver().children() == []
+    player.close()
+
+
+class Clock:
+    """A clock that stands still but for what the test adds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_time_that_completions_take_does_not_count(
+    folder: Path, lineup: Lineup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    looked = []
+
+    class PlayersClock(Clock):
+        def monotonic(self) -> float:
+            looked.append(clock.now)
+            return clock.now
+
+    def reply(request: Request, prompt: str) -> str:
+        clock.now += 1000.0
+        return "slowly"
+
+    monkeypatch.setattr("magrpo.gateway.sessions.time", clock)
+    monkeypatch.setattr("magrpo.gateway.player.time", PlayersClock())
+    player = open_player(lineup, time_limit_s=0.01)
+    [played] = player.play(make_tasks("talk 20"), make_services(FakeModel(lineup, reply).generate))
+    player.close()
+    assert played.status == "finished"
+    assert max(looked) >= 1000.0, "the limit was looked at while the program ran"
+
+
+# ------------------------------------------------------------------------------------------------- ends of the stage
+def test_a_fork_server_that_dies_loses_its_episodes_only(
+    folder: Path, model: FakeModel, find_forkserver: FindProcess
+) -> None:
+    def kill_forkserver(requests: list[Request]) -> list[Action]:
+        server = find_forkserver()
+        workers = server.children()
+        assert workers
+        server.kill()
+        assert_all_end([server, *workers])
+        return model.generate(requests)  # too late
+
+    player = open_player(model.lineup)
+    for _ in range(3):
+        with pytest.raises(EpisodesLost, match="the process that runs episodes died"):
+            player.play(make_tasks("ask", "two"), make_services(kill_forkserver))
+        assert [one.status for one in play(player, model, "ask", "two")] == ["finished"] * 2
+    player.close()
+
+
+@pytest.mark.parametrize("at", ["generate", "advance"])
+def test_a_stage_that_ends_early_leaves_no_program_running(
+    folder: Path, model: FakeModel, find_forkserver: FindProcess, at: str
+) -> None:
+    player = open_player(model.lineup)
+    error = RuntimeError("the engine broke")
+
+    def generate(requests: list[Request]) -> list[Action]:
+        if at == "generate" and len(model.batches) >= 2:
+            raise error
+        return model.generate(requests)
+
+    def advance(number: int) -> None:
+        if at == "advance":
+            raise error
+
+    services = make_services(generate, advance)
+    with pytest.raises(RuntimeError, match="the engine broke") as raised:
+        player.play(make_tasks("ask", *["talk 50"] * 5, *["hang"] * 5), services)
+    assert raised.value is error
+    running = [worker for worker in find_forkserver().children() if worker.status() != psutil.STATUS_ZOMBIE]
+    assert len(running) <= 1, "only a worker without an episode may be left"
+    assert [one.status for one in play(player, model, "ask", "two")] == ["finished"] * 2
+    player.close()
+
+
+def test_closing_leaves_nothing_and_may_be_repeated(
+    folder: Path, model: FakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find_forkserver: FindProcess
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    open_files = psutil.Process().num_fds()
+    for fresh in (True, False):
+        player = open_player(model.lineup, fresh_processes=fresh)
+        play(player, model, *["ask"] * 3, "fail", "leave_thread")
+        server = find_forkserver()
+        processes = [server, *server.children()]
+        assert list(tmp_path.iterdir())
+        player.close()
+        player.close()
+        assert wait_for_end(processes, 0) == []
+        assert list(tmp_path.iterdir()) == []
+        assert psutil.Process().num_fds() == open_files
+
+
+def test_a_player_that_never_played_closes_too(folder: Path, lineup: Lineup) -> None:
+    open_player(lineup).close()
+
+
+def test_files_of_episodes_do_not_pile_up(folder: Path, model: FakeModel, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    player = open_player(model.lineup, fresh_processes=True)
+    play(player, model, *["ask"] * 3, "fail", "kill", "leave_thread")
+    [own] = tmp_path.iterdir()
+    names = {path.name for path in own.iterdir()}
+    play(player, model, *["ask"] * 3, "fail", "kill", "leave_thread")
+    assert {path.name for path in own.iterdir()} == names == {"server.log"}
+    player.close()
+
+
+def test_an_address_is_unknown_after_its_batch(player: EpisodePlayer, model: FakeModel) -> None:
+    from magrpo.gateway.agents import GatewayRefused, post_json  # no library, though the module is loaded anyway
+
+    result = play_one(player, model, "where").result
+    with pytest.raises(GatewayRefused, match="unknown session"):
+        post_json(f"{result['url']}/v1/chat/completions", {"model": "planner", "messages": []})
+
+
+# ------------------------------------------------------------------------------------------ programs that cannot start
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ("nowhere:solve", "No module named 'nowhere'"),
+        ("acting:nothing", "has no attribute 'nothing'"),
+        ("broken:solve", "SyntaxError"),
+    ],
+)
+def test_programs_that_cannot_be_imported(folder: Path, model: FakeModel, run: str, message: str) -> None:
+    (folder / "broken.py").write_text("def solve(:")
+    player = open_player(model.lineup, run=run)
+    for _ in range(2):  # a second attempt is no worse
+        with pytest.raises(PluginFailed, match=f"(?s)env.run = '{run}' cannot be started:.*{message}"):
+            play(player, model, "ask")
+    player.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+@pytest.fixture(scope="module")
+def commands(folder: Path, lineup: Lineup) -> Iterator[EpisodePlayer]:
+    run = f"{shlex.quote(sys.executable)} command.py {{problem_file}}"
+    player = open_player(lineup, run=run, models={"gpt": "coder"})
+    yield player
+    player.close()
+
+
+def test_commands(commands: EpisodePlayer, model: FakeModel) -> None:
+    prompts = ("do well", "fail", "kill", "print", "silent")
+    played = dict(zip(prompts, play(commands, model, *prompts), strict=True))
+    well = played["do well"]
+    assert (well.status, [call.agent for call in well.calls]) == ("finished", ["coder"])
+    assert well.result["name"] == "do well"
+    assert "hidden_test" not in well.result["keys"]
+    ends = {prompt: (one.status, one.message) for prompt, one in played.items()}
+    assert ends == {
+        "do well": ("finished", ""),
+        "fail": ("failed", "exit status 1: ValueError: out of luck"),
+        "kill": ("failed", "signal 15"),
+        "print": ("failed", "the last line that it printed is not JSON: 'done, I think'"),
+        "silent": ("silent", "asked no agent"),
+    }
+
+
+def test_commands_that_hang_are_killed(folder: Path, model: FakeModel, find_forkserver: FindProcess) -> None:
+    player = open_player(model.lineup, run="sh -c 'sleep 100000; true'", time_limit_s=0.5)
+    assert play_one(player, model, "ask").status == "timed_out"
+    wait_until(lambda: find_forkserver().children(recursive=True) == [])
+    player.close()
+
+
+def test_commands_that_do_not_exist(folder: Path, model: FakeModel) -> None:
+    player = open_player(model.lineup, run="no-such-command --now")
+    played = play_one(player, model, "ask")
+    assert (played.status, played.calls) == ("failed", ())
+    assert played.message == "FileNotFoundError: [Errno 2] No such file or directory"
+    player.close()
