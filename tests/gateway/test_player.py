@@ -523,7 +523,7 @@ def test_an_address_is_unknown_after_its_batch(player: EpisodePlayer, model: Fak
 
     result = play_one(player, model, "where").result
     with pytest.raises(GatewayRefused, match="unknown session"):
-        post_json(f"{result['url']}/v1/chat/completions", {"model": "planner", "messages": []})
+        post_json(f"{result['url']}/v1/chat/completions", {"model": "planner", "messages": []}, "")
 
 
 # ------------------------------------------------------------------------------------------ programs that cannot start
