@@ -1,4 +1,4 @@
-"""The tables of ``magrpo evaluate --baselines``, from the committed rows: HTML, Markdown, CSV and JSON."""
+"""The tables of ``magrpo evaluate --baselines``, from the committed rows: a page and JSON."""
 
 from __future__ import annotations
 
@@ -127,11 +127,10 @@ class BaselineTable:
     rows: Sequence[BaselineResult]
 
     def write_files(self, folder: Path, title: str = "Agents and baselines") -> None:
-        """Write ``baselines.html``, ``.csv`` and ``.json``."""
+        """Write ``baselines.html`` and ``baselines.json``."""
         picture = Pictures("Rows", [self._draw_rows()], f"Held-out problems, sampled; {self._describe_intervals()}.")
         tables = [Section(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
         write_page(folder / "baselines.html", title, [self.judge_rows(), picture, *tables], width="90rem")
-        difference = f"less_{REFERENCE}"
         measured = []
         for result in self.rows:
             for key, means in result.means.items():
@@ -140,14 +139,7 @@ class BaselineTable:
                     if value is not None:
                         less = self._subtract_reference(result, key, quantity)
                         measured.append((result.row.name, key, quantity, value, less))
-        limits = ("mean", "low", "high")
-        columns = ("row", "split", "mode", "quantity", *limits, *(f"{difference}_{limit}" for limit in limits))
-        lines = []
-        for row, key, quantity, value, less in measured:
-            differences = asdict(less).values() if less else ("", "", "")
-            lines.append((row, *key.split("/"), quantity, *asdict(value).values(), *differences))
-        figures.write_csv(folder / "baselines.csv", columns, lines)
-        names = ("row", "of", "quantity", "value", difference)
+        names = ("row", "of", "quantity", "value", f"less_{REFERENCE}")
         tree = {
             "rows": [json.loads(result.row.model_dump_json()) for result in self.rows],
             "left_out": self.config.baselines.left_out,

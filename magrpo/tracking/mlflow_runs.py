@@ -304,14 +304,12 @@ class RecordedRun:
     returns: tuple[float, ...]
     """Held-out returns of the evaluations in order, sampled, as fractions of the maximum."""
     iterations: int
-    mlflow_page: tuple[str, str]
-    """Command and address of the page: see :meth:`MlflowTracker.mlflow_page`."""
 
 
-def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str] = ()) -> list[RecordedRun]:
+def recorded_runs(uri: str, *, leave_out: Container[str] = ()) -> list[RecordedRun]:
     """Read the training runs of all experiments in a tracking store, by one request and two more for each run.
 
-    ``only``: id of a single run to read. ``leave_out``: ids of runs to skip. Raises Unavailable.
+    ``leave_out``: ids of runs to skip. Raises Unavailable.
     """
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return []  # before MLflow creates the file
@@ -322,7 +320,7 @@ def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str
     with translate_errors(uri):
         client = MlflowClient(uri)
         experiments = [experiment.experiment_id for experiment in _read_pages(client.search_experiments)]
-        query = f"tags.`{RUN_TAG}` LIKE '%'" if only is None else f"tags.`{RUN_TAG}` = '{only}'"
+        query = f"tags.`{RUN_TAG}` LIKE '%'"
         for run in _read_pages(partial(client.search_runs, experiments, query)):
             info, run_id = run.info, run.data.tags[RUN_TAG]
             if run_id not in leave_out:
@@ -336,7 +334,6 @@ def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str
                     params=dict(run.data.params),
                     returns=tuple(evaluated[step] for step in sorted(evaluated)),
                     iterations=max(updated, default=0),
-                    mlflow_page=mlflow_page(uri, info.experiment_id, info.run_id),
                 )
                 found.append(recorded)
     return found

@@ -76,7 +76,6 @@ def test_the_store_knows_what_the_folder_knew(root: Path) -> None:
     returns = [report.summary["test/sampled"]["return"].mean for report in load(root, "two").reports]
     assert runs["two"].returns == pytest.approx(returns)
     assert (runs["two"].iterations, runs["two"].status) == (1, "FINISHED")
-    assert [run.run_id for run in recorded_runs(uri, only="two")] == ["two"]
     assert {run.run_id for run in recorded_runs(uri, leave_out={"one"})} == {"gone", "two"}
 
 
@@ -128,8 +127,6 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     assert "train.seed: 0, 1" in said.splitlines()
     assert len(said.splitlines()) < 20, "the rest is in the page"
     assert page.headings[0] == "two against one", "the page begins with the verdict"
-    [look] = [run.mlflow_page[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
-    assert look in text
     tokens = sum(
         metrics["rollout/tokens"]
         for _, stage, metrics in RunStore.open(root, "one").stage_metrics()
@@ -138,11 +135,9 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     [row] = [row for row in page.tables["Cost"] if row[0] == "tokens generated, training"]
     assert row[1] == f"{tokens:,.0f}"
     assert "thousands of tokens generated in training" in text
-    links = ("#", "http://127.0.0.1:5000/")  # to parts of the page, and to the runs in MLflow
-    assert [address for address in page.loaded if not address.startswith(links)] == []
+    assert [address for address in page.loaded if not address.startswith("#")] == []
     assert text.count("<svg") == 4, "two splits over iterations and over tokens"
-    assert f'<a href="{look}">' in text
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html", "curves.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html"}
 
 
 @needs_chromium
