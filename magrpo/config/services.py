@@ -49,8 +49,7 @@ class RegistryConfig(Section):
     continue_from_champion: bool = False
     """Start every agent from the champion's weights, or untrained if there is no champion yet."""
     promote: bool = False
-    """Promote the run's team to champion if it is better on held-out problems, and again on fresh samples of both
-    teams."""
+    """Promote the run's team to champion if it is better on held-out problems."""
 
     @model_validator(mode="after")
     def _needs_a_model(self) -> RegistryConfig:

@@ -115,9 +115,7 @@ def execute(
 
                 write_run_agents(store)
         publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
-        promotion = register_team(
-            store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
-        )
+        promotion = register_team(store, result.outcome, result.mlflow_run_id, undo)
         if promotion is not None and promotion.promoted and promotion.fresh:
             for observer in observers:
                 observer.team_promoted(str(promotion))
