@@ -42,8 +42,8 @@ PLACE = "place.json"
 REGISTER, PROMOTE = "register", "promote"
 """Folders beside the steps of the last iteration: the registered version of the team, and the gate's decision."""
 OPTIMIZER = "optimizer.pt"
-"""Optimizer state of a checkpoint, which the next update needs; kept for the newest ``optim.keep`` checkpoints and
-for evaluated ones."""
+"""Optimizer state of a checkpoint, which the next update needs; kept for the newest checkpoint and for evaluated
+ones."""
 OPTIMIZER_SHARDS = "optimizer"
 """Folder beside :data:`OPTIMIZER`, kept and pruned with it: the state of each agent whose weights were spread over
 ranks, in the format of ``torch.distributed.checkpoint``."""

@@ -237,9 +237,7 @@ def test_a_kernel_that_cannot_ask_about_threads_is_refused(monkeypatch: pytest.M
 
 
 def test_small_limits_of_programs_do_not_weaken_the_level() -> None:
-    assert PoolSandbox(memory_mib=64, processes=1, descriptors=8, test_s=0.01).probe() == IsolationLevel(
-        "namespaces", {}
-    )
+    assert PoolSandbox(memory_mib=64, processes=1, test_s=0.01).probe() == IsolationLevel("namespaces", {})
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

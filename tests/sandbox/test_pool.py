@@ -55,7 +55,8 @@ def single() -> Iterator[Pool]:
 
 
 def test_workers_are_recycled() -> None:
-    pool = open_pool(workers=1, recycle_after=2)
+    pool = open_pool(workers=1)
+    pool.recycle_after = 2
     workers = set()
     for k in range(6):
         [report] = pool.run([right(k)])

@@ -173,8 +173,8 @@ def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
 
 def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flows) -> None:
     with receiving() as receiver:
-        overrides = f'notify.urls=["{receiver.url}"]', 'notify.on=["failure"]'
-        assert flows.train("broken", partial(fail, "update", 3, OSError), *overrides) != 0
+        urls = f'notify.urls=["{receiver.url}"]'
+        assert flows.train("broken", partial(fail, "update", 3, OSError), urls) != 0
         [failed] = flows.seen("broken")
         assert failed.state_name == "Failed"
         task = flows.tasks(failed, "00001/update")["00001/update"]
@@ -190,8 +190,9 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flo
     assert flows.tracked("broken")[0] == "FINISHED"
     assert "resuming with update, iteration 1 of " in flows.log("broken").read_text()
 
-    [notice] = receiver.notices("broken")
+    notice, recovery = receiver.notices("broken")
     assert notice["title"] == "magrpo: run broken failed"
+    assert recovery["title"] == "magrpo: run broken continues after a failure"
     assert notice["type"] == "failure"
     assert notice["reason"] == "OSError: update is made to fail"
     assert notice["stage"] == "update, iteration 1 of 1"
