@@ -94,7 +94,7 @@ config = _make_group("config", "Explain and show configurations.")
 app.register_install_completion_command(help="Install shell completion of commands, runs and keys.")
 
 LAZY_COMMANDS = {
-    "runs": ("commands.runs:list_runs", "List the runs in a folder and in the tracking store, newest first."),
+    "runs": ("commands.runs:list_runs", "List the runs in a folder, newest first."),
     "show": (
         "commands.show:show_run",
         "Show a run on one screen: state, verdict, evaluations, cost, files, next commands; or open its report.\n\n"

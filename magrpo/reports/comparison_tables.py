@@ -71,8 +71,10 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
     for key in keys:
         if key != HEADLINE:
             yield Section(_run_table(runs, key), folded=True)
-    for table in runs_at_equal_tokens(runs, keys):
-        yield Section(table, folded=True)
+    trained = {run.label: [run] for run in runs if run.budgets[-1].updates}
+    if len(trained) > 1:
+        for table in equal_tokens_tables(trained):
+            yield Section(table, folded=True)
     costs = [list_run_costs(run) for run in runs]
     rows = [(name, *(of_run[name] for of_run in costs)) for name in costs[0]]
     note = "Stages in seconds, all iterations together; tokens are those sampled."
@@ -117,26 +119,6 @@ def _run_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
     rows.append(("problems", *(str(len(run.means[-1][key]["return"])) for run in runs)))
     note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
     return ReportTable(figures.summary_title(key), ("", *(run.label for run in runs)), rows, note)
-
-
-def runs_at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Iterator[ReportTable]:
-    """Yield each run's evaluation nearest to the tokens of the cheapest run; no table unless two runs trained."""
-    trained = [run for run in runs if run.budgets[-1].updates]
-    if len(trained) < 2:
-        return
-    tokens = min(run.budgets[-1].tokens for run in trained)
-    rows = []
-    for run in trained:
-        report = run.reports[run.nearest_evaluation(tokens)]
-        counts = (f"{count:,}" for count in run.budget_at(report).counts.values())
-        returns = (figures.format_interval("return", report.summary[key]["return"]) for key in keys)
-        rows.append((run.label, str(report.policy_version), *counts, *returns))
-    note = (
-        f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest "
-        "run, and its cost by then. Return in percent of the run's own maximum."
-    )
-    columns = ("run", "iteration", *UNITS.values(), *map(figures.summary_title, keys))
-    yield ReportTable("At an equal budget of tokens", columns, rows, note)
 
 
 def list_run_costs(run: EvaluatedRun) -> dict[str, str]:

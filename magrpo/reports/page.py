@@ -174,12 +174,6 @@ def render_template(name: str, **values: object) -> str:
     return _ENVIRONMENT.get_template(name).render(values).lstrip()
 
 
-def format_markdown(table: ReportTable) -> str:
-    """Format the rows of a table in Markdown, for pages of Prefect."""
-    source = '{% from "table.md.j2" import table %}{{ table(block) }}'
-    return _ENVIRONMENT.from_string(source).render(block=table)
-
-
 def print_banners(banners: Sequence[Banner], console: Console) -> None:
     """Print verdicts: the word and the sentence of each, then the next steps."""
     for banner in banners:

@@ -114,7 +114,6 @@ def test_tables(root: Path) -> None:
     assert page.headings[0] == "Verdict"
     assert "MAGRPO reaches " in page.text
     assert 'aria-label="Joint return, percent of the maximum"' in (report / "baselines.html").read_text()
-    assert "Cross-play of runs: return with helper from" in page.text
     for name in rows_of(root):
         assert figures[name, "test/sampled", "seconds"]["value"]["low"] > 0
     assert (

@@ -28,7 +28,7 @@ from magrpo.run.config_diff import flatten_config
 from magrpo.run.manifest import MANIFEST
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
-from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX, newest_by_step
+from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX
 from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.wall_time import read_wall_time
 from tests.pipelines.micro import command, write_config
@@ -156,7 +156,8 @@ class Runs:
             points = client.get_metric_history(run.info.run_id, key)
             values = [(p.step, p.value) for p in sorted(points, key=lambda p: (p.step, p.timestamp))]
             assert all(one != other for one, other in pairwise(values)), f"{key}: {values}"
-            histories[key] = sorted((s, 0.0 if key.startswith(TIMED) else v) for s, v in newest_by_step(points).items())
+            newest = dict(values)  # of several values of a step, the last
+            histories[key] = sorted((s, 0.0 if key.startswith(TIMED) else v) for s, v in newest.items())
         return {
             "status": run.info.status,
             "params": run.data.params,

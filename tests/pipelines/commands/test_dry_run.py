@@ -20,7 +20,7 @@ from magrpo.run.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
 from pipelines.arguments import locate_config
 from pipelines.cli import main
-from pipelines.commands.dry_run import mean_stage_seconds, show_plan
+from pipelines.commands.dry_run import show_plan
 from pipelines.commands.first_prompts import shorten_middle
 from pipelines.commands.inputs import check_inputs
 from tests.pipelines.micro import command, run_locally
@@ -148,14 +148,6 @@ def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
     assert sizes["frozen parameters"] == 4 * frozen
     assert "KV cache of completions" not in sizes
     assert estimate_memory(resolved, 4, 256)["KV cache of completions"] > 0
-
-
-def test_seconds_are_of_runs_that_did_the_same(runs: Runs) -> None:
-    seconds, number = mean_stage_seconds(runs.root, config(runs))
-    assert number == 1
-    assert {"prepare", "rollout.0", "score.0", "credit", "update", "evaluate", "report"} == set(seconds)
-    assert mean_stage_seconds(runs.root, config(runs, "rollout.group_size=2")) == ({}, 0)
-    assert mean_stage_seconds(runs.root, config(runs, "train.num_iterations=50"))[1] == 1
 
 
 def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
