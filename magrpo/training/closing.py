@@ -190,13 +190,10 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
     """Describe the wall time of the run and the seconds of this attempt by activity."""
     wall_time = read_wall_time(store.path)
     assert wall_time is not None, "a finished run has been started"
-    seconds_by_stage = {
-        stage: seconds - timing.loading_by_stage.get(stage, 0.0) for stage, seconds in timing.stages.items()
-    }
-    rest = timing.wall - sum(timing.loading.values()) - sum(seconds_by_stage.values())
-    shown = [f"{stage} {seconds:.0f} s" for stage, seconds in seconds_by_stage.items() if seconds >= 0.5]
+    rest = timing.wall - sum(timing.stages.values())
+    shown = [f"{stage} {seconds:.0f} s" for stage, seconds in timing.stages.items() if seconds >= 0.5]
     lag = store.config().train.lag  # with a lag stages run side by side, so their seconds exceed the wall time
-    shown.append(f"everything else {rest:.0f} s" if not lag else "some of them at the same time")
+    shown.append(f"loading and everything else {rest:.0f} s" if not lag else "some of them at the same time")
     attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
     return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
 

@@ -1,15 +1,12 @@
 """``magrpo bench iteration``: times sampling and update of one iteration in this process against a plain version.
 
 The plain implementation takes one agent after another on all cores, runs every decoding step through the modules of
-transformers, and updates through peft's own layers in micro-batches of :data:`PLAIN_TOKENS` tokens. A decoding step
-with truncated sampling is timed against one without. Afterwards the time of one core is divided among kinds of
-operation.
+transformers, and updates through peft's own layers in micro-batches of :data:`PLAIN_TOKENS` tokens.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,13 +17,10 @@ import torch
 from cyclopts import Parameter, validators
 from peft.tuners.lora import Linear as LoraLinear
 from rich.console import Console
-from rich.table import Table
-from transformers import PreTrainedModel
 
 from magrpo.algo.stats import seed_interval
 from magrpo.config.run import RunConfig, load_config
 from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
-from magrpo.engines.local.sampling import TokenSampler
 from magrpo.engines.local.steps import ModuleStep
 from magrpo.engines.transformers import LocalEngine
 from magrpo.model.lora import FusedLoraLinear
@@ -42,18 +36,12 @@ from magrpo.stages.credit import credit
 from magrpo.stages.rollout import sampling_params
 from magrpo.stages.update import Updater
 from magrpo.training.stages import StageRunner
-from magrpo.types import Request, RolloutGroup, SamplingParams, ScoredTurn
+from magrpo.types import Request, RolloutGroup, ScoredTurn
 from pipelines.arguments import ConfigFile, Overrides
 
 PLAIN_TOKENS = 16_384
 TARGET = 1.6
 """Sampling and update should each be this many times as fast as the plain implementation."""
-TOP_P = 0.95
-MOST_TRUNCATED = 1.1
-"""A decoding step with :data:`TOP_P` and its support recorded should take at most this many times one without."""
-KINDS = ("matrix products", "attention", "elementwise and copies", "Python")
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::addmm_"})
-_ATTENTION = frozenset({"aten::bmm", "aten::_softmax"})  # in decoding steps; other operations are recognized by name
 
 
 def bench_iteration(
@@ -62,9 +50,7 @@ def bench_iteration(
     *overrides: Overrides,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 10,
 ) -> int:
-    """Print the seconds of both implementations, their ratios with intervals, and the time by kind of operation.
-
-    Between them, print the ratio of decoding steps with and without truncated sampling.
+    """Print the seconds of both implementations, and their ratios with intervals.
 
     Raises ConfigError if the engine is ``vllm``.
 
@@ -79,10 +65,8 @@ def bench_iteration(
         groups = score_batches(resolved, 1)
         policy = Policy.open(resolved.agents, resolved.model, resolved.lora, resolved.train.seed)
         requests = _make_requests(resolved, groups)
-        sampling = _compare_sampling(policy, requests, rounds)
-        _compare_truncation(policy, requests, rounds)
-        update = _compare_updates(resolved, policy, groups, rounds, Path(folder))
-        _print_kinds({"sampling": sampling, "update": update})
+        _compare_sampling(policy, requests, rounds)
+        _compare_updates(resolved, policy, groups, rounds, Path(folder))
     return 0
 
 
@@ -115,12 +99,12 @@ def _make_requests(config: RunConfig, groups: Sequence[RolloutGroup[ScoredTurn]]
     return sorted(requests, key=lambda request: (len(request.prompt_ids), request.prompt_ids))
 
 
-def _compare_sampling(policy: Policy, requests: Sequence[Request], rounds: int) -> Callable[[], object]:
-    """Print the ratio; return a function that samples on one core."""
+def _compare_sampling(policy: Policy, requests: Sequence[Request], rounds: int) -> None:
     policy.sources = {}  # the engine must sample from the weights it holds
 
-    def sample_on(num_threads: int) -> object:
-        return LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
+    def sample() -> object:
+        engine = LocalEngine(policy, len(requests), torch.get_num_threads())
+        return engine.serve(policy.version, {}).generate(requests)
 
     start_plain = partial(start_padded, make_step=ModuleStep)
 
@@ -130,48 +114,12 @@ def _compare_sampling(policy: Policy, requests: Sequence[Request], rounds: int) 
             with decoding_model(policy, agent) as model:
                 decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, start=start_plain)
 
-    _print_ratio("sampling", time_by_turns(partial(sample_on, torch.get_num_threads()), sample_in_plain_code, rounds))
-    return partial(sample_on, 1)
-
-
-def _compare_truncation(policy: Policy, requests: Sequence[Request], rounds: int) -> None:
-    """Print how many times as long a decoding step of one agent takes if sampling is truncated."""
-    agent = requests[0].agent
-    of_agent = [request for request in requests if request.agent == agent]
-    plain = replace(of_agent[0].sampling, top_p=1.0, top_k=0, keep_support=False, max_new_tokens=rounds + 1)
-    truncated = replace(plain, top_p=TOP_P, keep_support=True)
-    with decoding_model(policy, agent) as model:
-        with_truncation, without = (_run_steps(model, of_agent, sampling) for sampling in (truncated, plain))
-        pairs = time_by_turns(partial(next, with_truncation), partial(next, without), rounds)
-        vocab_size = model.config.get_text_config().vocab_size
-    interval = seed_interval([truncated_s / plain_s for truncated_s, plain_s in pairs])
-    truncated_s, plain_s = (median(pair[way] for pair in pairs) for way in (0, 1))
-    Console(highlight=False, soft_wrap=True).print(
-        f"truncated sampling: median of a step of {len(of_agent)} rows and {vocab_size:,} tokens {truncated_s:.4f} s "
-        f"with top-p {TOP_P:g}, {plain_s:.4f} s without; {interval.mean:.2f} times as long "
-        f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs; the target is {MOST_TRUNCATED:g})"
-    )
-
-
-def _run_steps(model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[None]:
-    """Draw one token for each request, and run it through the model, each time that the next item is taken."""
-    requests = [replace(request, sampling=sampling) for request in requests]
-    sampler = TokenSampler(requests, model.device)
-    live = torch.arange(len(requests), device=model.device)
-    positions = torch.tensor([len(request.prompt_ids) for request in requests], device=model.device)
-    with torch.no_grad():
-        logits, run_step = start_padded(model, requests, sampling.max_new_tokens)
-    for step in range(sampling.max_new_tokens):
-        with torch.no_grad():
-            token, _, _ = sampler(logits, live, step)
-            logits = run_step(token, positions + step)
-        yield
+    _print_ratio("sampling", time_by_turns(sample, sample_in_plain_code, rounds))
 
 
 def _compare_updates(
     config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int, folder: Path
-) -> Callable[[], object]:
-    """Print the ratio; return a function that updates on one core."""
+) -> None:
     samples, _ = credit(groups, config.algo, [a.name for a in config.agents if a.trained], config.own_estimators)
     ours, plain = (Updater.of(policy, config, folder / "failed-batch") for _ in range(2))
     plain.memory.micro_batch_tokens, plain.gradients.at_once = PLAIN_TOKENS, 1
@@ -181,9 +129,6 @@ def _compare_updates(
             plain.update(samples)
 
     _print_ratio("update", time_by_turns(lambda: ours.update(samples), update_in_plain_code, rounds))
-    torch.set_num_threads(1)
-    alone = Updater.of(policy, config, folder / "failed-batch")
-    return lambda: alone.update(samples)
 
 
 def time_by_turns(
@@ -222,35 +167,3 @@ def _print_ratio(name: str, pairs: Sequence[tuple[float, float]]) -> None:
         f"{name}: median {ours:.3f} s, plain implementation {plain:.3f} s; {interval.mean:.2f} times as fast "
         f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs; the target is {TARGET:g})"
     )
-
-
-def _print_kinds(runs: Mapping[str, Callable[[], object]]) -> None:
-    """Print the share of each kind of operation in the time of runs on one core."""
-    table = Table("on one core", *KINDS, box=None)
-    torch.set_num_threads(1)
-    for name, run in runs.items():
-        run()
-        started = perf_counter()
-        run()
-        seconds = perf_counter() - started
-        spent = _time_operations(run)
-        spent["Python"] = seconds - sum(spent.values())
-        table.add_row(f"{name}, {seconds:.2f} s", *(f"{spent[kind] / seconds:.0%}" for kind in KINDS))
-    Console(highlight=False, width=100).print(table)
-
-
-def _time_operations(run: Callable[[], object]) -> dict[str, float]:
-    """Return the seconds in torch's operations, by kind; time outside of any operation counts as Python's."""
-    with torch.autograd.profiler.profile(use_kineto=False) as profile:
-        run()
-    spent = dict.fromkeys(KINDS, 0.0)
-    for event in profile.key_averages():
-        if event.key.startswith("aten::"):
-            if "_attention" in event.key or event.key in _ATTENTION:
-                kind = "attention"
-            elif event.key in _PRODUCTS:
-                kind = KINDS[0]
-            else:
-                kind = KINDS[2]
-            spent[kind] += event.self_cpu_time_total / 1e6
-    return spent

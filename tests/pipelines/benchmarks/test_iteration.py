@@ -12,7 +12,7 @@ from tests.pipelines.micro import write_config
 
 
 @pytest.mark.usefixtures("threads")
-def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ratios_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "iteration", str(write_config(tmp_path, iterations=1)), "--rounds", "2"]) == 0
     said = capsys.readouterr().out
     for name in ("sampling", "update"):
@@ -22,14 +22,6 @@ def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys:
             said,
             re.M,
         )
-        [shares] = re.findall(rf"^ {name}, [\d.]+ s +(.*%) *$", said, re.M)
-        assert sum(int(share) for share in re.findall(r"(-?\d+)%", shares)) == pytest.approx(100, abs=2)
-    assert re.search(
-        r"^truncated sampling: median of a step of \d+ rows and [\d,]+ tokens [\d.]+ s with top-p 0.95, "
-        r"[\d.]+ s without; [\d.]+ times as long \(95 %: .*, 2 pairs; the target is 1.1\)$",
-        said,
-        re.M,
-    )
     assert not list((tmp_path / "runs").glob("*/stages"))
 
 

@@ -112,7 +112,7 @@ def test_show_as_json_has_every_figure(finished: RunStore, capsys: pytest.Captur
     assert verdict.gain is not None
     assert tree["verdict"]["gain"]["mean"] == verdict.gain.mean
     assert [one["iteration"] for one in tree["evaluations"]] == [0, 2]
-    assert tree["wall_time"]["seconds"] > tree["wall_time"]["loading_s"] >= 0
+    assert tree["wall_time"]["seconds"] > 0
     assert Path(tree["report"]).is_file()
 
 
