@@ -58,9 +58,8 @@ class PoolSandbox(Plugin):
 
     kind: str = "pool"
     level: Literal["auto", "namespaces", "namespaces-flat", "landlock", "none"] = "auto"
-    """Isolation level. ``auto``: the strongest level that works on this machine, never ``none``."""
-    min_level: Literal["namespaces", "namespaces-flat", "landlock", "none"] = "landlock"
-    """Weakest acceptable isolation level; the run fails if only weaker levels work on this machine."""
+    """Isolation level; the run fails if it does not work on this machine. ``auto``: the strongest level that works,
+    never ``none``."""
     packages: tuple[str, ...] = ()
     """Installed distributions (such as numpy or scikit-learn) or modules that programs and tests may import; their
     dependencies are allowed too. Empty: the standard library only."""
@@ -101,7 +100,7 @@ class PoolSandbox(Plugin):
 
     def _probe(self, packages: Packages) -> tuple[JailSpec, IsolationLevel]:
         spec = JailSpec(self.make_limits(), "", tuple(PRELOAD.split()), packages)
-        isolation = choose_level(spec, self.level, self.min_level)
+        isolation = choose_level(spec, self.level)
         spec = replace(spec, level=isolation.level)
         if packages.modules:
             check_packages(spec)
