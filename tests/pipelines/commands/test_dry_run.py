@@ -54,7 +54,6 @@ def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path
     assert "          2  rollout.0 score.0 credit update evaluate report\n" in said
     assert "reused   none: a new run" in said
     assert "engine   transformers, on " in said
-    assert f"unknown, no earlier run in {root}" in said
     for line in ("lora.rank = 2 (default 16)", "optim.lr = 0.01 (default 2e-05)", "agents.1.name = main"):
         assert f"\n  {line}\n" in said
     assert "algo.gamma" not in said, "which has its default"
@@ -72,7 +71,6 @@ def test_the_plan_of_going_on_from_a_stage(runs: Runs, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert "4 committed stages, from update:1 on, would be set aside" in said
     assert "reused   9 of 13 stages; the first to run is update:1" in said
-    assert "in stages: mean of 1 earlier run in" in said
     assert files(runs.root) == before
 
 
