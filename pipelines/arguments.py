@@ -13,8 +13,6 @@ from magrpo.plugins import ConfigError
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the shipped configurations."""
-SCHEMA_FILE = CONFIGS / "schema.json"
-"""The JSON schema of configurations, which the shipped ones name in their first line."""
 
 
 def list_shipped() -> list[str]:

@@ -165,11 +165,6 @@ def checkpoint_iteration(checkpoint: Pointer) -> int:
     return int(Path(checkpoint["dir"]).parent.name)
 
 
-def run_of_weights(weights: Path) -> str:
-    """Return the id of the run whose checkpoint holds ``weights``, the folder of one agent."""
-    return weights.parents[4].name
-
-
 def describe_start(store: RunStore) -> str:
     """Describe the weights from which the run started."""
     path = store.path / START

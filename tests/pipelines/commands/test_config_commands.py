@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from magrpo.config.run import RunConfig, load_config
 from magrpo.plugins import TABLES, import_plugin
 from pipelines import cli
-from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_shipped
+from pipelines.arguments import CONFIGS, list_shipped
 from pipelines.commands.config_schema import build_schema
 
+SCHEMA = CONFIGS / "schema.json"
 VALIDATOR = jsonschema.Draft7Validator(build_schema())
 
 
@@ -83,7 +84,7 @@ def list_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def test_the_schema_has_every_docstring() -> None:
-    text = SCHEMA_FILE.read_text()
+    text = SCHEMA.read_text()
     for model in set(list_models(RunConfig)):
         for name, field in model.model_fields.items():
             if name != "kind" and field.description:
@@ -94,7 +95,7 @@ def test_the_schema_has_every_docstring() -> None:
 def test_shipped_configurations_name_the_schema_and_meet_it(name: str) -> None:
     path = CONFIGS / f"{name}.toml"
     first = path.read_text().splitlines()[0]
-    assert (path.parent / first.removeprefix("#:schema ")).samefile(SCHEMA_FILE)
+    assert (path.parent / first.removeprefix("#:schema ")).samefile(SCHEMA)
     VALIDATOR.validate(tomllib.loads(path.read_text()))
 
 
@@ -123,7 +124,7 @@ def test_an_editor_finds_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """taplo, which editors ask: of the files that ship, of copies beside the schema, and of a file of one's own."""
     assert TAPLO is not None
     monkeypatch.chdir(tmp_path)
-    Path("own.toml").write_text(f"#:schema {SCHEMA_FILE.as_uri()}\n{(CONFIGS / 'embedded.toml').read_text()}")
+    Path("own.toml").write_text(f"#:schema {SCHEMA.as_uri()}\n{(CONFIGS / 'embedded.toml').read_text()}")
     copies = shutil.copytree(CONFIGS, tmp_path / "a copy")
     right = [*CONFIGS.glob("*.toml"), *copies.glob("*.toml"), tmp_path / "own.toml"]
     subprocess.run([TAPLO, "lint", *right], check=True)
