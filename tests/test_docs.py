@@ -18,6 +18,7 @@ from magrpo.config.run import load_config
 from magrpo.process.environment import QUIET
 from magrpo.sandboxes.levels import ALLOW_NONE
 from pipelines import cli
+from pipelines.arguments import CONFIGS
 from pipelines.commands.config_help import format_config_help
 from pipelines.commands.config_schema import format_schema
 from tests.pipelines.micro import run_locally, write_config
