@@ -30,8 +30,6 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "mbpp": "magrpo.problems.mbpp:Mbpp",
         "mbppplus": "magrpo.problems.mbpp:MbppPlus",
         "livecodebench": "magrpo.problems.livecodebench:LiveCodeBench",
-        "apps": "magrpo.problems.contests:Apps",
-        "codecontests": "magrpo.problems.contests:CodeContests",
         "notes": "magrpo.problems.notes:Notes",
         "tldr": "magrpo.problems.writing:Tldr",
         "arxiv": "magrpo.problems.writing:Arxiv",

@@ -51,8 +51,6 @@ LOOP_AIM = 100
 """Target: this many times as fast as the loop over tokens."""
 SLOW_S = 5.0
 """Seconds; a slower implementation is timed only once."""
-_FIRST_CHUNK = 1 << 28
-"""Logits in a chunk on CUDA at the time of the first measurement."""
 OURS = "magrpo_kernels"
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Relative tolerance of the norm of a gradient, by dtype."""
@@ -232,25 +230,6 @@ def copy_logits(case: Case) -> Tensor:
     return target[0, 0]
 
 
-def estimate_traffic(case: Case, chunk_rows: int | None = None, *, in_temporaries: bool = False) -> int:
-    """Calculate the bytes of logits, head and gradients that move between the processor and its memory.
-
-    ``in_temporaries``: the product of each chunk for the head is written, read and added, and backward writes zeros and
-    an unscaled copy, as this package did at first.
-    """
-    (tokens, width), vocabulary, size = case.hidden.shape, len(case.weight), case.hidden.element_size()
-    parts = slice_chunks(tokens, vocabulary, case.weight.device, trains_head=case.weight.requires_grad)
-    chunks = len(parts) if chunk_rows is None else -(-tokens // chunk_rows)
-    logits, head = tokens * vocabulary * size, vocabulary * width
-    moved = logits * (1 + 3 + 1) + 2 * chunks * head * size  # product, row operation, product; the head twice a chunk
-    moved += (3 if in_temporaries else 2) * tokens * width * size  # backward of the hidden states
-    if case.weight.requires_grad:
-        moved += logits + (2 * chunks - 1) * head * 4 + head * (4 + size)
-        if in_temporaries:
-            moved += 2 * chunks * head * size + 3 * head * 4
-    return moved
-
-
 def list_implementations(case: Case) -> dict[str, Loss]:
     """The implementations compared on this case, by name; the first is the floor."""
     ours: dict[str, Loss] = {f"{OURS} torch": functools.partial(our_loss, impl="torch")}
@@ -426,13 +405,7 @@ def measure_variant(title: str, args: argparse.Namespace) -> dict[str, Any]:
     medians = {row.name: statistics.median(row.both_s) for row in rows if row.both_s}
     ours = min((name for name in medians if name.startswith(OURS)), key=lambda name: medians[name])
     extra = next(row.peak_bytes for row in rows if row.name == ours)
-    found = {"rows": [asdict(row) for row in rows], "medians_s": medians, "ours": ours, "extra_bytes": extra}
-    if title in ("trained head", "frozen head"):
-        now = estimate_traffic(case)
-        first = estimate_traffic(case, max(1, _FIRST_CHUNK // args.vocabulary), in_temporaries=True)
-        print(f"moves {now / 1e9:.1f} GB by calculation, at first {first / 1e9:.1f} GB")
-        found["bytes"] = {"now": now, "first": first}
-    return found
+    return {"rows": [asdict(row) for row in rows], "medians_s": medians, "ours": ours, "extra_bytes": extra}
 
 
 def compare_with_aims(measured: dict[str, dict[str, Any]], device: str) -> dict[str, tuple[float, float]]:

@@ -1,11 +1,9 @@
 """Argument types shared by several commands, their shell completion, and the lookup of configurations by name."""
 
 import difflib
-import json
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter, Token, validators
 from cyclopts.completion import CompletionContext
@@ -15,8 +13,6 @@ from magrpo.plugins import ConfigError
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the shipped configurations."""
-SCHEMA_FILE = CONFIGS / "schema.json"
-"""The JSON schema of configurations, which the shipped ones name in their first line."""
 
 
 def list_shipped() -> list[str]:
@@ -94,65 +90,6 @@ def complete_sources(context: CompletionContext) -> Iterator[str]:
     yield from complete_configs(context)
 
 
-def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
-    """Complete ``section.key=value``, described by the choices of the key or else its default value.
-
-    Reads the shipped schema, because importing the classes would take seconds. Bash splits words at ``=``, so after one
-    it is offered only the value.
-    """
-    config = context.get("config")
-    tree: dict[str, Any] = {}
-    if config is not None and config.raw:
-        tree = tomllib.loads(locate_config(config.raw).read_text(encoding="utf-8"))
-    schema = read_schema()
-    words = [*(token.value for token in context.argument.tokens), context.incomplete]
-    is_split = "=" in words[-2:]
-    key = context.incomplete.partition("=")[0]
-    if is_split:
-        before_sign = words[:-1] if words[-1] == "=" else words[:-2]
-        key = before_sign[-1]
-    for section, described in schema["properties"].items():
-        for name, field in find_properties(schema, section, tree.get(section)).items():
-            path = f"{section}.0" if "items" in described else section  # for a list, keys of its first table
-            dotted = f"{path}.{name}" if name else section
-            if not dotted.startswith(key) or section == "baselines":
-                continue
-            for value in list_choices_or_default(field):
-                if not is_split or dotted == key:
-                    yield value if is_split else f"{dotted}={value}", field.get("description", "")
-
-
-def read_schema() -> dict[str, Any]:
-    """Read the shipped JSON schema."""
-    schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    return schema
-
-
-def find_properties(schema: dict[str, Any], name: str, chosen: Any) -> dict[str, dict[str, Any]]:
-    """Return the schemas of a section's keys, for the kind ``chosen``; without a name, of values outside sections."""
-    described = schema["properties"][name]
-    described = described.get("items", described)
-    reference = described.get("$ref") or described.get("allOf", [{}])[0].get("$ref")
-    section = schema["$defs"][reference.rpartition("/")[2]] if reference else described
-    for variant in section.get("anyOf", []):
-        kind = variant.get("properties", {}).get("kind", {}).get("const")
-        if kind is not None and isinstance(chosen, dict) and kind == chosen.get("kind"):
-            return dict(variant["properties"])
-    properties: dict[str, dict[str, Any]] = section.get("properties", {} if reference else {"": described})
-    return properties
-
-
-def list_choices_or_default(field: dict[str, Any]) -> list[str]:
-    """Return the choices of a key, or else its default value; an empty text if it has neither."""
-    for form in (field, *field.get("anyOf", [])):
-        if "enum" in form:
-            return list(map(str, form["enum"]))
-        if form.get("type") == "boolean":
-            return ["true", "false"]
-    default = field.get("default", "")
-    return [default if isinstance(default, str) else json.dumps(default)]
-
-
 # ---------------------------------------------------------------------------------------------------------------- types
 def _convert_config(_: type, tokens: Sequence[Token]) -> Path:
     return locate_config(tokens[0].value)
@@ -187,9 +124,7 @@ RunId = Annotated[str, Parameter(completer=complete_runs)]
 RunName = Annotated[str, Parameter(converter=_convert_name)]
 """The name of a new run, sweep or schedule."""
 RunOrConfig = Annotated[str, Parameter(completer=complete_sources)]
-Overrides = Annotated[
-    str, Parameter(help="section.key=value: change one value of the configuration.", completer=complete_keys)
-]
+Overrides = Annotated[str, Parameter(help="section.key=value: change one value of the configuration.")]
 Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, for scripts.")]
 Quiet = Annotated[bool, Parameter(alias="-q", negative=(), help="Print only the result, warnings and errors.")]

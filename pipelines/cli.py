@@ -90,11 +90,11 @@ def _make_group(name: str, text: str) -> App:
 
 
 bench = _make_group("bench", "Measure parts of this project here; python -m magrpo_kernels.bench measures the loss.")
-config = _make_group("config", "Explain, show and write configurations.")
+config = _make_group("config", "Explain and show configurations.")
 app.register_install_completion_command(help="Install shell completion of commands, runs and keys.")
 
 LAZY_COMMANDS = {
-    "runs": ("commands.runs:list_runs", "List the runs in a folder and in the tracking store, newest first."),
+    "runs": ("commands.runs:list_runs", "List the runs in a folder, newest first."),
     "show": (
         "commands.show:show_run",
         "Show a run on one screen: state, verdict, evaluations, cost, files, next commands; or open its report.\n\n"
@@ -112,8 +112,7 @@ LAZY_COMMANDS = {
     ),
     "export": (
         "commands.export:export_agents",
-        "Export the agents of a run to a folder that others can use; push it to the Hugging Face hub with --push.\n\n"
-        "Example: magrpo export seed-0 --merge --push you/two-coders",
+        "Export the agents of a run to a folder that others can use.\n\nExample: magrpo export seed-0 --merge",
     ),
     "doctor": (
         "commands.doctor:check_machine",
@@ -130,10 +129,6 @@ LAZY_COMMANDS = {
     "config schema": (
         "commands.config_schema:print_schema",
         "Print the JSON schema of configuration files, for editors.",
-    ),
-    "config init": (
-        "commands.config_init:write_own_config",
-        "Ask five questions and write a commented configuration file.",
     ),
     "bench iteration": (
         "benchmarks.iteration:bench_iteration",

@@ -18,7 +18,7 @@ from magrpo.config.run import load_config
 from magrpo.process.environment import QUIET
 from magrpo.sandboxes.levels import ALLOW_NONE
 from pipelines import cli
-from pipelines.arguments import SCHEMA_FILE
+from pipelines.arguments import CONFIGS
 from pipelines.commands.config_help import format_config_help
 from pipelines.commands.config_schema import format_schema
 from tests.pipelines.micro import run_locally, write_config
@@ -146,7 +146,7 @@ def test_configuration_page_is_current() -> None:
 
 
 def test_the_schema_of_configurations_is_current() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == format_schema(), "run `make docs`"
+    assert (CONFIGS / "schema.json").read_text(encoding="utf-8") == format_schema(), "run `make docs`"
 
 
 METRICS = ROOT / "docs" / "metrics.md"
@@ -283,4 +283,4 @@ def test_cli_page_shows_what_score_writes(tmp_path: Path, monkeypatch: pytest.Mo
 
 if __name__ == "__main__":
     CONFIGURATION.write_text(configuration_page(), encoding="utf-8")
-    SCHEMA_FILE.write_text(format_schema(), encoding="utf-8")
+    (CONFIGS / "schema.json").write_text(format_schema(), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +60,7 @@ def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overri
     """Find the team called ``name``.
 
     ``name`` is the id of a run in ``root``, the folder of a run, a folder that holds a folder of weights for each
-    agent, ``champion`` (of the only registered model of the runs in ``root``), ``MODEL@champion`` or
-    ``models:/MODEL@champion``.
+    agent, or ``MODEL@champion``.
 
     The engines ``auto`` and ``vllm`` are replaced by ``transformers``, which starts faster, and
     ``model.device = "cuda"`` by ``"auto"``. Then ``overrides`` are applied.
@@ -70,11 +68,11 @@ def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overri
     Raises:
         ConfigError: there is no such team or checkpoint, or an override is unusable.
     """
-    model, at, alias = name.removeprefix("models:/").partition("@")
+    model, at, alias = name.partition("@")
     is_run = "/" not in name and (root / name / CONFIG).is_file()
-    if not is_run and (name == CHAMPION or (at and alias == CHAMPION)):
+    if not is_run and at and alias == CHAMPION:
         _refuse_checkpoint(checkpoint, "the champion")
-        return _find_champion(model if at else _find_only_model(root), root, overrides)
+        return _find_champion(model, root, overrides)
     path = Path(name).expanduser()
     if is_run or not path.is_dir():
         return _team_of_run(RunStore.open(root, name), checkpoint, overrides)
@@ -160,17 +158,3 @@ def _find_champion(model: str, root: Path, overrides: Sequence[str]) -> AskedTea
     except Unavailable as error:
         raise ConfigError(f"{model}@{CHAMPION}: {error}") from None
     return _team_in_folder(folder.absolute(), overrides, f"version {version.number} of {model}, the champion")
-
-
-def _find_only_model(root: Path) -> str:
-    """The registered model that the runs in ``root`` name, if it is the only one."""
-    models: set[str] = set()
-    for path in root.glob(f"*/{CONFIG}"):
-        with suppress(ConfigError):  # a damaged run, or the folder of a model
-            model = RunStore(root, path.parent.name).config_tree().get("registry", {}).get("model")
-            if model:
-                models.add(model)
-    if len(models) == 1:
-        return models.pop()
-    found = f"the runs in {root} name {', '.join(sorted(models))}" if models else f"no run in {root} registers a model"
-    raise ConfigError(f"{CHAMPION}: {found}; write MODEL@{CHAMPION}")

@@ -170,9 +170,6 @@ class OptimConfig(Section):
     gradient_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and compute the layers again there. Gradients are the same;
     it takes about a third more time and a fraction of the memory."""
-    keep: int = Field(1, ge=1)
-    """Number of newest checkpoints that keep their optimizer state; evaluated checkpoints always keep theirs. With 2 or
-    more, the newest can be computed again from the one before it, for example after its files were damaged."""
     lanes: int = Field(1, ge=1, le=4096)
     """Number of partial sums of each agent's gradient, a power of two; update ranks divide them among themselves (see
     docs/scale.md). It changes rounding, while the number of ranks does not."""
@@ -292,8 +289,6 @@ class BaselinesConfig(Section):
     """Rows of the table, in order."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Rows that cannot be computed, by name, with the reason."""
-    timed_problems: int = Field(16, ge=1)
-    """Number of held-out problems that each row answers one at a time to measure its response time."""
 
 
 def count_levels(rollout: RolloutConfig, num_acting: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
@@ -27,9 +27,7 @@ class TrackingConfig(Section):
     experiment: str = "magrpo"
     """Name of the MLflow experiment; on Databricks, an absolute path such as ``/Users/you@example.org/magrpo``."""
     traces: int = Field(3, ge=0)
-    """Number of trajectories recorded as traces in each evaluation and every ``trace_every`` iterations. 0: none."""
-    trace_every: int = Field(10, ge=1)
-    """Number of iterations between two with traces."""
+    """Number of trajectories recorded as traces at each evaluation, of held-out and of training problems. 0: none."""
     system_metrics: bool = True
     """Whether MLflow records the use of CPUs, memory, disk, network and GPUs every ten seconds."""
 
@@ -49,8 +47,7 @@ class RegistryConfig(Section):
     continue_from_champion: bool = False
     """Start every agent from the champion's weights, or untrained if there is no champion yet."""
     promote: bool = False
-    """Promote the run's team to champion if it is better on held-out problems, and again on fresh samples of both
-    teams."""
+    """Promote the run's team to champion if it is better on held-out problems."""
 
     @model_validator(mode="after")
     def _needs_a_model(self) -> RegistryConfig:
@@ -66,8 +63,6 @@ class NotifyConfig(Section):
     urls: tuple[SecretStr, ...] = ()
     """Services that receive each notice, as apprise URLs: ``slack://...``, ``mailto://...``, ``json://...`` for a
     webhook. Kept out of records. Empty: the environment variable MAGRPO_NOTIFY_URLS, separated by spaces."""
-    on: tuple[Literal["failure", "recovery", "promotion"], ...] = ("failure", "recovery", "promotion")
-    """Events that send a notice. ``recovery``: a run continues after a failure."""
 
     @field_validator("urls")
     @classmethod

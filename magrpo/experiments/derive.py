@@ -51,12 +51,6 @@ def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], so
     return validate_config(RunConfig, tree, [*overrides, "train.num_iterations=0"], source)
 
 
-def start_from(tree: dict[str, Any], weights: Path) -> None:
-    """Let every agent of a resolved configuration start from its folder in ``weights``."""
-    for agent in tree["agents"]:
-        agent["start_from"] = str(weights / agent["name"])
-
-
 def create_evaluation(source: Source, name: str | None) -> RunStore:
     """Create the directory of a run that evaluates ``source``. Raises ConfigError if it or an override is unusable."""
     config = source.load_file()
@@ -65,7 +59,8 @@ def create_evaluation(source: Source, name: str | None) -> RunStore:
     run = RunStore.open(source.root, source.run)
     iteration = _find_checkpoint(run, source.checkpoint)
     tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
-    start_from(tree, checkpoint_weights(run, iteration))
+    for agent in tree["agents"]:
+        agent["start_from"] = str(checkpoint_weights(run, iteration) / agent["name"])
     name = name or _free_name(source.root, f"{source.run}-eval-{iteration}")
     return _create_run(derive_config(tree, source.root, source.overrides, f"run {source.run}"), source, name)
 

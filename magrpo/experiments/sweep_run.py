@@ -1,7 +1,7 @@
 """Executes a sweep: runs its runs in turn, records them in MLflow below a parent run, and compares its settings."""
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,20 +11,16 @@ from rich.console import Console
 from magrpo.config.run import load_resolved
 from magrpo.experiments.sweep_grid import Sweep
 from magrpo.process.environment import shorten_path
-from magrpo.reports import charts, figures
-from magrpo.reports.comparison import judge_settings
-from magrpo.reports.comparison_tables import setting_table, setting_tables, tables_over_seeds, write_comparison
+from magrpo.reports import figures
+from magrpo.reports.comparison_tables import setting_table, write_settings
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
-from magrpo.reports.over_seeds import OVER_SEEDS, Settings, average_evaluations, hide_intervals, tokens_by_iteration
-from magrpo.reports.page import Pictures, ReportTable, Section, print_banners, print_tables
+from magrpo.reports.over_seeds import Settings, average_evaluations
+from magrpo.reports.page import ReportTable, print_banners, print_tables
 from magrpo.run.files import is_finished, keep_place, read_place
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.outbox import Outbox
-from magrpo.types import HEADLINE, EvalReport
-
-Averages = Mapping[str, Sequence[EvalReport]]
-"""The evaluations of each setting, averaged over its seeds."""
+from magrpo.types import HEADLINE
 
 
 def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
@@ -78,36 +74,15 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     done = finished_runs(sweep)
     if not done:
         return []
-    means = {title: average_evaluations(runs) for title, runs in done.items()}
     short = short_titles(sweep)
     named = {short[title]: runs for title, runs in done.items()}
-    best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(charts.COLOURS)]
-    shown = {short[title]: hide_intervals(means[title], len(done[title])) for title in means if title in best}
-    tokens = tokens_by_iteration({short[title]: done[title] for title in best}, shown)
-    parts = next(iter(done.values()))[0].config.reward.maxima
-    split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
-    part_panels = charts.comparison_panels(shown, quantities=split_parts)
-    comparisons = judge_settings(named)
     page, rows = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
-    picture = write_comparison(
-        page,
-        f"Sweep {sweep.name}",
-        comparisons,
-        Section(Pictures("Learning curves", charts.comparison_panels(shown, tokens), OVER_SEEDS)),
-        [
-            Pictures("Parts of the return", part_panels, OVER_SEEDS),
-            *setting_tables(named),
-            *tables_over_seeds("Held-out problems, sampled, at the end of training", named),
-            _list_runs(sweep, done),
-        ],
-    )
-    _write_csv(rows, done, means)
+    comparisons = write_settings(page, f"Sweep {sweep.name}", named, [_list_runs(sweep, done)])
+    _write_csv(rows, done)
     print_tables([setting_table(named)], console)
     print_banners([comparison.banner for comparison in comparisons], console)
-    console.print(
-        f"page: {shorten_path(page)}; sweep.csv and curves.png in the same folder", soft_wrap=True, markup=False
-    )
-    return [page, rows, picture]
+    console.print(f"page: {shorten_path(page)}; sweep.csv in the same folder", soft_wrap=True, markup=False)
+    return [page, rows]
 
 
 def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
@@ -136,11 +111,11 @@ def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
     return ReportTable("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
 
 
-def _write_csv(path: Path, done: Settings, means: Averages) -> None:
+def _write_csv(path: Path, done: Settings) -> None:
     """Write every figure in long form, as fractions of the maximum: per run, and without a seed per setting."""
     rows: list[tuple[object, ...]] = []
     for title, runs in done.items():
         by_seed = [(str(run.config.train.seed), run.reports) for run in runs]
-        for seed, reports in [*by_seed, ("", means[title])]:
+        for seed, reports in [*by_seed, ("", average_evaluations(runs))]:
             rows += [(title, seed, *row) for row in figures.evaluation_rows(reports)]
     figures.write_csv(path, ("setting", "seed", *figures.EVALUATION_COLUMNS), rows)

@@ -41,11 +41,11 @@ def write_run_agents(store: RunStore) -> Path:
     return target
 
 
-def write_agents(team: TrainedTeam, target: Path, repository: str = "") -> None:
+def write_agents(team: TrainedTeam, target: Path) -> None:
     """Write the folder ``target``. An earlier version of it is replaced once the new one is complete.
 
-    ``repository``: hub id from which, by the model card, others download the folder. Raises ConfigError if ``target``
-    holds anything else, the weights are damaged, or a tokenizer or base cannot be loaded.
+    Raises ConfigError if ``target`` holds anything else, the weights are damaged, or a tokenizer or base cannot be
+    loaded.
     """
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / ORIGIN).is_file()):
         raise ConfigError(f"{target} contains other files; choose a new folder")
@@ -57,7 +57,7 @@ def write_agents(team: TrainedTeam, target: Path, repository: str = "") -> None:
         for model in team.list_shipped_bases():
             shutil.copytree(locate_model(model), draft / model, copy_function=shutil.copyfile)
         (draft / CONFIG).write_text(team.portable_config().resolved(), encoding="utf-8")
-        (draft / CARD).write_text(render_model_card(team, repository=repository), encoding="utf-8")
+        (draft / CARD).write_text(render_model_card(team), encoding="utf-8")
         (draft / ORIGIN).write_text(json.dumps(team.describe_origin(), indent=1) + "\n", encoding="utf-8")
         share_files(draft)
         if target.exists():

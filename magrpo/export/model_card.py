@@ -23,11 +23,11 @@ CARD = "README.md"
 _FIRST_PORT = 8000
 
 
-def render_model_card(team: TrainedTeam, version: int | None = None, repository: str = "") -> str:
+def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
     """Render the card in Markdown, after the front matter that hubs read.
 
-    ``version`` of the registered model, or ``repository`` on the hub: the source from which, by the card, others
-    download the agents. Without either, the card describes the folder that it is in.
+    ``version``: that of the registered model from which, by the card, others download the agents. Without it, the
+    card describes the folder that it is in.
     """
     config, store = team.config, team.store
     sample = choose_sample(team)
@@ -39,8 +39,6 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
             "# MLFLOW_TRACKING_URI names the MLflow that this is registered in\n"
             f"mlflow artifacts download --artifact-uri models:/{model}/{version} --dst-path agents\ncd agents"
         )
-    elif repository:
-        title, fetch = repository, f"hf download {repository} --local-dir agents\ncd agents"
     prepared = Step("prepare", 0).folder
     problems = store.find(prepared)
     sizes = store.stored_metrics(prepared)

@@ -1,14 +1,11 @@
-"""Whether a run fits one GPU that trainer and engine use by turns, and which settings make it fit and fill it."""
+"""Whether a run fits one GPU that trainer and engine use by turns, and which micro-batches fill it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, floor
 
 import torch
 
 from magrpo.config.run import RunConfig
 from magrpo.engines.auto import AutoEngine
-from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.interfaces import EnginePlugin, HasMaxBatch
 from magrpo.planning.sizes import (
@@ -21,7 +18,6 @@ from magrpo.planning.sizes import (
     estimate_memory,
     read_base_model,
 )
-from magrpo.plugins import ConfigError
 
 GIB = 2**30
 CARDS = (16, 24, 32, 40, 48, 64, 80, 96, 141, 180)
@@ -143,61 +139,3 @@ def _round_down(count: float) -> int:
 def count_bases(config: RunConfig) -> int:
     """The number of base models and full copies, each of which has a vLLM server of its own."""
     return len({agent.model if agent.weights != "full" else f"{agent.name}: full" for agent in config.agents})
-
-
-def check_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin, card: float) -> str:
-    """The setting for which micro-batches fit a GPU of ``card`` bytes without being halved; empty if they do.
-
-    Raises ConfigError, which says what dominates and which setting would fit, if the run cannot use the GPU.
-    """
-    use = estimate_card(config, dtype_bytes, engine)
-    room = use.find_room(card)
-    if use.fits(card):
-        if use.update <= room:
-            return ""
-        again = estimate_card(_compute_again(config), dtype_bytes, engine)
-        other = ", or optim.gradient_checkpointing = true" if again.update <= room else ""
-        return f"optim.micro_batch_tokens = {_round_down(use.count_tokens(card))}{other}"
-    if use.least > room:
-        sizes = estimate_memory(config, dtype_bytes, None)
-        sizes[ACTIVATIONS_OF] -= use.update - use.least
-        largest = max(sizes, key=lambda purpose: sizes[purpose])
-        need = f"an update of one completion at a time takes {use.least / GIB:.1f} GiB, most of it for {largest}"
-        need += f", but has {room / GIB:.1f}" if room < card else ""
-    elif not use.fits_server(card):
-        share = use.memory_frac * card / use.servers / GIB
-        need = f"a vLLM server takes {use.server / GIB:.1f} GiB at least, but engine.memory_frac gives it {share:.1f}"
-    else:
-        beside = f"engine.memory_frac = {use.memory_frac:g}" if use.servers else f"a cache of {use.cache / GIB:.1f} GiB"
-        need = f"the trainer's {use.resting / GIB:.1f} GiB do not fit beside {beside}"
-    changes = _list_changes(config, use, card, engine)
-    fitting = (name for name, changed, over in changes if estimate_card(changed, dtype_bytes, over).fits(card))
-    remedy = next((f"set {name}" for name in fitting), "use a smaller base model, or a larger GPU")
-    raise ConfigError(f"the run does not fit this GPU of {card / GIB:.1f} GiB: {need} (estimates); {remedy}")
-
-
-def _compute_again(config: RunConfig) -> RunConfig:
-    return config.model_copy(update={"optim": config.optim.model_copy(update={"gradient_checkpointing": True})})
-
-
-def _list_changes(
-    config: RunConfig, use: CardUse, card: float, engine: EnginePlugin
-) -> Iterator[tuple[str, RunConfig, EnginePlugin]]:
-    """Settings that take less memory, with their configuration and engine, the least intrusive first."""
-    again, full = _compute_again(config), any(agent.weights == "full" for agent in config.agents)
-    adapters = {"agents": tuple(agent.model_copy(update={"weights": "lora"}) for agent in config.agents)}
-    engines = {"": engine}
-    if isinstance(engine, VllmEngine):
-        least, most = use.servers * use.server / card, 1 - use.resting / card
-        for share in sorted({ceil(least * 20) / 20, floor(most * 20) / 20}):
-            if 0 < share < 1:
-                engines[f"engine.memory_frac = {share:g}"] = engine.model_copy(update={"memory_frac": share})
-    if isinstance(engine, TransformersEngine):
-        engines["engine.max_batch = 16"] = engine.model_copy(update={"max_batch": min(16, engine.max_batch)})
-    changes = {"": config, "optim.gradient_checkpointing = true": again}
-    if full:
-        changes['weights = "lora"'] = config.model_copy(update=adapters)
-        changes['weights = "lora" and optim.gradient_checkpointing = true'] = again.model_copy(update=adapters)
-    for setting, changed in changes.items():
-        for of_engine, over in engines.items():
-            yield " and ".join(filter(None, [setting, of_engine])), changed, over

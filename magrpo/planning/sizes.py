@@ -147,7 +147,7 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
     ``copies``: whether MLflow's copies of weights and records are on this disk, too. Raises as :func:`estimate_memory`.
     """
     models = {agent.model: read_base_model(agent, config) for agent in config.agents}
-    length, optim = config.train.num_iterations, config.optim
+    length = config.train.num_iterations
     sizes = {
         agent.name: models[agent.model].num_parameters
         if agent.weights == "full"
@@ -157,9 +157,9 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
     holders = set(weight_holders(config.agents).values())
     trained = sum(sizes[agent.name] for agent in config.agents if agent.trained and agent.name in holders)
     evaluated = [i for i in range(length + 1) if evaluates_after(config, i)]
-    newest = range(max(length + 1 - max(optim.keep, config.train.lag + 1), 0), length + 1)
+    newest = range(max(length - config.train.lag, 0), length + 1)
     kept = len({*evaluated, *newest}) if config.train.keep_weights == "evaluated" else length + 1
-    with_states = {*evaluated, *range(max(length + 1 - optim.keep, 0), length + 1)} - {0}
+    with_states = {*evaluated, length} - {0}
     weights = sum(sizes.values()) * 4
     records = estimate_work(config).tokens * RECORD_BYTES * length
     found = {

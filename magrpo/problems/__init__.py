@@ -2,5 +2,5 @@
 
 Begin with :mod:`magrpo.problems.files`, the base class of sets that are read from files, and ``humaneval``, the
 simplest of them. ``rows`` reads the rows of a data set and splits them. ``coopcode`` and ``notes`` are generated, small
-enough for a CPU; ``contests`` and ``livecodebench`` have hidden tests; ``writing`` holds texts for two authors.
+enough for a CPU; ``livecodebench`` has hidden tests; ``writing`` holds texts for two authors.
 """

@@ -14,6 +14,9 @@ from magrpo.problems.files import FileProblems
 from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem
 
+SHOWN_TESTS = 3
+"""Number of tests of a problem of HumanEval+, from the first, that feedback may show."""
+
 
 class HumanEval(FileProblems):
     """Problems in the HumanEval form: ``task_id, prompt, entry_point, test, canonical_solution``.
@@ -57,7 +60,7 @@ class CoopHumanEval(HumanEval):
 
 
 class HumanEvalPlus(HumanEval):
-    """HumanEval+: feedback may show the first inputs of ``test``; the others are hidden.
+    """HumanEval+: feedback may show the first three inputs of ``test``; the others are hidden.
 
     Many tests import numpy: set ``sandbox.packages = ["numpy"]``.
     """
@@ -67,16 +70,14 @@ class HumanEvalPlus(HumanEval):
 
     source: str = "evalplus/humanevalplus"
     """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
-    shown_tests: int = Field(3, ge=1)
-    """Number of tests per problem, from the first, that feedback may show."""
     max_tests: int | None = Field(None, ge=1)
     """Maximum number of hidden tests per problem, taken after the shown ones. None: all, which are several hundred."""
 
     def parse(self, row: DatasetRow) -> Problem:
         """Read the row as one of HumanEval, with ``test`` split into shown and hidden tests."""
-        end = None if self.max_tests is None else self.shown_tests + self.max_tests
-        shown = select_tests(row, slice(self.shown_tests))
-        hidden = select_tests(row, slice(self.shown_tests, end))
+        end = None if self.max_tests is None else SHOWN_TESTS + self.max_tests
+        shown = select_tests(row, slice(SHOWN_TESTS))
+        hidden = select_tests(row, slice(SHOWN_TESTS, end))
         return replace(super().parse(row), test=shown, hidden_test=hidden)
 
 

@@ -1,12 +1,22 @@
-"""LiveCodeBench (arXiv 2403.07974): contest problems with public and private tests."""
+"""LiveCodeBench (arXiv 2403.07974): contest problems with public and private tests.
 
+A problem about standard input and output becomes a function ``solve(stdin: str) -> str``. Every test is then a call:
+two agents can share the work, the program never reads or prints, and its result is compared outside its process.
+"""
+
+import ast
 import base64
+import json
 import pickletools
 import zlib
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, ClassVar, Literal
 
-from magrpo.plugins import ConfigError
-from magrpo.problems.contests import Contest, parse_json, parse_starter_code, write_call_test, write_stdin_test
+from pydantic import Field
+
+from magrpo.plugins import ConfigError, quote_value
+from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
 from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem
 
@@ -16,20 +26,51 @@ MAX_BYTES = 1 << 30
 _TEXT = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
+_MAX_DIGITS = 4300
+"""Most decimal digits of an integer that Python converts from or to text."""
+_STDIN = "def solve(stdin: str) -> str:\n"
+_NOTE = "Do not read and print: `stdin` is the whole input, and the function returns the whole output."
+_TYPES = "from typing import Dict, List, Optional, Set, Tuple\n\n\n"
+_PRINTED = '''\
+from decimal import Decimal, InvalidOperation
 
-class LiveCodeBench(Contest):
+
+def number(token):
+    try:
+        value = Decimal(token)
+        return value if value == value else token
+    except InvalidOperation:
+        return token
+
+
+def printed(text):
+    """The tokens of each line: white space at both ends and between tokens does not matter, 1.50 is 1.5."""
+    return [[number(token) for token in line.split()] for line in text.strip().split("\\n")]
+
+
+'''
+
+
+class LiveCodeBench(FileProblems):
     """LiveCodeBench: ``question_id, question_content, starter_code, public_test_cases, private_test_cases, metadata``.
 
     The entry point is the starter code's function if any, else ``solve(stdin)``. Feedback may show public tests.
     """
 
     benchmark: ClassVar[str] = "LiveCodeBench"
+    hidden_tests: ClassVar[bool] = True
 
     source: str = "livecodebench/code_generation_lite:test6.jsonl"
     """Path of a .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub data set:
     ``owner/name:file``."""
     difficulty: tuple[Literal["easy", "medium", "hard"], ...] = ()
     """Difficulties to include. Empty: all."""
+    max_tests: int = Field(20, ge=1)
+    """Maximum number of shown tests, and of hidden tests, per problem; the first tests that are short enough are
+    taken."""
+    max_test_chars: int = Field(4000, ge=1)
+    """Maximum length of a test in characters, input and output together. Longer tests are left out, and so are problems
+    with no shorter test to show."""
 
     def parse(self, row: DatasetRow) -> Problem | None:
         """The problem; None if its difficulty is excluded or no public test is short enough."""
@@ -41,24 +82,44 @@ class LiveCodeBench(Contest):
         statement = row.read_text("question_content")
         function = None
         if row.read_text("starter_code").strip():
-            metadata = parse_json(row, "metadata", row.read_text("metadata"))
+            metadata = _parse_json(row, "metadata", row.read_text("metadata"))
             if not isinstance(metadata, dict) or "func_name" not in metadata:
                 raise ConfigError(f"{row.where}: field 'metadata' has no func_name, although there is starter_code")
-            function = parse_starter_code(row, metadata["func_name"])
-        return self.make_problem(task_id, statement, function, shown, hidden)
+            function = _parse_starter_code(row, metadata["func_name"])
+        return self._make_problem(task_id, statement, function, shown, hidden)
+
+    def _make_problem(
+        self, task_id: str, statement: str, function: ast.FunctionDef | None, shown: list[str], hidden: list[str]
+    ) -> Problem | None:
+        """Make a problem whose tests call ``function``, or ``solve`` if it is None, as :func:`_write_stdin_test` does.
+
+        Returns None if no shown test is short enough.
+        """
+        if function is None:
+            entry_point, header, definitions = "solve", _STDIN, _PRINTED
+            statement = f"{statement.strip()}\n\n{_NOTE}"
+        else:
+            entry_point, header, definitions = function.name, f"{_TYPES}{format_signature(function)}\n", ""
+        checks = []
+        for tests in (shown, hidden):
+            short = [test for test in tests if len(test) <= self.max_test_chars][: self.max_tests]
+            body = "".join(f"    {test}\n" for test in short)
+            checks.append(f"{definitions}def check(candidate):\n{body}" if body else "")
+        prompt = header + indent_body(format_docstring(statement))
+        return Problem(task_id, prompt, entry_point, checks[0], hidden_test=checks[1]) if checks[0] else None
 
 
 def _write_tests(row: DatasetRow, field: str, text: str) -> list[str]:
     """Write the sources of the tests in a field. The input of a function's test has one argument on each line."""
     sources = []
     try:
-        for test in parse_json(row, field, text):
+        for test in _parse_json(row, field, text):
             kind, given, expected = test["testtype"], test["input"], test["output"]
             if kind == "functional":
-                arguments = [parse_json(row, field, line) for line in given.split("\n") if line]
-                sources.append(write_call_test(arguments, parse_json(row, field, expected)))
+                arguments = [_parse_json(row, field, line) for line in given.split("\n") if line]
+                sources.append(_write_call_test(arguments, _parse_json(row, field, expected)))
             else:
-                sources.append(write_stdin_test(given, expected))
+                sources.append(_write_stdin_test(given, expected))
     except (KeyError, TypeError, AttributeError):
         raise ConfigError(f"{row.where}: field {field!r} is not a list of tests with testtype, input, output") from None
     return sources
@@ -82,3 +143,53 @@ def _unpack_json(row: DatasetRow, field: str) -> str:
         message = "contains a pickle of something other than a string, which is never loaded"
         raise ConfigError(f"{row.where}: field {field!r} {message}")
     return str(texts[0])
+
+
+def _write_stdin_test(given: str, expected: str) -> str:
+    """Write the test that ``solve`` returns the expected output, up to white space and number format."""
+    return f"assert printed(candidate({given!r})) == printed({expected!r})"
+
+
+def _write_call_test(arguments: Sequence[Any], *expected: Any) -> str:
+    """Write the test that a call returns one of the ``expected`` values."""
+    call = f"candidate({', '.join(map(repr, arguments))})"
+    return f"assert {call} == {expected[0]!r}" if len(expected) == 1 else f"assert {call} in {expected!r}"
+
+
+def _parse_starter_code(row: DatasetRow, name: str) -> ast.FunctionDef:
+    """Parse the function ``name`` of the field ``starter_code``, without ``self``; ConfigError if it is missing."""
+    code = row.read_text("starter_code").rstrip()
+    last_line = code.split("\n")[-1]
+    open_body = ""
+    if last_line.endswith(":"):  # the code ends with a signature, whose body is to be written
+        indent = last_line[: len(last_line) - len(last_line.lstrip())]
+        open_body = f"{indent}    pass"
+    tree = row.parse_python("starter_code", f"{code}\n{open_body}\n".replace("\t", "    "))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            node.args.args = [argument for argument in node.args.args if argument.arg != "self"]
+            return node
+    raise ConfigError(f"{row.where}: field 'starter_code' does not define the function {quote_value(name)}")
+
+
+def _parse_json(row: DatasetRow, field: str, text: str) -> Any:
+    """Parse the JSON of a field; ConfigError if it is not JSON, or holds a number that is not finite."""
+    try:
+        return json.loads(text, parse_int=_parse_integer, parse_constant=_reject_constant)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{row.where}: field {field!r} is not JSON: {error}") from None
+
+
+class _Long(int):
+    """An integer with more decimal digits than Python parses or prints. Its repr is a call with a hex string."""
+
+    def __repr__(self) -> str:
+        return f"int({hex(self)!r}, 16)"
+
+
+def _parse_integer(digits: str) -> int:
+    return int(digits) if len(digits) <= _MAX_DIGITS else _Long(Decimal(digits))
+
+
+def _reject_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")

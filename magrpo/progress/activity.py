@@ -2,7 +2,7 @@
 
 A command begins the clock of its run with :func:`begin_startup`, before it imports anything heavy, and names each part
 with :func:`show_activity`. The run takes the clock over with :func:`end_startup`, through which it learns when the
-command began and what loading cost.
+command began.
 """
 
 import sys
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 from rich.console import Console
@@ -119,7 +119,7 @@ class ActivityLine:
 def show_activity(activity: str, console: Console | None = None) -> Iterator[None]:
     """Show ``activity`` while the block runs: on the startup line if there is one, else on a line of its own."""
     if _startup.line is not None:
-        _startup.switch(activity)
+        _startup.line.switch(activity)
         yield
         return
     line = ActivityLine(console or open_console())
@@ -138,24 +138,8 @@ class Startup:
 
     began_s: float
     """Start of the command, in seconds since 1970."""
-    loading: dict[str, float] = field(default_factory=dict)
-    """Seconds spent loading, by key of :data:`LOADING`."""
     line: ActivityLine | None = None
     """The line that shows the startup; None if no startup is under way."""
-    _loads: str | None = "libraries"
-
-    def __post_init__(self) -> None:
-        self._switched_s = self.began_s
-
-    def switch(self, activity: str) -> None:
-        """Begin ``activity``, and record the seconds of the one that ends."""
-        now_s = time.time()
-        if self._loads is not None:
-            self.loading[self._loads] = self.loading.get(self._loads, 0.0) + now_s - self._switched_s
-        self._loads = next((name for name, title in LOADING.items() if title == activity), None)
-        self._switched_s = now_s
-        if self.line is not None:
-            self.line.switch(activity)
 
 
 _startup = Startup(0.0)
@@ -176,14 +160,12 @@ def begin_startup(began_s: float | None = None, *, quiet: bool = False) -> None:
         _startup = Startup(now_s if began_s is None else began_s, line=line)
 
 
-def end_startup() -> Startup:
-    """Stop the line and return the clock. Without a startup, the command counts as beginning now."""
+def end_startup() -> float:
+    """Stop the line and return when the command began, in seconds since 1970; now if there was no startup."""
     global _startup
     ended = _startup
     _startup = Startup(0.0)
     if ended.line is None:
-        return Startup(time.time())
+        return time.time()
     ended.line.stop()
-    ended.line = None
-    ended.switch("")
-    return ended
+    return ended.began_s

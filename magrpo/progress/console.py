@@ -68,8 +68,6 @@ class RunConsole:
         self, state: RunState, console: Console | None = None, get_time: Callable[[], float] = monotonic
     ) -> None:
         self.console = console or open_console()
-        self.loading: dict[tuple[str, str], float] = {}
-        """Seconds spent loading, by stage and by key of :data:`LOADING`."""
         self._state, self._get_time = state, get_time
         self._times: deque[float] = deque(maxlen=21)
         """When the first iteration computed completely by this process began, and when each later one ended."""
@@ -142,21 +140,16 @@ class RunConsole:
 
     @contextmanager
     def show_loading(self, name: str) -> Iterator[None]:
-        """Show that the block loads ``name``, a key of :data:`LOADING`, and record the seconds."""
+        """Show that the block loads ``name``, a key of :data:`LOADING`."""
         interrupted = self._tasks.get(get_ident(), self._tasks.get(_NO_STEP))
         step: Step | None = None
         if interrupted is not None:
             step = self._find_task(interrupted).fields["step"]
             self.live.update(interrupted, visible=False)
-        stage = "" if step is None else step.title.partition(".")[0]
         task = self._add_task(LOADING[name], step)
-        began = self._get_time()
         try:
             yield
         finally:
-            with self._lock:
-                seconds = self._get_time() - began
-                self.loading[stage, name] = self.loading.get((stage, name), 0.0) + seconds
             self.live.remove_task(task)
             if interrupted is not None and interrupted in self.live.task_ids:
                 self.live.update(interrupted, visible=True)

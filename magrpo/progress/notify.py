@@ -88,8 +88,6 @@ class Notices:
 
     def _send(self, event: Event, state: RunState, reason: str) -> None:
         store, notify = self._attempt.store, self._attempt.notify
-        if event not in notify.on:
-            return
         command, address = self._attempt.mlflow_page()
         verdict = read_verdict(store)
         fields = {

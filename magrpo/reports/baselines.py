@@ -1,4 +1,4 @@
-"""The tables of ``magrpo evaluate --baselines``, from the committed rows: HTML, Markdown, CSV and JSON."""
+"""The tables of ``magrpo evaluate --baselines``, from the committed rows: a page and JSON."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from magrpo.reports.evaluations import (
 )
 from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, has_interval
 from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_page
-from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
+from magrpo.run.files import TIMED_ANSWERS, read_evaluation
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import HEADLINE, PENALTY, EvalReport, Interval, TimedAnswer
 
-COST = ("seconds", "tokens_per_s", "generated_tokens")
 PAPER_ROWS = ("single", "single_grpo", "naive", "sequential", "discussion", "magrpo", "one_turn", "two_turns")
 """The rows of the tables of arXiv 2508.04652, by name."""
 
@@ -127,11 +126,10 @@ class BaselineTable:
     rows: Sequence[BaselineResult]
 
     def write_files(self, folder: Path, title: str = "Agents and baselines") -> None:
-        """Write ``baselines.html``, ``.csv`` and ``.json``."""
+        """Write ``baselines.html`` and ``baselines.json``."""
         picture = Pictures("Rows", [self._draw_rows()], f"Held-out problems, sampled; {self._describe_intervals()}.")
         tables = [Section(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
         write_page(folder / "baselines.html", title, [self.judge_rows(), picture, *tables], width="90rem")
-        difference = f"less_{REFERENCE}"
         measured = []
         for result in self.rows:
             for key, means in result.means.items():
@@ -140,14 +138,7 @@ class BaselineTable:
                     if value is not None:
                         less = self._subtract_reference(result, key, quantity)
                         measured.append((result.row.name, key, quantity, value, less))
-        limits = ("mean", "low", "high")
-        columns = ("row", "split", "mode", "quantity", *limits, *(f"{difference}_{limit}" for limit in limits))
-        lines = []
-        for row, key, quantity, value, less in measured:
-            differences = asdict(less).values() if less else ("", "", "")
-            lines.append((row, *key.split("/"), quantity, *asdict(value).values(), *differences))
-        figures.write_csv(folder / "baselines.csv", columns, lines)
-        names = ("row", "of", "quantity", "value", difference)
+        names = ("row", "of", "quantity", "value", f"less_{REFERENCE}")
         tree = {
             "rows": [json.loads(result.row.model_dump_json()) for result in self.rows],
             "left_out": self.config.baselines.left_out,
@@ -263,10 +254,6 @@ class BaselineTable:
         yield self.paper_table()
         for key in figures.sort_summary_keys(self.rows[0].means):
             yield self._quality_table(key)
-            yield self._quality_table(key, from_reference=True)
-        yield self._cost_table()
-        if any(result.row.name.startswith("partners_") for result in self.rows):
-            yield self._cross_play_table()
         yield self._settings_table()
         if self.config.baselines.left_out:
             yield ReportTable("Left out", ("row", "why"), list(self.config.baselines.left_out.items()), text=True)
@@ -289,7 +276,8 @@ class BaselineTable:
         note = (
             "Percent of the maximum; differences in percentage points, paired by problem; "
             f"{self._describe_intervals()}. {figures.NO_DIFFERENCE} "
-            "Tokens of all agents and turns; seconds of sampling for one problem asked alone."
+            "Tokens of all agents and turns; seconds of sampling for one problem asked alone, of "
+            f"{len(self.rows[0].timed)} problems."
             f"{self._common_note} A dash: not defined for this row."
         )
         columns = ("", *heads, *map(figures.quantity_title, solved), "tokens", "seconds")
@@ -304,14 +292,8 @@ class BaselineTable:
     def _common_note(self) -> str:
         return f" Common: {', '.join(self.rows[0].common)} together." if self._common else ""
 
-    def _quality_table(self, key: str, *, from_reference: bool = False) -> ReportTable:
-        """Tabulate every quantity of a split and mode except costs, or its differences to the reference."""
-        title = figures.summary_title(key)
-        format_cell = self._format_value
-        note = f"Percent of the maximum.{self._common_note}"
-        if from_reference:
-            title, format_cell = f"{title}, difference to {REFERENCE}", self._format_difference
-            note = f"Percentage points, paired by problem. {figures.NO_DIFFERENCE}"
+    def _quality_table(self, key: str) -> ReportTable:
+        """Tabulate every quantity of a split and mode except costs."""
         results = [result for result in self.rows if key in result.means]
         parts = dict.fromkeys(part for result in self.rows for part in result.row.reward.maxima)
         most = max((result.row.reward.maxima for result in self.rows), key=len)
@@ -319,30 +301,9 @@ class BaselineTable:
         penalty = [PENALTY] if PENALTY in measured and PENALTY not in parts else []
         pass_at = figures.sort_pass_at(measured)
         names = [*most, *(part for part in parts if part not in most), *penalty, "return", *self._common, *pass_at]
-        lines = [[result.row.title, *(format_cell(result, key, name) for name in names)] for result in results]
-        return ReportTable(title, ("", *map(figures.quantity_title, names)), lines, note)
-
-    def _cost_table(self) -> ReportTable:
-        lines = [[one.row.title, *(self._format_value(one, HEADLINE, name) for name in COST)] for one in self.rows]
-        note = (
-            f"Seconds and tokens per second: {len(self.rows[0].timed)} held-out problems, answered one at a time; "
-            "sampling only, all turns and all samples of a vote, without the sandbox. Tokens: all held-out problems, "
-            "sampled."
-        )
-        return ReportTable("What an answer costs", ("", "response time, s", "tokens/s", "tokens"), lines, note)
-
-    def _cross_play_table(self) -> ReportTable:
-        """Tabulate returns of teams that combine the first role's agent of one run with the other agents of another."""
-        results = [one for one in self.rows if one.row.name == "magrpo" or one.row.name.startswith("partners_")]
-        returns: dict[tuple[str, str], str] = {}
-        for result in results:
-            trained = [run_of_weights(agent.start_from) for agent in result.row.agents if agent.start_from is not None]
-            returns[trained[0], trained[-1]] = self._format_value(result, HEADLINE, "return")
-        runs = list(dict.fromkeys(first for first, _ in returns))
-        lines = [[first, *(returns.get((first, rest), figures.UNDEFINED) for rest in runs)] for first in runs]
-        role = results[0].row.env.roles()[0]
-        title = f"Cross-play of runs: return with {role} from the row's run and the other agents from the column's run"
-        return ReportTable(title, ("", *runs), lines, "Held-out problems, sampled.")
+        lines = [[result.row.title, *(self._format_value(result, key, name) for name in names)] for result in results]
+        note = f"Percent of the maximum.{self._common_note}"
+        return ReportTable(figures.summary_title(key), ("", *map(figures.quantity_title, names)), lines, note)
 
     def _settings_table(self) -> ReportTable:
         lines = []

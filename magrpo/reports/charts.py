@@ -1,8 +1,8 @@
-"""Charts of training runs: learning curves, first turn against last turn, and the cloud of returns.
+"""Charts of training runs: learning curves, and the first turn against the last.
 
-The first two follow the figures of arXiv 2508.04652. A picture is made of panels: a PNG file shows them side by side,
-an HTML page one by one. Drawn without pyplot, so importing this module changes no global state and needs no display.
-The colours are Okabe and Ito's, which stay distinct under common colour blindness; marker shapes differ, too.
+They follow the figures of arXiv 2508.04652. Drawn without pyplot, so importing this module changes no global state and
+needs no display. The colours are Okabe and Ito's, which stay distinct under common colour blindness; marker shapes
+differ, too.
 """
 
 import io
@@ -13,13 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
@@ -34,23 +32,15 @@ BEFORE, AFTER = "#E69F00", "#0072B2"
 STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "axes.edgecolor": GREY,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "grid.color": GRID,
     "grid.linewidth": 0.8,
     **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
-    "svg.hashsalt": "magrpo",
 }
 MODE = "sampled"
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
-ONE_TURN = "Trajectories have one turn here, so each problem is plotted after training against before it."
-CLOUD = "Each point is a sampled trajectory, shifted a little where many coincide; the line is their mean."
-_BIN = 2.0
-"""Height, in percent of the return, of the bins within which points of the cloud stand side by side."""
 MAX_LABEL = 20
 """Longest label beside the lines of a panel, in characters."""
 RETURNS = (("test", "return"), ("ood", "return"))
@@ -77,8 +67,8 @@ def render_svg(panel: Panel, name: str) -> str:
     """
     text = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure, [axes] = _make_axes(1, panel.height, width=5.2)
-        panel.draw(axes)
+        figure = Figure(figsize=(5.2, panel.height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
+        panel.draw(figure.subplots())
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, dpi=200, metadata=metadata)
     element = "<svg" + text.getvalue().partition("<svg")[2]
@@ -88,31 +78,6 @@ def render_svg(panel: Panel, name: str) -> str:
     element = re.sub(r'<g id="[^"]*"', "<g", element)
     opening = rf'<svg viewBox="\1" role="img" aria-label="{escape(panel.title)}">'
     return re.sub(r'<svg .*?viewBox="([^"]*)"[^>]*>', opening, element, count=1, flags=re.DOTALL)
-
-
-def compose_figure(panels: Sequence[Panel], note: str, row_height: float = 4.4, rows: int = 1) -> Figure:
-    """Arrange the panels in rows, each under its title, with a note below; heights in inches."""
-    with mpl.rc_context(STYLE):
-        figure, every = _make_axes(len(panels) // rows, row_height * rows, rows)
-        for panel, axes in zip(panels, every, strict=True):
-            panel.draw(axes)
-            axes.set_title(panel.title)
-        if note:
-            figure.supxlabel(note, fontsize=9.5, color=GREY)
-    return figure
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG file, 1800 pixels wide for display at 900; equal figures give equal bytes."""
-    with mpl.rc_context(STYLE):
-        figure.savefig(path, dpi=200, metadata={"Software": None})
-
-
-def _make_axes(number: int, height: float, rows: int = 1, width: float = 9.0) -> tuple[Figure, list[Axes]]:
-    """Create a figure of ``width`` by ``height`` inches, and its axes row by row: ``rows`` rows of ``number``."""
-    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, number, squeeze=False).flat)
 
 
 def _list_splits(reports: Sequence[EvalReport]) -> list[str]:
@@ -186,15 +151,6 @@ def describe_scatter(reports: Sequence[EvalReport], maxima: Mapping[str, float])
     changes = [round(value - before[task_id], 6) for task_id, value in after.items() if task_id in before]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     return f"{gained} of {len(changes)} held-out problems improved, {lost or 'none'} got worse"
-
-
-def describe_cloud(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> str:
-    """State the share of full returns: ``12 % of trajectories earned everything before, 77 % after``."""
-    shares = []
-    for report in (reports[0], reports[-1]):
-        full = [_percent(row.parts[-1], maxima) > 99.99 for row in _sampled_rows(report, "test")]
-        shares.append(f"{fmean(full):.0%}")
-    return f"{shares[0]} of trajectories earned the full return before training, {shares[1]} after"
 
 
 def comparison_panels(
@@ -362,40 +318,3 @@ def _finish_scatter(axes: Axes, x: str, y: str) -> None:
     axes.set(xlim=(left, 106), ylim=(bottom, 106), aspect="equal", xticks=range(0, 101, 20), yticks=range(0, 101, 20))
     axes.grid()
     axes.legend(loc="lower right", frameon=False, borderpad=0, handletextpad=0.2, fontsize=9.5)
-
-
-# ------------------------------------------------------------------------------------------------------------ cloud
-def cloud_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
-    """Draw the joint return of every sampled trajectory in every evaluation, and the mean; one panel for each split."""
-    draw = partial(_draw_cloud, reports=reports, maxima=maxima)
-    return [
-        Panel(f"Joint returns, {SPLIT_TITLES[split]}", partial(draw, split=split)) for split in _list_splits(reports)
-    ]
-
-
-def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: Mapping[str, float]) -> None:
-    """Draw a column of points for each evaluation, as wide at each height as there are returns."""
-    versions = [report.policy_version for report in reports]
-    room = 0.42 * min((b - a for a, b in itertools.pairwise(versions)), default=1)
-    means = []
-    bottom = 0.0
-    for report in reports:
-        values = [_percent(row.parts[-1], maxima) for row in _sampled_rows(report, split)]
-        means.append(fmean(values))
-        bottom = min(bottom, *values)
-        bins = Counter(round(value / _BIN) for value in values)
-        most = max(bins.values())
-        seen: Counter[int] = Counter()
-        x, y = [], []
-        for value in values:
-            place = round(value / _BIN)
-            seen[place] += 1
-            spread = (seen[place] - 0.5) / bins[place] - 0.5  # evenly over the column's width at this height
-            x.append(report.policy_version + 2 * room * spread * bins[place] / most)
-            is_crowded = bins[place] > 5
-            shift = 0.7 * (2 * seen[place] % 5 - 2) if is_crowded else 0.0
-            y.append(value + shift)
-        axes.scatter(x, y, s=7, color=AFTER, alpha=0.35, linewidths=0, rasterized=True, zorder=2)
-    axes.plot(versions, means, color=INK, marker="o", markersize=4.5, linewidth=1.8, zorder=3)
-    axes.set(xlabel="training iterations", ylabel="joint return, % of maximum", ylim=(bottom - 4, 104), xticks=versions)
-    axes.grid(axis="y")

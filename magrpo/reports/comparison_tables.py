@@ -1,21 +1,28 @@
-"""The tables of comparisons: runs side by side, settings over their seeds, and the cost to reach a target.
+"""The pages of comparisons: runs side by side, and settings over their seeds.
 
 :mod:`magrpo.reports.comparison` has the verdicts, :mod:`magrpo.reports.over_seeds` the means and intervals over seeds.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.algo.stats import seed_interval
 from magrpo.reports import figures
-from magrpo.reports.budget import UNITS, Budget, format_count
-from magrpo.reports.charts import compose_figure, save_figure
-from magrpo.reports.comparison import RunComparison, compare_means, list_differences, score_alike, share_problems
-from magrpo.reports.evaluations import EvaluatedRun, common_parts, common_share, interval_over_seeds, shared_keys
+from magrpo.reports.budget import UNITS, format_count
+from magrpo.reports.charts import COLOURS, comparison_panels
+from magrpo.reports.comparison import (
+    RunComparison,
+    compare_means,
+    judge_settings,
+    list_differences,
+    score_alike,
+    share_problems,
+)
+from magrpo.reports.evaluations import EvaluatedRun, interval_over_seeds, shared_keys
 from magrpo.reports.over_seeds import (
     MIN_SEEDS,
+    OVER_SEEDS,
     SEED,
     TOO_FEW_SEEDS,
     Evaluation,
@@ -25,9 +32,11 @@ from magrpo.reports.over_seeds import (
     format_over_seeds,
     format_seed_difference,
     has_interval,
+    hide_intervals,
     subtract_over_seeds,
+    tokens_by_iteration,
 )
-from magrpo.reports.page import Block, Pictures, ReportTable, Section, write_page
+from magrpo.reports.page import Pictures, ReportTable, Section, write_page
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import TRAINING_STAGES
 from magrpo.types import HEADLINE
@@ -37,32 +46,11 @@ NUM_KEYS = 12
 COMPARED = ("return", "pass_at_1")
 """Quantities for which curves and differences are shown."""
 SHOWN = ("return", "tests", "cooperation", "pass_at_1")
-BARS = {"pass_at_1": 0.70, "common": 0.85}
-"""Targets as fractions, on held-out problems, sampled; ``common``: the parts that all rewards share, together."""
-_COUNTS = ("iteration", *(unit for unit in UNITS if unit != "updates"))
 _SWEEP_NOTE = (
     "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has an interval "
-    "over problems instead, which says nothing about other seeds."
+    "over problems instead, which says nothing about other seeds. Return is in percent of the setting's own maximum: "
+    "where the parts of the rewards differ, compare tests and pass@1."
 )
-
-Crossing = Mapping[str, float]
-"""Cost of training (``iteration``, ``tokens`` and so on) when a target was reached."""
-
-
-def write_comparison(
-    page: Path,
-    title: str,
-    comparisons: Sequence[RunComparison],
-    curves: Section,
-    sections: Sequence[Block | Section],
-) -> Path:
-    """Write a page that begins with the verdicts and the curves; return the path of ``curves.png`` beside it."""
-    assert isinstance(curves.block, Pictures)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    picture = page.parent / "curves.png"
-    save_figure(compose_figure(curves.block.panels, curves.block.note, rows=2), picture)
-    write_page(page, title, [*(one.banner for one in comparisons), curves, *sections])
-    return picture
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -83,8 +71,10 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
     for key in keys:
         if key != HEADLINE:
             yield Section(_run_table(runs, key), folded=True)
-    for table in (*runs_at_equal_tokens(runs, keys), *equal_bar_tables({run.label: [run] for run in runs})):
-        yield Section(table, folded=True)
+    trained = {run.label: [run] for run in runs if run.budgets[-1].updates}
+    if len(trained) > 1:
+        for table in equal_tokens_tables(trained):
+            yield Section(table, folded=True)
     costs = [list_run_costs(run) for run in runs]
     rows = [(name, *(of_run[name] for of_run in costs)) for name in costs[0]]
     note = "Stages in seconds, all iterations together; tokens are those sampled."
@@ -131,26 +121,6 @@ def _run_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
     return ReportTable(figures.summary_title(key), ("", *(run.label for run in runs)), rows, note)
 
 
-def runs_at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Iterator[ReportTable]:
-    """Yield each run's evaluation nearest to the tokens of the cheapest run; no table unless two runs trained."""
-    trained = [run for run in runs if run.budgets[-1].updates]
-    if len(trained) < 2:
-        return
-    tokens = min(run.budgets[-1].tokens for run in trained)
-    rows = []
-    for run in trained:
-        report = run.reports[run.nearest_evaluation(tokens)]
-        counts = (f"{count:,}" for count in run.budget_at(report).counts.values())
-        returns = (figures.format_interval("return", report.summary[key]["return"]) for key in keys)
-        rows.append((run.label, str(report.policy_version), *counts, *returns))
-    note = (
-        f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest "
-        "run, and its cost by then. Return in percent of the run's own maximum."
-    )
-    columns = ("run", "iteration", *UNITS.values(), *map(figures.summary_title, keys))
-    yield ReportTable("At an equal budget of tokens", columns, rows, note)
-
-
 def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
     seconds: dict[str, float] = defaultdict(float)
     gpus = 0.0
@@ -186,18 +156,30 @@ def setting_table(settings: Settings) -> ReportTable:
     return ReportTable("At the end of training", heads, lines, note)
 
 
-def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, int]]]:
-    """Return each run with the index of its last evaluation."""
-    return {title: [(run, -1) for run in runs] for title, runs in settings.items()}
+def write_settings(
+    page: Path, title: str, settings: Settings, details: Sequence[ReportTable] = ()
+) -> list[RunComparison]:
+    """Write the page that compares settings over their seeds, ending with ``details``; return its verdicts.
 
-
-def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
-    """Yield differences under ``title`` at the end of training, results at equal tokens, cost of a bar, and budgets."""
-    yield from difference_tables(title, last_evaluations(settings))
+    Its curves show the best settings, as many as there are colours.
+    """
+    means = {name: average_evaluations(runs) for name, runs in settings.items()}
+    order = sorted(means, key=lambda name: -means[name][-1].summary[HEADLINE]["return"].mean)
+    best = order[: len(COLOURS)]
+    shown = {name: hide_intervals(means[name], len(runs)) for name, runs in settings.items() if name in best}
+    quantities = [("test", quantity) for quantity in COMPARED]
+    curves = comparison_panels(shown, tokens_by_iteration(settings, shown), quantities)
+    ends = {name: [(run, -1) for run in runs] for name, runs in settings.items()}
+    headline, *tables = setting_tables(settings)
+    tables += difference_tables("Held-out problems, sampled, at the end of training", ends)
     if len(settings) > 1:
-        yield from equal_tokens_tables(settings)
-    yield from equal_bar_tables(settings)
-    yield budget_table(settings)
+        tables += equal_tokens_tables(settings)
+    tables.append(budget_table(settings))
+    comparisons = judge_settings(settings)
+    sections = [Section(table, folded=True) for table in (*tables, *details)]
+    banners = [one.banner for one in comparisons]
+    write_page(page, title, [*banners, Pictures("Learning curves", curves, OVER_SEEDS), headline, *sections])
+    return comparisons
 
 
 def setting_tables(settings: Settings) -> Iterator[ReportTable]:
@@ -290,91 +272,3 @@ def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quan
     if len(pairs) < MIN_SEEDS:
         return format_seed_difference(value, len(pairs))
     return figures.format_tested_difference(value)
-
-
-# -------------------------------------------------------------------------------------------- cost of reaching a target
-def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
-    """Yield the cost for each setting's runs to reach each target, and differences in tokens to the first setting."""
-    every = [run for runs in settings.values() for run in runs]
-    common = common_parts([run.config.reward.maxima for run in every])
-    rows, differences = [], []
-    for bar, value in BARS.items():
-        if not (common if bar == "common" else all(bar in r.summary[HEADLINE] for run in every for r in run.reports)):
-            continue
-        title = f"{figures.quantity_title(bar)} of {value:.0%}"
-        crossings = {name: [find_crossing(run, bar, value, common) for run in runs] for name, runs in settings.items()}
-        rows += [(title, name, *_format_crossings(of_runs)) for name, of_runs in crossings.items()]
-        differences += [(title, *row) for row in _token_differences(settings, crossings)]
-    if not rows:
-        return
-    units = (title for unit, title in UNITS.items() if unit != "updates")
-    note = (
-        "Cost at which the sampled held-out problems first reach the target, interpolated linearly between the "
-        "evaluations before and after; means over the seeds, if all of them reach it."
-    )
-    if common:
-        note += f" Common: {', '.join(common)} together, in percent of their maxima."
-    yield ReportTable("Target reached", ("target", "", "reached by", "iterations", *units), rows, note)
-    if differences:
-        note = (
-            "Tokens generated in training, subtracted seed by seed; 95 % intervals for new seeds on these problems "
-            f"(Student's t). {figures.NO_DIFFERENCE} {TOO_FEW_SEEDS}"
-        )
-        title = f"Tokens to reach the target, difference to {next(iter(settings))}"
-        yield ReportTable(title, ("target", "", "difference", "seeds"), differences, note)
-
-
-def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[str, float]) -> Crossing | None:
-    """Return the cost of training when ``quantity`` first reached ``bar``; None if it never did.
-
-    Interpolates linearly between the first evaluation at or above the bar and the one before it. If the very first
-    evaluation reaches the bar, its own cost counts.
-    """
-    before: tuple[float, Budget] | None = None
-    for report in run.reports:
-        summary = report.summary[HEADLINE]
-        budget = run.budget_at(report)
-        if quantity == "common":
-            value = common_share({part: summary[part].mean for part in common}, common)
-        else:
-            value = summary[quantity].mean
-        if value >= bar:
-            low, start = before or (bar, budget)
-            share = (bar - low) / (value - low) if value > low else 0.0
-            return {
-                name: getattr(start, name) + share * (getattr(budget, name) - getattr(start, name)) for name in _COUNTS
-            }
-        before = value, budget
-    return None
-
-
-def _format_crossings(crossings: Sequence[Crossing | None]) -> list[str]:
-    """Format how many seeds reach the bar, and the mean of each count; no means unless all do."""
-    reached = [crossing for crossing in crossings if crossing is not None]
-    number = f"{len(reached)} of {len(crossings)} seeds" if reached else "not reached"
-    complete = len(reached) == len(crossings)
-    return [number, *(f"{fmean(one[name] for one in reached):,.0f}" if complete else "" for name in _COUNTS)]
-
-
-def _token_differences(
-    settings: Settings, crossings: Mapping[str, Sequence[Crossing | None]]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield for each setting but the first its title, its tokens to a bar minus the first's, and how many seeds."""
-    by_seed = {}
-    for title, of_runs in crossings.items():
-        seeds = [run.config.train.seed for run in settings[title]]
-        by_seed[title] = dict(zip(seeds, of_runs, strict=True))
-    first, *others = settings
-    for title in others:
-        pairs = [(one, by_seed[first][seed]) for seed, one in by_seed[title].items() if seed in by_seed[first]]
-        differences = [one["tokens"] - base["tokens"] for one, base in pairs if one is not None and base is not None]
-        if len(pairs) < 2:
-            continue
-        text = "not reached by all"
-        if len(differences) == len(pairs):
-            value = seed_interval(differences)
-            if len(pairs) < MIN_SEEDS:
-                text = format_seed_difference(value, len(pairs), 1.0)
-            else:
-                text = figures.format_tested_difference(value, 1.0)
-        yield title, text, str(len(pairs))

@@ -159,11 +159,6 @@ def format_duration(seconds: float) -> str:
 
 
 def format_wall_time(wall_time: WallTime) -> str:
-    """``1 min 02 s, 31 s of it loading (libraries 14 s, Prefect 12 s, base model 5 s)``, and the number of attempts."""
-    text = format_duration(wall_time.seconds)
-    if wall_time.num_attempts > 1:
-        text += f" in {wall_time.num_attempts} attempts"
-    parts = [f"{name} {format_duration(seconds)}" for name, seconds in wall_time.loading.items() if seconds >= 0.5]
-    if not parts:
-        return text
-    return f"{text}, {format_duration(wall_time.loading_s)} of it loading ({', '.join(parts)})"
+    """``1 min 02 s``, and the number of attempts if there were several."""
+    attempts = f" in {wall_time.num_attempts} attempts" if wall_time.num_attempts > 1 else ""
+    return format_duration(wall_time.seconds) + attempts

@@ -30,8 +30,6 @@ WINDOW = 5
 constant before it counts as one without signal."""
 _NOTABLE_COPY = 0.2
 """Smallest share of copied words for which a single answer is marked."""
-_SLOW_EVALUATION = 0.4
-_SLOW_EVALUATION_S = 30.0
 _HELPED = "cooperation"
 """The part of the coding rewards that depends on calls of the helper's function."""
 
@@ -100,7 +98,6 @@ def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[Ev
         *_find_silent_parts(metrics, config),
         *_find_equal_groups(metrics, config),
         *_find_large_gradients(metrics, config),
-        *_find_slow_evaluations(metrics, config),
     ]
 
 
@@ -267,20 +264,3 @@ def _find_large_gradients(metrics: StageMetrics, config: RunConfig) -> Iterator[
                 f"the gradient norm of {agent.name} is {norm:.1f}, far above optim.max_grad_norm = {limit:g}",
                 f"raise rollout.group_size (now {config.rollout.group_size}), which makes gradients less noisy",
             )
-
-
-def _find_slow_evaluations(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
-    if not config.train.num_iterations:
-        return
-    seconds = evaluating = 0.0
-    for _, stage, one in metrics:
-        name = stage.partition(".")[0]
-        taken = one.get(f"time/{name}_s", 0.0)
-        seconds += taken
-        evaluating += taken if name == "evaluate" else 0.0
-    if evaluating >= max(_SLOW_EVALUATION_S, _SLOW_EVALUATION * seconds):
-        problems = "all" if config.eval.max_problems is None else config.eval.max_problems
-        yield Finding(
-            f"{evaluating / seconds:.0%} of the time was evaluation",
-            f"raise eval.every (now {config.eval.every}) or lower eval.max_problems (now {problems})",
-        )

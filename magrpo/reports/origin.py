@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from magrpo.config.run import RunConfig
-from magrpo.plugins import ConfigError
-from magrpo.run.store import CONFIG, RunStore
+from magrpo.run.store import RunStore
 from magrpo.sandboxes import LEVEL_TITLES
 from magrpo.tracking.connection import mlflow_page, tracking_uri
 from magrpo.tracking.wall_time import read_run_records
@@ -37,31 +36,8 @@ def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str
     """Yield commands for the reader of a run's report, each after its purpose."""
     root = "" if store.path.parent.name == "runs" else f" --root {shlex.quote(str(store.path.parent))}"
     yield "ask the agents", f"magrpo ask {store.run_id}{root}"
-    if (other := find_comparable_run(store)) is not None:
-        yield "compare with another run", f"magrpo compare {shlex.quote(other)} {store.run_id}{root}"
     if config.train.num_iterations:
         yield "compare with baselines", f"magrpo evaluate {store.run_id} --baselines all{root}"
-
-
-def find_comparable_run(store: RunStore) -> str | None:
-    """Find the newest other run in the folder that trained, and was evaluated, on the same problems and reward."""
-    task = _read_task(store)
-    folders = [path.parent for path in store.path.parent.glob(f"*/{CONFIG}") if path.parent != store.path]
-    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
-        has_evaluation = any(folder.glob("stages/*/evaluate/_SUCCESS"))
-        has_trained = any(folder.glob("stages/*/rollout.0/_SUCCESS"))
-        if has_evaluation and has_trained and task == _read_task(RunStore(folder.parent, folder.name)):
-            return folder.name
-    return None
-
-
-def _read_task(store: RunStore) -> tuple[object, object] | None:
-    """Return the problems and the reward of a run; None if its configuration cannot be read."""
-    try:
-        tree = store.config_tree()
-    except ConfigError:
-        return None
-    return tree["problems"], tree["reward"]
 
 
 def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:

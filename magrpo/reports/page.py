@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +21,6 @@ from rich.text import Text
 
 from magrpo.algo.repetition import Span
 from magrpo.reports.charts import Panel, render_svg
-from magrpo.reports.glossary import select_meanings
 from magrpo.reports.health import Finding, list_advice, list_warnings
 from magrpo.reports.verdict import Verdict
 
@@ -163,26 +162,16 @@ def _capitalize(sentence: str) -> str:
 
 
 def write_page(path: Path, title: str, parts: Sequence[Block | Section], lead: str = "", width: str = "72rem") -> None:
-    """Write an HTML page to ``path``, at most ``width`` wide, with ``lead`` below the title.
-
-    The page ends with the meanings of the words in its tables.
-    """
+    """Write an HTML page to ``path``, at most ``width`` wide, with ``lead`` below the title."""
     sections = [part if isinstance(part, Section) else Section(part) for part in parts]
-    if meanings := select_meanings(_list_words(sections)):
-        sections.append(Section(Terms("Glossary", meanings), folded=True))
     page = render_template("page.html.j2", title=title, sections=sections, lead=lead, width=width)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
 
 
 def render_template(name: str, **values: object) -> str:
     """Fill in a template beside this module. HTML escapes every text, because completions may hold anything."""
     return _ENVIRONMENT.get_template(name).render(values).lstrip()
-
-
-def format_markdown(table: ReportTable) -> str:
-    """Format the rows of a table in Markdown, for pages of Prefect."""
-    source = '{% from "table.md.j2" import table %}{{ table(block) }}'
-    return _ENVIRONMENT.from_string(source).render(block=table)
 
 
 def print_banners(banners: Sequence[Banner], console: Console) -> None:
@@ -216,17 +205,6 @@ def _measure_figures(table: ReportTable) -> int:
     """The width in a terminal of everything but the names of the rows, with two spaces before each figure."""
     columns = list(zip(table.columns, *table.rows, strict=True))[1:]
     return sum(2 + max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns)
-
-
-def _list_words(sections: Sequence[Section]) -> Iterator[str]:
-    """Yield the project's own texts in a page: titles and names of rows and columns, but no completions."""
-    for section in sections:
-        block = section.block
-        yield block.title
-        if isinstance(block, ReportTable):
-            yield from (*block.columns, *(row[0] for row in block.rows), *(cell for row in block.rows for cell in row))
-        elif isinstance(block, Facts):
-            yield from (name for name, _, _ in block.facts)
 
 
 def _highlight_python(text: str, is_code: bool = True) -> Markup:

@@ -48,19 +48,6 @@ def find_report(store: RunStore) -> Path:
     return publish_report(store) if is_finished(store) else rebuild_report(store)
 
 
-def render_main_table(store: RunStore) -> str:
-    """Render the first table of a finished run's report in Markdown: its evaluations, or its baselines."""
-    from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
-    from magrpo.reports.page import format_markdown  # matplotlib
-    from magrpo.reports.run import RunReport  # matplotlib
-
-    config = store.config()
-    if makes_tables(config):
-        return format_markdown(BaselineTable(config, read_baselines(store, config)).summary_table())
-    reports = read_evaluations(store)
-    return format_markdown(RunReport(store.run_id, store, config, reports).evaluation_tables()[0])
-
-
 def _page_name(store: RunStore) -> str:
     return "baselines.html" if makes_tables(store.config()) else REPORT
 

@@ -1,16 +1,14 @@
-"""The report of a run: results and cost of its training as a page, CSV, JSON and pictures.
+"""The report of a run: results and cost of its training as a page and as JSON.
 
 :meth:`RunReport.list_sections` builds the page from top to bottom; each section names the function that computes its
 figures.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-
-from matplotlib.figure import Figure
 
 from magrpo.algo.repetition import RUN
 from magrpo.reports import charts, figures
@@ -44,41 +42,24 @@ _ELSEWHERE = ("tracking", "notify", "registry", "baselines")
 """Sections of the configuration that do not describe the training."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Picture:
-    """A section of charts that is also written to its own file."""
-
-    file: str
-    section: Section
-    figure: Figure
-
-
 class RunReport(EvaluatedRun):
     """An evaluated run that writes the files of its report."""
 
     def write_files(self, folder: Path) -> None:
-        """Write ``report.html``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG)."""
-        folder.mkdir(parents=True, exist_ok=True)
-        pictures = list(self._draw_pictures())
-        sections = list(self.list_sections([picture.section for picture in pictures]))
-        write_page(folder / "report.html", f"Run {self.store.run_id}", sections, self._describe_run())
-        figures.write_csv(folder / "report.csv", figures.EVALUATION_COLUMNS, figures.evaluation_rows(self.reports))
+        """Write ``report.html`` and ``report.json``."""
+        title = f"Run {self.store.run_id}"
+        write_page(folder / "report.html", title, list(self.list_sections()), self._describe_run())
         text = json.dumps(self._collect_figures(), indent=1, default=asdict)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-        if self._trained:
-            # The budget is cumulative; ``executions`` depends on interruptions of the run.
-            rows = ([one.iteration, *one.counts.values(), f"{one.seconds:.3f}"] for one in self.budgets)
-            figures.write_csv(folder / "budget.csv", ["iteration", *UNITS, "seconds"], rows)
-        for picture in pictures:
-            charts.save_figure(picture.figure, folder / picture.file)
 
-    def list_sections(self, pictures: Sequence[Section]) -> Iterator[Section]:
+    def list_sections(self) -> Iterator[Section]:
         """Yield the verdict, the curves, one before and after, and one table; the other sections are folded."""
         examples = choose_examples(self)
         first_table, *more_tables = self.evaluation_tables()
         yield Section(make_banner(self.verdict, self.findings))
         yield Section(Facts("Summary", list(self._list_facts())))
-        yield from pictures[:1]
+        if len(self.reports) > 1:
+            yield self._draw_learning_curves()
         if examples:
             title = "Before and after" if len(self.reports) > 1 else "An answer"
             yield Section(Exhibits(title, examples[:1], describe_choice(self)))
@@ -93,7 +74,8 @@ class RunReport(EvaluatedRun):
             yield Section(tabulate_training_metrics(self.stage_metrics), folded=True)
         for table in more_tables:
             yield Section(table, folded=True)
-        yield from pictures[1:]
+        if charts.longest_episode(self.reports) > 1 or len(self.reports) > 1:
+            yield self._draw_scatter()
         if len(examples) > 1:
             yield Section(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
         if self._trained:
@@ -216,18 +198,10 @@ class RunReport(EvaluatedRun):
                 counts = (f"{count:,}" for count in budget.counts.values())
                 value = figures.format_interval("return", report.summary[HEADLINE]["return"])
                 rows.append((str(budget.iteration), *counts, figures.format_duration(budget.seconds), value))
-        note = "Training cost up to each evaluation, without evaluations. For every iteration see budget.csv."
+        note = "Training cost up to each evaluation, without evaluations. For every iteration see report.json."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 
-    def _draw_pictures(self) -> Iterator[_Picture]:
-        """Yield the learning curves, the cloud of returns, and the scatter of turns or problems."""
-        if len(self.reports) > 1:
-            yield self._draw_learning_curves()
-            yield self._draw_cloud()
-        if charts.longest_episode(self.reports) > 1 or len(self.reports) > 1:
-            yield self._draw_scatter()
-
-    def _draw_learning_curves(self) -> _Picture:
+    def _draw_learning_curves(self) -> Section:
         splits = [key.partition("/")[0] for key in self.last.summary if key.endswith("/sampled")]
         gains = {split: self._part_gains(split) for split in splits}
         training = list_training_returns(self.stage_metrics, self.config)
@@ -238,29 +212,19 @@ class RunReport(EvaluatedRun):
             words = "The held-out return rose"
         elif self.verdict.word == "worse":
             words = "The held-out return fell"
-        section = Section(
-            Pictures("Learning curves", panels, charts.OVER_PROBLEMS), f"{words} from {first:.1%} to {last:.1%}"
-        )
-        return _Picture("learning.png", section, charts.compose_figure(panels[:2], charts.OVER_PROBLEMS))
+        curves = Pictures("Learning curves", panels, charts.OVER_PROBLEMS)
+        return Section(curves, f"{words} from {first:.1%} to {last:.1%}")
 
-    def _draw_cloud(self) -> _Picture:
-        panels = charts.cloud_panels(self.reports, self.config.reward.maxima)
-        block = Pictures("Return of every trajectory", panels, charts.CLOUD)
-        section = Section(block, charts.describe_cloud(self.reports, self.config.reward.maxima), folded=True)
-        return _Picture("cloud.png", section, charts.compose_figure(panels, charts.CLOUD))
-
-    def _draw_scatter(self) -> _Picture:
+    def _draw_scatter(self) -> Section:
         """Draw the first turn against the last; with one turn, each problem before training against after."""
         maxima = self.config.reward.maxima
         turns = charts.longest_episode(self.reports)
         panels = charts.turn_panels(self.reports, maxima)
         note = "The area of a point shows how many trajectories or problems coincide there."
         if turns > 1:
-            section = Section(Pictures(f"Turn 1 against turn {turns}", panels, note), folded=len(self.reports) > 1)
-            return _Picture("turns.png", section, charts.compose_figure(panels, "", 5.0))
+            return Section(Pictures(f"Turn 1 against turn {turns}", panels, note), folded=len(self.reports) > 1)
         finding = charts.describe_scatter(self.reports, maxima)
-        section = Section(Pictures("Problem by problem", panels, note), finding, folded=True)
-        return _Picture("turns.png", section, charts.compose_figure(panels, charts.ONE_TURN, 5.3))
+        return Section(Pictures("Problem by problem", panels, note), finding, folded=True)
 
     def _collect_figures(self) -> dict[str, object]:
         """Collect every figure of the report, as fractions of the maximum."""
@@ -270,5 +234,5 @@ class RunReport(EvaluatedRun):
             "run": self.store.run_id,
             "evaluations": [{"policy_version": one.policy_version, "summary": one.summary} for one in self.reports],
             "gains": {key: {name: self._gain(key, name) for name in last[key] if name in first[key]} for key in keys},
-            "budget": self.budgets,
+            "budget": self.budgets,  # cumulative; ``executions`` depends on interruptions of the run
         }

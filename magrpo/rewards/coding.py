@@ -20,7 +20,6 @@ from magrpo.rewards.program import (
 )
 from magrpo.rewards.stand_ins import empty_result, first_argument, first_result, module_of, unpacker
 from magrpo.rewards.usage import (
-    cancels_work,
     changes_arguments,
     classify_use,
     does_nothing,
@@ -241,8 +240,6 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     runs = can_be_called(main_module.source, entry_point)
     only_main_works = has_helper and does_nothing(helper_module, HELPER)
     only_helper_works = runs and only_forwards(main_module.source, entry_point, HELPER)
-    if has_helper and has_entry:
-        only_helper_works |= cancels_work(main_module.source, entry_point, helper_module, HELPER)
     use = classify_use(main_module.source, HELPER, "" if has_entry else entry_point)
     if use == "in place" and not (has_helper and changes_arguments(helper_module, HELPER)):
         use = "discarded"

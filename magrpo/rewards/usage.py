@@ -9,7 +9,7 @@ not distinguished, so in doubt a name counts as live. Code that can never run (`
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -145,140 +145,6 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
         if names and names <= parameters and all(isinstance(part, _CARRYING | ast.keyword) for part in given):
             return ast.get_source_segment(source, node) or ""
     return ""
-
-
-@lru_cache(maxsize=4096)
-def cancels_work(source: str, name: str, helper_source: str, helper: str) -> bool:
-    """Whether the function ``name`` only undoes the last operations of ``helper``: ``aux(x) - 1`` undoes ``y + 1``."""
-    values = _list_returned(find_functions(parse_source(source), name)[-1])
-    answers = _list_returned(find_functions(parse_source(helper_source), helper)[-1])
-    answers = [value for value in answers if not isinstance(value, ast.Constant)]
-    recurs = any(isinstance(part, ast.Name) and part.id == helper for value in answers for part in list_nodes(value))
-    if len(values) != 1 or not answers or recurs:
-        return False
-    operations: list[_Operation] = []
-    value = values[0]
-    while not _is_forwarded(value, helper, set()):
-        peeled = _peel_operation(value)
-        if peeled is None:
-            return False
-        operations.append(peeled[0])
-        value = peeled[1]
-    return bool(operations) and all(_is_reversed(operations, answer) for answer in answers)
-
-
-_Operation = tuple[str, float]
-"""An operation with one varying operand and a number, such as ``("add", -1)``."""
-_WRITING = frozenset({"str", "repr", "dumps"})
-_READING = frozenset({"int", "float", "eval", "literal_eval", "loads"})
-
-
-def _is_reversed(operations: Sequence[_Operation], answer: ast.expr) -> bool:
-    """Whether ``operations``, of which the first is applied last, cancel the last operations of ``answer``."""
-    for kind, number in reversed(operations):
-        if (kind, number) in (("add", 0), ("multiply", 1)):  # it changes nothing
-            continue
-        peeled = _peel_operation(answer)
-        if peeled is None:
-            return False
-        (other, its_number), answer = peeled
-        match kind, other:
-            case "add", "add":
-                cancels = number == -its_number
-            case ("divide" | "floor", "multiply") | ("multiply", "divide") | ("subtract from", "subtract from"):
-                cancels = number == its_number
-            case "read", "write":
-                cancels = True
-            case _:
-                cancels = kind == other in ("negate", "not", "invert", "turn")
-        if not cancels:
-            return False
-    return True
-
-
-_WITH_NUMBER = {
-    ast.Add: ("add", 1),
-    ast.Sub: ("add", -1),
-    ast.Mult: ("multiply", 1),
-    ast.Div: ("divide", 1),
-    ast.FloorDiv: ("floor", 1),
-}
-"""Operations whose right operand is a number, with the sign of the number."""
-_OF_NUMBER = {ast.Add: "add", ast.Sub: "subtract from", ast.Mult: "multiply"}
-"""Operations whose left operand is a number."""
-
-
-def _read_number(value: ast.expr) -> float | None:
-    match value:
-        case ast.Constant(value=int() | float() as number):
-            return number
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-    return None
-
-
-def _peel_operation(value: ast.expr) -> tuple[_Operation, ast.expr] | None:
-    """Split ``value`` into its outermost operation and the operand; None if it has another form."""
-    match value:
-        case ast.BinOp(left=left, op=operator, right=right):
-            if (number := _read_number(right)) is not None and type(operator) in _WITH_NUMBER:
-                kind, sign = _WITH_NUMBER[type(operator)]
-                return (kind, sign * number), left
-            if (number := _read_number(left)) is not None and type(operator) in _OF_NUMBER:
-                return (_OF_NUMBER[type(operator)], number), right
-        case ast.UnaryOp(op=operator, operand=operand):
-            kind = {ast.USub: "negate", ast.Not: "not", ast.Invert: "invert"}.get(type(operator), "add")
-            return (kind, 0), operand  # unary plus adds 0
-        case ast.Subscript(value=operand, slice=ast.Slice(lower=None, upper=None, step=ast.UnaryOp())):
-            return ("turn", 0), operand
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[operand], keywords=[]):
-            if name in _WRITING | _READING:
-                return ("write" if name in _WRITING else "read", 0), operand
-        case ast.JoinedStr(values=[ast.FormattedValue(value=operand, format_spec=None)]):
-            return ("write", 0), operand
-    return None
-
-
-def _list_returned(function: ast.FunctionDef) -> list[ast.expr]:
-    """The values that a function returns; names that its outermost block assigns are replaced by their values."""
-    values: dict[str, ast.expr] = {}
-    returned: list[ast.expr] = []
-    for statement in function.body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                values[name] = _fill_in(value, values)
-            case ast.AugAssign(target=ast.Name(id=name), op=operator, value=value):
-                values[name] = ast.BinOp(values.get(name, ast.Name(name, ast.Load())), operator, value)
-            case ast.Return(value=ast.expr() as value):
-                returned.append(_fill_in(value, values))
-            case ast.FunctionDef() | ast.ClassDef():
-                pass
-            case _:  # a branch or a loop: the value of a name that it binds is unknown afterwards
-                bound = (node for node in list_nodes(statement) if isinstance(node, ast.Name))
-                for node in bound:
-                    if not isinstance(node.ctx, ast.Load):
-                        values.pop(node.id, None)
-                inner = [node.value for node in list_nodes(statement) if isinstance(node, ast.Return)]
-                returned += [_fill_in(value, values) for value in inner if value]
-    return returned
-
-
-def _fill_in(value: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    """Replace names in ``value`` that stand alone or as an operand of its outermost operation."""
-    match value:
-        case ast.Name(id=name):
-            return values.get(name, value)
-        case ast.BinOp(left=left, op=operator, right=right):
-            return ast.BinOp(_fill_name(left, values), operator, _fill_name(right, values))
-        case ast.UnaryOp(op=operator, operand=operand):
-            return ast.UnaryOp(operator, _fill_name(operand, values))
-        case ast.Call(func=function, args=[ast.Name() as operand], keywords=[]):
-            return ast.Call(function, [_fill_name(operand, values)], [])
-    return value
-
-
-def _fill_name(value: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    return values.get(value.id, value) if isinstance(value, ast.Name) else value
 
 
 def _walk_carrying(node: ast.AST) -> Iterator[ast.AST]:

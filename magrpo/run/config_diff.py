@@ -11,7 +11,7 @@ from magrpo.config.run import RunConfig
 from magrpo.config.services import HIDDEN, SECRETS
 from magrpo.run.store import RunStore
 
-LOCATION_KEYS = ("root", "tracking.uri", "tracking.experiment", "notify.on")
+LOCATION_KEYS = ("root", "tracking.uri", "tracking.experiment")
 """Keys that say where a run is recorded and announced; they do not change its results."""
 
 

@@ -42,8 +42,8 @@ PLACE = "place.json"
 REGISTER, PROMOTE = "register", "promote"
 """Folders beside the steps of the last iteration: the registered version of the team, and the gate's decision."""
 OPTIMIZER = "optimizer.pt"
-"""Optimizer state of a checkpoint, which the next update needs; kept for the newest ``optim.keep`` checkpoints and
-for evaluated ones."""
+"""Optimizer state of a checkpoint, which the next update needs; kept for the newest checkpoint and for evaluated
+ones."""
 OPTIMIZER_SHARDS = "optimizer"
 """Folder beside :data:`OPTIMIZER`, kept and pruned with it: the state of each agent whose weights were spread over
 ranks, in the format of ``torch.distributed.checkpoint``."""
@@ -163,11 +163,6 @@ def locate_weights(checkpoint: Path, agents: Iterable[str]) -> dict[str, Path]:
 def checkpoint_iteration(checkpoint: Pointer) -> int:
     """Return the number of updates behind the weights of a committed checkpoint."""
     return int(Path(checkpoint["dir"]).parent.name)
-
-
-def run_of_weights(weights: Path) -> str:
-    """Return the id of the run whose checkpoint holds ``weights``, the folder of one agent."""
-    return weights.parents[4].name
 
 
 def describe_start(store: RunStore) -> str:

@@ -66,7 +66,7 @@ if os.getppid() == {parent}:
 """
 
 
-def choose_level(spec: JailSpec, wanted: str, min_level: str) -> IsolationLevel:
+def choose_level(spec: JailSpec, wanted: str) -> IsolationLevel:
     """Find the strongest level that works here. ``wanted`` is a level or ``auto``, which never chooses ``none``.
 
     The probe sees the packages but does not import them: one that fails to import would look like a level that fails.
@@ -74,10 +74,7 @@ def choose_level(spec: JailSpec, wanted: str, min_level: str) -> IsolationLevel:
     Raises:
         SandboxError: no accepted level works; the message gives reasons and remedies.
     """
-    allowed = LEVELS[: LEVELS.index(min_level) + 1]
-    candidates = [level for level in allowed if level != "none"] if wanted == "auto" else [wanted]
-    if wanted != "auto" and wanted not in allowed:
-        raise SandboxError(f"sandbox.level = {wanted!r} is weaker than sandbox.min_level = {min_level!r}")
+    candidates = [level for level in LEVELS if level != "none"] if wanted == "auto" else [wanted]
     if wanted == "none":
         if os.environ.get(ALLOW_NONE) != "1":
             raise SandboxError(f"sandbox.level = 'none' runs programs unprotected; set {ALLOW_NONE}=1 to accept that")
@@ -94,7 +91,7 @@ def choose_level(spec: JailSpec, wanted: str, min_level: str) -> IsolationLevel:
             log.info("sandbox level: %s", level)
             return IsolationLevel(level, refused)
     reasons = "; ".join(f"{level}: {reason}" for level, reason in refused.items())
-    weaker = "" if min_level == "landlock" else ", or accept sandbox.min_level = 'landlock'"
+    weaker = "" if "landlock" in refused else ", or accept sandbox.level = 'landlock'"
     raise SandboxError(
         f"no isolation level of {', '.join(candidates)} works here ({reasons}). "
         f"Remedy: {INSTALL}; allow unprivileged user namespaces{weaker}; or use a kernel with Landlock (5.13)"

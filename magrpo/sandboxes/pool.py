@@ -31,6 +31,8 @@ from magrpo.types import Case, CaseStatus, Execution, ExecutionReport, Isolation
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
+RECYCLE_AFTER = 1000
+"""Number of candidates after which a worker is replaced."""
 ATTEMPTS = 3
 FATAL_ATTEMPTS = 2
 """Number of fresh workers that a program must kill before it is blamed."""
@@ -56,9 +58,8 @@ class PoolSandbox(Plugin):
 
     kind: str = "pool"
     level: Literal["auto", "namespaces", "namespaces-flat", "landlock", "none"] = "auto"
-    """Isolation level. ``auto``: the strongest level that works on this machine, never ``none``."""
-    min_level: Literal["namespaces", "namespaces-flat", "landlock", "none"] = "landlock"
-    """Weakest acceptable isolation level; the run fails if only weaker levels work on this machine."""
+    """Isolation level; the run fails if it does not work on this machine. ``auto``: the strongest level that works,
+    never ``none``."""
     packages: tuple[str, ...] = ()
     """Installed distributions (such as numpy or scikit-learn) or modules that programs and tests may import; their
     dependencies are allowed too. Empty: the standard library only."""
@@ -75,16 +76,6 @@ class PoolSandbox(Plugin):
     processes: int = Field(8, ge=1, le=4096)
     """Number of processes and threads that a candidate may always have; the kernel refuses more than about twice as
     many."""
-    file_mib: float = Field(1.0, gt=0, le=2**20)
-    """Maximum size of a file written by a candidate, in MiB."""
-    descriptors: int = Field(32, ge=8, le=4096)
-    """Maximum number of open files per process."""
-    scratch_mib: float = Field(4.0, gt=0, le=2**20)
-    """Size of a candidate's private ``/tmp``, in MiB; it exists only at the level ``namespaces``."""
-    output_mib: float = Field(2.0, ge=0.1, le=2**12)
-    """Maximum total size of a candidate's answers, in MiB."""
-    recycle_after: int = Field(1000, ge=1)
-    """Number of candidates after which a worker is replaced."""
 
     def make_limits(self) -> Limits:
         return Limits(
@@ -92,11 +83,11 @@ class PoolSandbox(Plugin):
             total_s=self.total_s,
             memory_bytes=self.memory_mib * MIB,
             processes=self.processes,
-            file_bytes=int(self.file_mib * MIB),
-            descriptors=self.descriptors,
-            scratch_bytes=int(self.scratch_mib * MIB),
+            file_bytes=1 * MIB,
+            descriptors=32,
+            scratch_bytes=4 * MIB,
             scratch_files=256,
-            output_bytes=int(self.output_mib * MIB),
+            output_bytes=2 * MIB,
         )
 
     def probe(self) -> IsolationLevel:
@@ -105,11 +96,11 @@ class PoolSandbox(Plugin):
 
     def open(self) -> Pool:
         spec, _ = self._probe(find_packages(self.packages))
-        return Pool(spec, self.workers or len(os.sched_getaffinity(0)), self.recycle_after)
+        return Pool(spec, self.workers or len(os.sched_getaffinity(0)))
 
     def _probe(self, packages: Packages) -> tuple[JailSpec, IsolationLevel]:
         spec = JailSpec(self.make_limits(), "", tuple(PRELOAD.split()), packages)
-        isolation = choose_level(spec, self.level, self.min_level)
+        isolation = choose_level(spec, self.level)
         spec = replace(spec, level=isolation.level)
         if packages.modules:
             check_packages(spec)
@@ -157,7 +148,7 @@ def make_batches(executions: Iterable[Execution], most: int) -> list[list[Execut
 class Pool:
     """A :class:`magrpo.interfaces.Sandbox` of ``size`` workers; each is replaced after ``recycle_after`` candidates."""
 
-    def __init__(self, spec: JailSpec, size: int, recycle_after: int) -> None:
+    def __init__(self, spec: JailSpec, size: int, recycle_after: int = RECYCLE_AFTER) -> None:
         self.spec, self.level, self.size, self.recycle_after = spec, spec.level, size, recycle_after
         self.timeout_s = 20.0 + WALL_CAP * (TEST_CPU_S + LEFT_S + 4 * spec.limits.total_s)
         self.failures = 0

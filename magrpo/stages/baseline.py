@@ -32,6 +32,9 @@ from magrpo.types import HEADLINE, EvalReport, EvalRow, Mode, Problem, SamplingP
 Behaviour = Callable[[EvalRow], Hashable]
 """Maps a row to a key that is equal for programs that behave alike; None if the program never returned a value."""
 
+TIMED_PROBLEMS = 16
+"""Number of held-out problems that each row answers one at a time to measure its response time."""
+
 
 def baseline(
     row: BaselineRow,
@@ -144,7 +147,7 @@ def write_row(context: StageContext) -> Metrics:
     eval_config = config.seeded_eval()
     report = baseline(row, backend, splits, eval_config, config.rollout, num_votes)
     evaluated = spread_problems(splits["test"], eval_config.max_problems)
-    to_time = spread_problems(evaluated, config.baselines.timed_problems)
+    to_time = spread_problems(evaluated, TIMED_PROBLEMS)
     timed = time_answers(row, backend, to_time, eval_config, config.rollout, num_votes)
     write_records(context.folder / TIMED_ANSWERS, timed)
     metrics = write_eval_report(context.folder, report, backend) | {"votes": float(num_votes)}

@@ -1,4 +1,4 @@
-"""Training runs in MLflow: delivering their records, and reading them back.
+"""Training runs in MLflow: delivering their records.
 
 Importing MLflow and creating its SQLite file take seconds, so both happen in the thread that delivers records
 (:mod:`magrpo.tracking.outbox`) while the run starts.
@@ -11,10 +11,9 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -35,7 +34,6 @@ from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import Trajectory, TurnTimes
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 log = logging.getLogger(__name__)
@@ -291,57 +289,6 @@ def _identify(outbox: Outbox) -> str:
     return made if is_new else ""
 
 
-# -------------------------------------------------------------------------------------------------------- reading back
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
-    """A training run as recorded in a tracking store. Times are in milliseconds since 1970."""
-
-    run_id: str
-    status: str
-    started_ms: int
-    ended_ms: int | None
-    params: dict[str, str]
-    returns: tuple[float, ...]
-    """Held-out returns of the evaluations in order, sampled, as fractions of the maximum."""
-    iterations: int
-    mlflow_page: tuple[str, str]
-    """Command and address of the page: see :meth:`MlflowTracker.mlflow_page`."""
-
-
-def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str] = ()) -> list[RecordedRun]:
-    """Read the training runs of all experiments in a tracking store, by one request and two more for each run.
-
-    ``only``: id of a single run to read. ``leave_out``: ids of runs to skip. Raises Unavailable.
-    """
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        return []  # before MLflow creates the file
-    quieten_mlflow()
-    from mlflow import MlflowClient  # takes seconds
-
-    found = []
-    with translate_errors(uri):
-        client = MlflowClient(uri)
-        experiments = [experiment.experiment_id for experiment in _read_pages(client.search_experiments)]
-        query = f"tags.`{RUN_TAG}` LIKE '%'" if only is None else f"tags.`{RUN_TAG}` = '{only}'"
-        for run in _read_pages(partial(client.search_runs, experiments, query)):
-            info, run_id = run.info, run.data.tags[RUN_TAG]
-            if run_id not in leave_out:
-                evaluated = newest_by_step(client.get_metric_history(info.run_id, "eval/return"))
-                updated = newest_by_step(client.get_metric_history(info.run_id, "update/lr"))
-                recorded = RecordedRun(
-                    run_id=run_id,
-                    status=info.status,
-                    started_ms=info.start_time,
-                    ended_ms=info.end_time,
-                    params=dict(run.data.params),
-                    returns=tuple(evaluated[step] for step in sorted(evaluated)),
-                    iterations=max(updated, default=0),
-                    mlflow_page=mlflow_page(uri, info.experiment_id, info.run_id),
-                )
-                found.append(recorded)
-    return found
-
-
 def delete_empty_run(uri: str, folder_id: str) -> None:
     """Delete the MLflow run with this :data:`FOLDER_TAG` if it has measured nothing. Raises Unavailable."""
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
@@ -364,8 +311,3 @@ def _read_pages(search: Callable[..., Any]) -> Iterator[Any]:
         page = search(page_token=token)
         yield from page
         token = page.token or ""
-
-
-def newest_by_step(history: Iterable[Metric]) -> dict[int, float]:
-    """The value recorded last for each step. A step that was repeated has several."""
-    return {metric.step: metric.value for metric in sorted(history, key=lambda metric: metric.timestamp)}

@@ -170,8 +170,6 @@ class OutboxTracker:
         """Whether the last call of the sink succeeded."""
         self._known = {name: value for record in read_records(outbox.folder) for name, value in _list_facts(record)}
         """The newest facts in the outbox: see :func:`_list_facts`."""
-        self.blocked_s = 0.0
-        """Seconds that callers have spent in :meth:`append_record`."""
         self._pusher = threading.Thread(target=self._push_records, name="magrpo-tracking", daemon=True)
         self._pusher.start()
 
@@ -203,13 +201,10 @@ class OutboxTracker:
         time_s = time.time() if began_s is None else began_s
         self.append_record({"kind": "status", "value": "RUNNING", "time_ms": int(time_s * 1000)})
 
-    def record_end(self, status: str, loading: Mapping[str, float] | None = None) -> None:
-        """Record the final status of the run, and the seconds that it spent loading, by name of the part loaded."""
+    def record_end(self, status: str) -> None:
+        """Record the final status of the run."""
         assert status in FINAL, status
-        record: Record = {"kind": "status", "value": status, "time_ms": int(time.time() * 1000)}
-        if loading:
-            record["loading"] = dict(loading)
-        self.append_record(record)
+        self.append_record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
 
     def close(self, status: str) -> None:
         """Record the final status of the run, and :meth:`flush`."""
@@ -235,7 +230,6 @@ class OutboxTracker:
 
         A record that cannot be written is left out with a warning; the next resume of the run repeats it.
         """
-        start = time.perf_counter()
         with self._changed:
             news = {name: value for name, value in _list_facts(record) if self._known.get(name) != value}
             if record["kind"] == "metrics":
@@ -243,7 +237,6 @@ class OutboxTracker:
                 record = record | {"values": values}
             if news or record["kind"] in _ALWAYS:
                 self._write(record, news)
-            self.blocked_s += time.perf_counter() - start
 
     def _write(self, record: Record, news: Mapping[tuple[str, int], str]) -> None:
         try:

@@ -1,8 +1,7 @@
 """The wall time of a run, from the records of its attempts: one figure for the terminal, the report and MLflow."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,6 @@ class WallTime:
 
     seconds: float
     num_attempts: int = 1
-    loading: Mapping[str, float] = field(default_factory=dict)
-    """Seconds spent loading, by part: libraries, Prefect, base model, engine, sandbox."""
-
-    @property
-    def loading_s(self) -> float:
-        """Seconds spent loading, in total."""
-        return sum(self.loading.values())
 
 
 def read_wall_time(folder: Path, now_ms: float | None = None) -> WallTime | None:
@@ -30,16 +22,12 @@ def read_wall_time(folder: Path, now_ms: float | None = None) -> WallTime | None
     starts = [record for record in records if record.get("value") == "RUNNING"]
     if not starts:
         return None
-    loading: dict[str, float] = defaultdict(float)
-    for record in records:
-        for name, seconds in record.get("loading", {}).items():
-            loading[name] += seconds
-    return WallTime(sum_attempts(records, now_ms), len(starts), dict(loading))
+    return WallTime(sum_attempts(records, now_ms), len(starts))
 
 
 def read_run_records(folder: Path) -> list[dict[str, Any]]:
     """Read the records of the run in ``folder``, oldest first: whole tags, and the status and time of others."""
-    kept = {"kind", "value", "time_ms", "loading"}
+    kept = {"kind", "value", "time_ms"}
     return [
         {key: value for key, value in record.items() if key in kept or record["kind"] == "tags"}
         for record in read_records(folder)

@@ -1,17 +1,14 @@
-"""Fetches the champion of a registered model: to start a run from it, or to evaluate it under a run's protocol."""
+"""Fetches the champion of a registered model, to start a run from it."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 from magrpo.config.run import RunConfig
-from magrpo.experiments.derive import derive_config, start_from
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError
-from magrpo.run.files import START, describe_start, keep_place, read_place
+from magrpo.run.files import START, describe_start
 from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.connection import Unavailable, tracking_uri
-from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
+from magrpo.tracking.model_registry import ModelRegistry
 
 FETCHED = "champions"
 """Folder of a run that holds the versions it fetched, by number."""
@@ -53,7 +50,9 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
         if champion is None:
             _note_start(store, registry.model, None)
             return
-        folder = fetch_version(store, registry, champion)
+        folder = store.path / FETCHED / str(champion.number)
+        folder.parent.mkdir(exist_ok=True)
+        registry.download_version(champion, folder)
     except Unavailable as error:
         raise RegistryError(f"registry.continue_from_champion: {error}") from error
     there = sorted(agent["name"] for agent in json.loads((folder / CONFIG).read_bytes())["agents"])
@@ -70,32 +69,3 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
 
 def _note_start(store: RunStore, model: str, version: int | None) -> None:
     atomic_write(store.path / START, json.dumps({"model": model, "version": version}).encode())
-
-
-def fetch_version(store: RunStore, registry: ModelRegistry, version: TeamVersion) -> Path:
-    """Return the folder of a version in the run directory, downloading it unless it is there."""
-    folder = store.path / FETCHED / str(version.number)
-    folder.parent.mkdir(exist_ok=True)
-    registry.download_version(version, folder)
-    return folder
-
-
-def create_challenge(store: RunStore, config: RunConfig, team: Path, number: int, suffix: str) -> RunStore:
-    """Create or find a run that evaluates version ``number`` as ``config`` evaluates; ``suffix`` ends its name.
-
-    ``team`` is the folder of the version, with a folder for each agent, or the folder of a checkpoint of ``config``'s
-    own run, which has no ``config.json``. Raises ConfigError if its agents do not fit the environment of ``config``.
-    """
-    name, root = f"{store.run_id}-{suffix}", store.path.parent
-    if (root / name / CONFIG).exists():
-        return RunStore.open(root, name)
-    tree: dict[str, Any] = json.loads(config.resolved())
-    if (team / CONFIG).exists():
-        theirs = json.loads((team / CONFIG).read_bytes())
-        tree |= {"agents": theirs["agents"], "lora": theirs["lora"]}
-    start_from(tree, team)
-    evaluation = RunStore.create(derive_config(tree, root, [], f"version {number}"), name)
-    assert config.registry.model is not None
-    _note_start(evaluation, config.registry.model, number)
-    keep_place(evaluation, read_place(store))
-    return evaluation

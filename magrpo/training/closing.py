@@ -1,6 +1,5 @@
 """The closing lines of a finished run: its verdict, time and files, and the commands to type next."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from magrpo.process.environment import find_command, shorten_path
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
 from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
-from magrpo.reports.origin import find_comparable_run
 from magrpo.reports.publish import REPORT
 from magrpo.reports.series import StageMetrics
 from magrpo.reports.verdict import judge_evaluations
@@ -88,14 +86,9 @@ def print_path(console: Console, label: str, path: Path) -> None:
 
 
 def print_address(label: str, address: str, console: Console) -> None:
-    """Print a label and an address; on a narrow terminal the address moves to the next line, without its query."""
+    """Print a label and an address on one line, which a terminal shows as a link."""
     link = Style(link=address) if console.is_terminal else Style()
-    line = Text(f"{label:<{_LABEL}}").append(address, link)
-    if console.is_terminal and len(line) > console.width:
-        if label:
-            console.print(label)
-        line = Text(address.partition("?")[0], link)
-    console.print(line, soft_wrap=True)
+    console.print(Text(f"{label:<{_LABEL}}").append(address, link), soft_wrap=True)
 
 
 def print_commands(label: str, commands: Mapping[str, str], console: Console) -> None:
@@ -109,18 +102,8 @@ def print_commands(label: str, commands: Mapping[str, str], console: Console) ->
 
 
 def print_command(label: str, command: str, console: Console) -> None:
-    """Print a command; a terminal that is too narrow continues it on the next line, so that it can still be copied."""
-    lines = [command]
-    if console.is_terminal and _LABEL + len(command) > console.width:
-        lines = []
-        for part in re.split(r" (?=--)", command):
-            if lines and _LABEL + len(f"{lines[-1]} {part} \\") <= console.width:
-                lines[-1] += f" {part}"
-            else:
-                lines.append(f"  {part}" if lines else part)
-    first, *others = lines
-    labelled = [f"{label:<{_LABEL}}{first}", *(" " * _LABEL + line for line in others)]
-    console.print(" \\\n".join(labelled), markup=False, soft_wrap=True)
+    """Print a command on one line, which a terminal may wrap, so that it can be copied whole."""
+    console.print(f"{label:<{_LABEL}}{command}", markup=False, soft_wrap=True)
 
 
 def print_files(store: RunStore, console: Console) -> None:
@@ -157,10 +140,7 @@ def suggest_commands(store: RunStore) -> dict[str, str]:
     commands = {f"{magrpo} show {run} --open{flags}": "open the report"}
     if makes_tables(store.config()):
         return commands
-    if (other := find_comparable_run(store)) is not None:
-        commands[f"{magrpo} compare {shlex.quote(other)} {run}{flags}"] = "compare it with another run"
-    else:
-        commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "compare its agents with baselines"
+    commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "compare its agents with baselines"
     return commands | {f"{magrpo} ask {run}{flags}": "ask the agents a held-out problem"}
 
 
@@ -210,13 +190,10 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
     """Describe the wall time of the run and the seconds of this attempt by activity."""
     wall_time = read_wall_time(store.path)
     assert wall_time is not None, "a finished run has been started"
-    seconds_by_stage = {
-        stage: seconds - timing.loading_by_stage.get(stage, 0.0) for stage, seconds in timing.stages.items()
-    }
-    rest = timing.wall - sum(timing.loading.values()) - sum(seconds_by_stage.values())
-    shown = [f"{stage} {seconds:.0f} s" for stage, seconds in seconds_by_stage.items() if seconds >= 0.5]
+    rest = timing.wall - sum(timing.stages.values())
+    shown = [f"{stage} {seconds:.0f} s" for stage, seconds in timing.stages.items() if seconds >= 0.5]
     lag = store.config().train.lag  # with a lag stages run side by side, so their seconds exceed the wall time
-    shown.append(f"everything else {rest:.0f} s" if not lag else "some of them at the same time")
+    shown.append(f"loading and everything else {rest:.0f} s" if not lag else "some of them at the same time")
     attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
     return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
 
@@ -241,6 +218,5 @@ def _print_services(result: Result, console: Console) -> None:
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
     print_address("" if command else "MLflow:", page, console)
-    if result.runs_page:  # printed whole on every terminal: its query chooses the columns
-        link = Style(link=result.runs_page) if console.is_terminal else Style()
-        console.print(Text(f"{'runs:':<{_LABEL}}").append(result.runs_page, link), soft_wrap=True)
+    if result.runs_page:
+        print_address("runs:", result.runs_page, console)

@@ -40,31 +40,8 @@ class Timing:
 
     wall: float = 0.0
     """Seconds from the start of the command to the end of the last stage."""
-    steps: float = 0.0
-    """Seconds from the start of the first step to the end of the last."""
-    loading: dict[str, float] = field(default_factory=dict)
-    """Seconds spent loading, by what was loaded, before the first step and within stages."""
-    loading_by_stage: dict[str, float] = field(default_factory=dict)
-    """Part of ``stages`` that was spent loading, in seconds."""
     stages: dict[str, float] = field(default_factory=dict)
-    """Seconds of each stage, measured inside the wrapper of the steps."""
-    wrapped: dict[str, float] = field(default_factory=dict)
-    """Seconds of each stage, measured outside the wrapper of the steps."""
-    tracking: float = 0.0
-    """Seconds that the loop spent in calls of the tracker."""
-
-    @property
-    def orchestration(self) -> float:
-        """Seconds that the wrapper of the steps adds to the stages."""
-        return sum(self.wrapped.values()) - sum(self.stages.values())
-
-    @property
-    def loop(self) -> float:
-        """Seconds of the loop itself, outside stages, wrapper and tracker: mostly reading manifests.
-
-        Too small with ``train.lag``, because stages then run side by side.
-        """
-        return max(self.steps - sum(self.wrapped.values()) - self.tracking, 0.0)
+    """Seconds of each stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +92,7 @@ def execute(
 
                 write_run_agents(store)
         publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
-        promotion = register_team(
-            store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
-        )
+        promotion = register_team(store, result.outcome, result.mlflow_run_id, undo)
         if promotion is not None and promotion.promoted and promotion.fresh:
             for observer in observers:
                 observer.team_promoted(str(promotion))
@@ -129,8 +104,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     store = attempt.store
     start = start_from_champion(store)
     config = store.config()  # read after start_from_champion, which may have changed it
-    startup = end_startup()
-    timing = Timing(loading=startup.loading)
+    began_s, timing = end_startup(), Timing()
     with RunConsole(attempt.state) as console:
         place = read_place(store)
         check_place(config, place)
@@ -139,8 +113,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
             log.warning("%s", warning)
         for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):
             console.say(line)
-        root, began_s = store.path.parent, startup.began_s
-        tracker = MlflowTracker(config.tracking, root, store.run_id, store.path, began_s=began_s)
+        tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.path, began_s=began_s)
         attempt.mlflow_page = tracker.mlflow_page
         if config.tracking.system_metrics:
             tracker.watch_system()
@@ -154,11 +127,8 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
             describe("RUNNING")
             recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
             with StageRunner(config, store, console, tracker.tags) as stages:
-                run_step = wrap(_watch_steps(stages.run_step, timing.stages, []))
-                run_step = _watch_steps(run_step, timing.wrapped, observers)
-                started = perf_counter()
+                run_step = _watch_steps(wrap(stages.run_step), timing.stages, observers)
                 outcome = run_steps(config, store, run_step, recorder, stages.abort_steps)
-                timing.steps = perf_counter() - started
     return Result(
         store,
         outcome,
@@ -174,7 +144,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
 def _record_status(
     tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing, console: RunConsole, began_s: float
 ) -> Iterator[None]:
-    """Record when the run began, how it ended, and how long it loaded; ``describe`` receives the status, too."""
+    """Record when the run began and how it ended; ``describe`` receives the status, too."""
     status = "KILLED"  # stays so on Ctrl-C, or when Prefect cancels the run
     try:
         tracker.record_start(began_s)
@@ -184,13 +154,9 @@ def _record_status(
         status = "KILLED" if is_interrupt(error) else "FAILED"
         raise
     finally:
-        timing.tracking = tracker.blocked_s
-        for (stage, name), seconds in console.loading.items():
-            timing.loading[name] = timing.loading.get(name, 0.0) + seconds
-            timing.loading_by_stage[stage] = timing.loading_by_stage.get(stage, 0.0) + seconds
         console.show_work("delivering records to MLflow")
         timing.wall = time() - began_s
-        tracker.record_end(status, timing.loading)
+        tracker.record_end(status)
         try:
             describe(status)
         finally:

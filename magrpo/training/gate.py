@@ -1,9 +1,7 @@
 """The rule of the gate: whether a team is better than the champion, by the returns of both on the same problems.
 
-A team is compared every night, so some pass by luck: of thirty teams that are no better, each with a chance of 2.5 %,
-at least one passes with a chance of up to 53 %. The comparison that selects a team therefore cannot confirm it. A team
-that passes the first comparison, of evaluations made anyway, is evaluated again together with the champion on fresh and
-more samples, and must pass a stricter comparison of these samples alone.
+A team is compared every night, so some would pass by luck: of thirty teams that are no better, at least one passes a
+95 % interval with a chance of up to a half. The gate therefore asks for a 99.8 % interval above 0.
 """
 
 from collections.abc import Mapping
@@ -17,19 +15,9 @@ from magrpo.types import Interval
 
 _SEED = 0
 """Seed of the bootstrap, as in ``magrpo compare``; fixed, so that the decision can be reproduced."""
-
-
-class Bar(NamedTuple):
-    """A difference passes if its interval, which leaves out ``tail`` percent at each end, lies above 0."""
-
-    tail: float
-    num_resamples: int
-
-
-FIRST = Bar(tail=2.5, num_resamples=1000)
-CONFIRMATION = Bar(tail=0.1, num_resamples=10_000)
-FRESH_SAMPLES = 4
-"""Samples in the confirmation for each of ``eval.num_samples``: the stricter bar needs more precision."""
+_TAIL = 0.1
+"""Percent of the resamples left out at each end of the interval."""
+_NUM_RESAMPLES = 10_000
 
 
 class Lead(NamedTuple):
@@ -37,7 +25,6 @@ class Lead(NamedTuple):
 
     difference: Interval
     num_problems: int
-    bar: Bar
 
     @property
     def passes(self) -> bool:
@@ -45,15 +32,16 @@ class Lead(NamedTuple):
         return self.difference.low > 0
 
     def __str__(self) -> str:
-        interval = "an interval" if self.bar == FIRST else f"a {100 - 2 * self.bar.tail:g} % interval"
         problems = format_count(self.num_problems, "held-out problems")
         position = "above" if self.passes else "not above"
-        return f"by {format_difference(self.difference)} percentage points on {problems}, {interval} {position} 0"
+        return (
+            f"by {format_difference(self.difference)} percentage points on {problems}, a 99.8 % interval {position} 0"
+        )
 
 
-def lead_over(ours: Mapping[str, float], theirs: Mapping[str, float], bar: Bar) -> Lead | None:
+def lead_over(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Lead | None:
     """Compute the lead of ``ours`` over ``theirs``, mean returns by problem; None if they share no problem."""
     differences = [[difference] for difference in subtract_means(ours, theirs).values()]
     if not differences:
         return None
-    return Lead(bootstrap_interval(differences, _SEED, bar.num_resamples, bar.tail), len(differences), bar)
+    return Lead(bootstrap_interval(differences, _SEED, _NUM_RESAMPLES, _TAIL), len(differences))

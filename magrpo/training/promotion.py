@@ -1,9 +1,8 @@
 """After a run: its team becomes a version of a registered model, and the champion if it passes the gate.
 
-A team is promoted if there is no champion, or if it is better twice (:mod:`magrpo.training.gate`): in the run's last
-evaluation on the champion's held-out problems, sampled alike, and on fresh samples. Every part can be repeated safely:
-a version is registered once for a run's weights, evaluations for the gate are runs of their own, and the decision is
-committed in the run directory like the output of a stage.
+A team is promoted if there is no champion, or if the run's last evaluation is better than the champion's
+(:mod:`magrpo.training.gate`). Every part can be repeated safely: a version is registered once for a run's weights, and
+the decision is committed in the run directory like the output of a stage.
 """
 
 import json
@@ -14,17 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from magrpo.config.run import RunConfig
-from magrpo.plugins import ConfigError
 from magrpo.progress.activity import show_activity
 from magrpo.reports.evaluations import mean_returns
-from magrpo.run.files import AGENTS, PROMOTE, REGISTER, WEIGHTS, describe_start, read_evaluation, split_file
+from magrpo.run.files import AGENTS, PROMOTE, REGISTER, describe_start, read_evaluation, split_file
 from magrpo.run.manifest import digest
 from magrpo.run.store import CONFIG, Pointer, RunStore
-from magrpo.seeds import derive_seed
 from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
-from magrpo.training.champion import create_challenge, fetch_version
-from magrpo.training.gate import CONFIRMATION, FIRST, FRESH_SAMPLES, Lead, lead_over
+from magrpo.training.gate import lead_over
 from magrpo.training.loop import Outcome
 from magrpo.types import HEADLINE
 
@@ -66,12 +62,10 @@ def undo_on_error(undo: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-def register_team(
-    store: RunStore, outcome: Outcome, mlflow_run_id: str, evaluate: Callable[[str], Outcome], undo: Undo
-) -> Promotion | None:
+def register_team(store: RunStore, outcome: Outcome, mlflow_run_id: str, undo: Undo) -> Promotion | None:
     """Register the team of a finished run and ask the gate; None if there is nothing to register, or MLflow is away.
 
-    ``evaluate`` executes a run without iterations in the same root. If MLflow is away, a later call continues.
+    If MLflow is away, a later call continues.
     """
     config = store.config()
     if config.registry.model is None or not config.train.num_iterations:
@@ -80,7 +74,7 @@ def register_team(
     try:
         if not mlflow_run_id:
             raise Unavailable("MLflow was not reached")
-        candidate = _Candidate(store, config, registry, outcome, evaluate)
+        candidate = _Candidate(store, config, registry, outcome)
         with show_activity(f"registering the team as a version of {config.registry.model}"):
             registered = candidate.register(mlflow_run_id)
         return candidate.decide_promotion(registered, undo)
@@ -91,13 +85,12 @@ def register_team(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """The team of a finished run. ``evaluate`` executes a run without iterations."""
+    """The team of a finished run."""
 
     store: RunStore
     config: RunConfig
     registry: ModelRegistry
     outcome: Outcome
-    evaluate: Callable[[str], Outcome]
 
     def register(self, mlflow_run_id: str) -> Pointer:
         """Register the version and commit a record of it: the files that describe it, and ``version.json``."""
@@ -115,12 +108,11 @@ class _Candidate:
             mean = last_report.summary[HEADLINE]["return"]
             shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
             card = render_model_card(team, version.number)
-            returns = mean_returns(last_report, HEADLINE, config.reward)
             described = folder / "described"
             described.mkdir()
             (described / "README.md").write_text(card, encoding="utf-8")
             (described / CONFIG).write_text(team.portable_config().resolved(), encoding="utf-8")
-            facts = {"protocol": self._protocol(), "returns": returns}
+            facts = {"protocol": self._protocol(), "returns": mean_returns(last_report, HEADLINE, config.reward)}
             (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
             # The list of versions shows the first line of this text, so the heading must go.
             text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
@@ -191,55 +183,21 @@ class _Candidate:
             promoted, reason, noted = True, champion.tags["reason"], champion.tags["champion_before"]
             before = None if noted == "none" else int(noted)
         else:
-            try:
-                promoted, reason = self._compare(version, champion)
-            except ConfigError as error:
-                promoted = False
-                reason = f"the champion, version {champion.number}, cannot be evaluated here: {error}"
+            promoted, reason = self._compare(champion)
         return Promotion(self.registry.model, version.number, promoted, reason, before)
 
-    def _compare(self, version: TeamVersion, champion: TeamVersion) -> tuple[bool, str]:
-        """Return whether the team is better than the champion twice, and a sentence with the figures."""
-        theirs, how = self._returns_of(champion)
-        own_evaluation = self.outcome.evaluations[self.config.train.num_iterations]
-        lead = lead_over(self._read_returns(self.store, own_evaluation), theirs, FIRST)
+    def _compare(self, champion: TeamVersion) -> tuple[bool, str]:
+        """Return whether the team is better than the champion, and a sentence with the figures."""
+        theirs = json.loads(self.registry.read_file(champion, EVALUATION))
+        if theirs["protocol"] != self._protocol():
+            return False, (
+                f"version {champion.number} was evaluated under other settings, so the two cannot be compared; keep "
+                "eval, env, reward, penalty, sandbox, engine, model and the sampling of rollout as they were, or use "
+                "another registry.model"
+            )
+        evaluation = self.store.folder(self.outcome.evaluations[self.config.train.num_iterations])
+        ours = mean_returns(read_evaluation(evaluation), HEADLINE, self.config.reward)
+        lead = lead_over(ours, theirs["returns"])
         if lead is None:
-            return False, f"version {champion.number} shares no evaluated problem with it{how}"
-        reason = f"the return differs from that of version {champion.number} {lead}{how}"
-        if not lead.passes:
-            return False, reason
-        fresh, how = self._lead_on_fresh_samples(version, champion)
-        return fresh is not None and fresh.passes, f"{reason}; on fresh samples {fresh or 'no problem was shared'}{how}"
-
-    def _returns_of(self, champion: TeamVersion) -> tuple[dict[str, float], str]:
-        """Return the champion's return on each problem, and a description of the measurement."""
-        facts = json.loads(self.registry.read_file(champion, EVALUATION))
-        if facts["protocol"] == self._protocol():
-            return facts["returns"], ""
-        with show_activity(f"fetching the champion, version {champion.number}"):
-            folder = fetch_version(self.store, self.registry, champion)
-        evaluation = create_challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
-        how = f"; the champion was evaluated again for the promotion test, in run {evaluation.run_id}"
-        return self._evaluate_again(evaluation), how
-
-    def _lead_on_fresh_samples(self, version: TeamVersion, champion: TeamVersion) -> tuple[Lead | None, str]:
-        """Measure the lead over the champion with an unused seed, in one run for each team, made or resumed."""
-        ours, theirs = version.number, champion.number
-        seed = derive_seed("confirm", self.store.run_id, ours, theirs)
-        num_samples = FRESH_SAMPLES * self.config.eval.num_samples
-        fresh = self.config.eval.model_copy(update={"seed": seed, "num_samples": num_samples})
-        config = self.config.model_copy(update={"eval": fresh})
-        weights = self.store.folder(self.outcome.checkpoint) / WEIGHTS
-        team = create_challenge(self.store, config, weights, ours, f"version-{ours}-against-{theirs}")
-        with show_activity(f"fetching the champion, version {champion.number}"):
-            folder = fetch_version(self.store, self.registry, champion)
-        other = create_challenge(self.store, config, folder, theirs, f"champion-{theirs}-against-{ours}")
-        lead = lead_over(self._evaluate_again(team), self._evaluate_again(other), CONFIRMATION)
-        return lead, f", in runs {team.run_id} and {other.run_id}"
-
-    def _evaluate_again(self, run: RunStore) -> dict[str, float]:
-        """Return the return on each problem from a run without iterations, executing it unless it is finished."""
-        return self._read_returns(run, self.evaluate(run.run_id).evaluations[0])
-
-    def _read_returns(self, run: RunStore, evaluation: Pointer) -> dict[str, float]:
-        return mean_returns(read_evaluation(run.folder(evaluation)), HEADLINE, self.config.reward)
+            return False, f"version {champion.number} shares no evaluated problem with it"
+        return lead.passes, f"the return differs from that of version {champion.number} {lead}"

@@ -125,9 +125,9 @@ class RunRecorder:
         self._metrics, self._outputs = {}, {}
 
     def _trace_training(self, iteration: int) -> None:
-        """Record the first trajectory of some of the iteration's problems."""
+        """Record the first trajectory of some of the iteration's problems, if an evaluation follows it."""
         tracking, store = self._config.tracking, self._store
-        if not tracking.traces or iteration % tracking.trace_every:
+        if not tracking.traces or not steps.evaluates_after(self._config, iteration):
             return
         turns = [
             (self._outputs[f"rollout{name.removeprefix('score')}"], pointer)

@@ -99,10 +99,10 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _prune(self, newest: int) -> None:
         """Delete files that nothing needs any more from earlier checkpoints that are not evaluated."""
-        keep, train = self._config.optim.keep, self._config.train
-        old = {newest - keep: [OPTIMIZER, OPTIMIZER_SHARDS]}
+        train = self._config.train
+        old = {newest - 1: [OPTIMIZER, OPTIMIZER_SHARDS]}
         if train.keep_weights == "evaluated":  # the rollout of iteration k samples from checkpoint k - 1 - lag
-            old.setdefault(newest - max(keep, train.lag + 1), []).append(WEIGHTS)
+            old.setdefault(newest - train.lag - 1, []).append(WEIGHTS)
         for iteration, names in old.items():
             if iteration > 0 and not evaluates_after(self._config, iteration):
                 self._store.prune(Step("update", iteration).folder, *names)

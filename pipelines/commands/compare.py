@@ -1,7 +1,7 @@
-"""``magrpo compare``: compares runs, runs of baselines, or sweeps; prints the result and writes pages and pictures."""
+"""``magrpo compare``: compares runs, runs of baselines, or sweeps; prints the result and writes a page."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,15 @@ from magrpo.plugins import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels
-from magrpo.reports.comparison import compare_with_first, judge_settings, list_differences
-from magrpo.reports.comparison_tables import (
-    COMPARED,
-    comparison_sections,
-    evaluation_table,
-    last_evaluations,
-    setting_table,
-    summary_table,
-    tables_over_seeds,
-    write_comparison,
-)
+from magrpo.reports.comparison import compare_with_first, list_differences
+from magrpo.reports.comparison_tables import comparison_sections, setting_table, summary_table, write_settings
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
-from magrpo.reports.over_seeds import OVER_SEEDS, average_evaluations, hide_intervals, tokens_by_iteration
-from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables
+from magrpo.reports.over_seeds import average_evaluations
+from magrpo.reports.page import Pictures, Section, print_banners, print_tables, write_page
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
-from magrpo.tracking.connection import Unavailable, tracking_uri
-from magrpo.tracking.mlflow_runs import recorded_runs
-from magrpo.types import HEADLINE
+from magrpo.types import HEADLINE, Interval
 from pipelines.arguments import Json, Root, RunId
 
 NUM_PRINTED = 6
@@ -84,10 +73,10 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
     ends = [f"{run.label} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
     comparisons = compare_with_first(runs)
     title = _title_comparison([run.label for run in runs])
-    sections: list[Block | Section] = [*comparison_sections(runs), _overview_table(runs, root)]
+    banners = [comparison.banner for comparison in comparisons]
     curves_section = Section(curves, f"Return: {', '.join(ends)}")
-    write_comparison(folder / "compare.html", title, comparisons, curves_section, sections)
-    print_banners([comparison.banner for comparison in comparisons], console)
+    write_page(folder / "compare.html", title, [*banners, curves_section, *comparison_sections(runs)])
+    print_banners(banners, console)
     print_tables([summary_table(runs)], console)
     differing = list_differences(runs)
     for key, values in list(differing.items())[:NUM_PRINTED]:
@@ -106,27 +95,12 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
 def _describe_run(run: EvaluatedRun) -> dict[str, Any]:
     """Describe a run for scripts, in fractions of the maximum."""
     verdict = judge_run(run)
-    summaries = {key: {name: asdict(value) for name, value in of.items()} for key, of in run.last.summary.items()}
-    budget = asdict(run.budgets[-1])
-    return {"run": run.label, "verdict": asdict(verdict), "evaluation": summaries, "budget": budget}
+    evaluation, budget = _describe_summary(run.last.summary), asdict(run.budgets[-1])
+    return {"run": run.label, "verdict": asdict(verdict), "evaluation": evaluation, "budget": budget}
 
 
-def _overview_table(runs: Sequence[EvaluatedRun], root: Path) -> ReportTable:
-    """Tabulate the runs with the addresses of their pages in MLflow."""
-    rows, notes = [], []
-    for run in runs:
-        page = "not recorded"
-        try:
-            for recorded in recorded_runs(tracking_uri(run.config.tracking, root), only=run.store.run_id)[:1]:
-                command, page = recorded.mlflow_page
-                notes += [f"Pages on 127.0.0.1:5000 are there while this runs: {command}"] if command else []
-        except Unavailable as error:
-            page = "not known"
-            notes.append(f"{error}.")
-        evaluated = f"{run.last.policy_version} of {run.config.train.num_iterations}"
-        rows.append((run.label, evaluated, page))
-    columns = ("run", "evaluated after iteration", "in MLflow")
-    return ReportTable("Runs", columns, rows, " ".join(dict.fromkeys(notes)), text=True)
+def _describe_summary(summary: Mapping[str, Mapping[str, Interval]]) -> dict[str, dict[str, Any]]:
+    return {key: {name: asdict(value) for name, value in values.items()} for key, values in summary.items()}
 
 
 def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Console) -> dict[str, Any]:
@@ -140,33 +114,14 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
         short = short_titles(sweep)
         for title, runs in runs_by_setting.items():
             settings[f"{name} {short[title]}" if len(short) > 1 else name] = runs
-    if len(settings) > len(COLOURS):
-        raise ConfigError(f"compare takes sweeps of {len(COLOURS)} settings together, got {len(settings)}")
-    means = {title: average_evaluations(runs) for title, runs in settings.items()}
-    tokens = tokens_by_iteration(settings, means)
-    quantities = [("test", quantity) for quantity in COMPARED]
-    shown = {title: hide_intervals(reports, len(settings[title])) for title, reports in means.items()}
-    curves = Pictures("Learning curves", comparison_panels(shown, tokens, quantities), OVER_SEEDS)
-    note = (
-        "Means over seeds, 95 % intervals for new seeds on new problems; with one seed over problems alone. Return is "
-        "in percent of the setting's own maximum: where the parts of the rewards differ, compare tests and pass@1."
-    )
-    at_end = "At the end of training"
-    table = evaluation_table(at_end, last_evaluations(settings), note)
-    others = [Section(table, folded=True) for table in tables_over_seeds(at_end, settings)]
-    comparisons = judge_settings(settings)
     title = _title_comparison([f"the sweeps {names[0]}", *names[1:]])
-    write_comparison(folder / "compare.html", title, comparisons, Section(curves), [table, *others])
+    comparisons = write_settings(folder / "compare.html", title, settings)
     print_banners([comparison.banner for comparison in comparisons], console)
     print_tables([setting_table(settings)], console)
     _print_written(folder / "compare.html", console)
     ends = {title: average_evaluations(runs)[-1].summary for title, runs in settings.items()}
-    described = {
-        title: {key: {name: asdict(value) for name, value in values.items()} for key, values in summary.items()}
-        for title, summary in ends.items()
-    }
     return {
-        "settings": described,
+        "settings": {title: _describe_summary(summary) for title, summary in ends.items()},
         "comparisons": [asdict(comparison) for comparison in comparisons],
         "page": str(folder / "compare.html"),
     }
@@ -177,7 +132,7 @@ def _title_comparison(names: Sequence[str]) -> str:
 
 
 def _print_written(page: Path, console: Console) -> None:
-    console.print(f"page: {shorten_path(page)}; curves.png in the same folder", soft_wrap=True, markup=False)
+    console.print(f"page: {shorten_path(page)}", soft_wrap=True, markup=False)
 
 
 def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:
@@ -202,7 +157,6 @@ def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, con
     config = stores[0].config()
     baselines = config.baselines.model_copy(update={"left_out": {**config.baselines.left_out, **others}})
     table = BaselineTable(config.model_copy(update={"baselines": baselines}), pooled)
-    folder.mkdir(parents=True, exist_ok=True)
     table.write_files(folder, f"Agents and baselines of {', '.join(store.run_id for store in stores)}")
     print_banners([table.judge_rows()], console)
     print_tables([table.paper_table(), table.console_table()], console)

@@ -1,11 +1,9 @@
 """``--dry-run`` of ``magrpo train`` and ``magrpo resume``: prints the plan of a run and its estimated cost."""
 
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from rich.filesize import pick_unit_and_suffix
@@ -17,10 +15,9 @@ from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
-from magrpo.planning.card import check_card, choose_engine, estimate_card, settle_micro_batches
+from magrpo.planning.card import choose_engine, estimate_card, settle_micro_batches
 from magrpo.planning.fit import check_place
 from magrpo.planning.sizes import KV_CACHE, MERGED, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
-from magrpo.reports.budget import format_count
 from magrpo.run.config_diff import list_changed_values
 from magrpo.run.files import read_place, read_problems
 from magrpo.run.rewind import steps_to_repeat
@@ -30,9 +27,6 @@ from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri
 from pipelines.commands.first_prompts import describe_problems
 from pipelines.commands.plan_lines import Entry, Line, print_lines
-
-WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
-"""Sections of the configuration that an earlier run must share for its measured seconds to count."""
 
 
 def show_plan(
@@ -63,7 +57,6 @@ def show_plan(
     print_lines(_describe_engine(config, place, device))
     print_lines(_describe_memory(_settle_micro_batches(config, place, device), place, device))
     print_lines(_describe_disk(config, root))
-    print(_describe_time(config, root, remaining))
     print("values that differ from their defaults, or have no default")
     print("\n".join(f"  {line}" for line in list_changed_values(config)))
     print("nothing was trained or written")
@@ -168,7 +161,7 @@ def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> I
 
 
 def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> Iterator[Line]:
-    """Whether the run fits the GPU of this machine, or which it needs. Raises ConfigError if it cannot use this one."""
+    """The smallest GPU that the run needs, and whether it fits the one of this machine."""
     use = estimate_card(config, dtype_bytes, engine)
     smallest = use.find_card()
     fitting = "needs more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
@@ -176,12 +169,12 @@ def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) ->
     yield Line("GPU", f"{fitting}: at most {update} in an update, {sampling} while an engine samples")
     if torch.cuda.is_available():
         _, card = torch.cuda.mem_get_info()
-        setting = check_card(config, dtype_bytes, engine, card)
-        if not setting:
-            yield Line("", f"this one has {_format_bytes(card)}")
-            return
-        yield Line("", f"this one has {_format_bytes(card)}: micro-batches will be halved until they fit")
-        yield Line("", f"to start with ones that fit: {setting}")
+        fits = ""
+        if not use.fits(card):
+            fits = ', which is too small; try weights = "lora", another engine.memory_frac, or a smaller base model'
+        elif use.update > use.find_room(card):
+            fits = ": micro-batches will be halved until they fit; or set optim.gradient_checkpointing = true"
+        yield Line("", f"this one has {_format_bytes(card)}{fits}")
 
 
 def _describe_disk(config: RunConfig, root: Path) -> Iterator[Line | Entry]:
@@ -201,38 +194,6 @@ def _describe_disk(config: RunConfig, root: Path) -> Iterator[Line | Entry]:
         yield Entry("", "more than is free: the run would stop; you could resume it after freeing space")
 
 
-def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> Line:
-    seconds, num_runs = mean_stage_seconds(root, config)
-    same = f"the same {WORK_SECTIONS}"
-    unknown = sorted({step.title for step in remaining if step.name not in seconds})
-    if not num_runs:
-        return Line("time", f"unknown, no earlier run in {root} with {same}")
-    if unknown:
-        return Line("time", f"unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}")
-    total = sum(seconds[step.name] for step in remaining)
-    earlier = format_count(num_runs, "earlier runs")
-    return Line("time", f"about {total:.0f} s in stages: mean of {earlier} in {root} with {same}")
-
-
 def _format_bytes(size: float) -> str:
     unit, suffix = pick_unit_and_suffix(int(size), ["B", "KiB", "MiB", "GiB", "TiB"], 1024)
     return f"{size / unit:.1f} {suffix}"
-
-
-def mean_stage_seconds(root: Path, config: RunConfig) -> tuple[dict[str, float], int]:
-    """Average the seconds of each stage, by turn, over the runs of ``root`` with the same work; count these runs."""
-    seconds_by_stage: dict[str, list[float]] = defaultdict(list)
-    num_runs, sections = 0, set(WORK_SECTIONS.split(", "))
-    same_work = config.model_dump(mode="json", include=sections)
-    for path in sorted(root.glob("*/config.json")):
-        store = RunStore(root, path.parent.name)
-        try:
-            is_same = store.config().model_dump(mode="json", include=sections) == same_work
-        except ValueError:  # written by another version of this project
-            continue
-        stage_metrics = list(store.stage_metrics()) if is_same else []
-        if stage_metrics:
-            num_runs += 1
-        for _, stage, metrics in stage_metrics:
-            seconds_by_stage[stage].append(metrics.get(f"time/{stage.partition('.')[0]}_s", 0.0))
-    return {stage: fmean(seconds) for stage, seconds in seconds_by_stage.items()}, num_runs

@@ -14,15 +14,14 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from magrpo.config.services import TrackingConfig
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
 from magrpo.run.lock import hold_run, is_held
 from magrpo.run.store import CONFIG, RunStore
-from magrpo.tracking.connection import Unavailable, hide_password, tracking_uri
-from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
+from magrpo.tracking.connection import hide_password
+from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.wall_time import read_run_records, sum_attempts
 from pipelines.arguments import Json, Root, RunId
 
@@ -45,34 +44,24 @@ class Summary:
 
 
 def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
-    """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code is 0."""
-    in_folder, elsewhere = list[Summary](), list[Summary]()
+    """Print the runs of ``root``, newest first; the exit code is 0."""
+    found = list[Summary]()
     for path in sorted(root.glob(f"*/{CONFIG}")):
         try:
-            in_folder.append(summarize_folder(path.parent))
+            found.append(summarize_folder(path.parent))
         except (ConfigError, OSError) as error:
             print(f"magrpo: skipped: {error}", file=sys.stderr)
-    uri = ""
-    try:
-        uri = tracking_uri(TrackingConfig(), root)
-        elsewhere += map(_summarize_record, recorded_runs(uri, leave_out={path.name for path in root.glob("*")}))
-    except (Unavailable, ConfigError) as error:
-        print(f"magrpo: {error}; only the runs in {root} are listed", file=sys.stderr)
-    runs = sorted([*in_folder, *elsewhere], key=lambda run: run.started_s, reverse=True)
+    runs = sorted(found, key=lambda run: run.started_s, reverse=True)
     if as_json:
         print(json.dumps([_describe_summary(run) for run in runs], indent=2))
         return 0
     if not runs:
-        print(f"no runs in {root}, and none in {hide_password(uri)}" if uri else f"no runs in {root}")
+        print(f"no runs in {root}")
         return 0
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # files and pipes have no width of their own
     console.print(format_runs(runs, console.width))
-    if elsewhere:
-        console.print(
-            f"elsewhere: recorded in {hide_password(uri)}, without a folder in {root}", soft_wrap=True, markup=False
-        )
     return 0
 
 
@@ -120,12 +109,6 @@ def summarize_folder(folder: Path) -> Summary:
         seconds=seconds,
         config=read_flat_config(folder),
     )
-
-
-def _summarize_record(run: RecordedRun) -> Summary:
-    seconds = None if run.ended_ms is None else (run.ended_ms - run.started_ms) / 1000
-    state = f"{STATES.get(run.status, run.status.lower())}, elsewhere"
-    return Summary(run.run_id, state, run.iterations, run.returns, run.started_ms / 1000, seconds, run.params)
 
 
 def _describe_summary(run: Summary) -> dict[str, object]:

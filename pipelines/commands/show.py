@@ -119,7 +119,7 @@ def _collect_facts(
         "findings": read_findings(store),
         "evaluations": [{"iteration": one.policy_version, "summary": one.summary} for one in reports],
         "budget": build_ledger(store.stage_metrics())[-1],
-        "wall_time": wall_time and {**asdict(wall_time), "loading_s": wall_time.loading_s},
+        "wall_time": wall_time,
         "report": str(report) if report.exists() else None,
         "agents": str(agents) if agents else None,
         "config": dict(summary.config),

@@ -1,4 +1,4 @@
-"""Prefect's page of a run: a log line for each stage, and progress and results as artifacts of the flow run.
+"""Prefect's page of a run: a log line for each stage, and the progress as an artifact of the flow run.
 
 A thread updates the Prefect server every ``PERIOD_S`` seconds, so a slow or absent server costs the run nothing. At its
 end a run waits for the thread at most ``PATIENCE_S`` seconds.
@@ -16,9 +16,6 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCr
 from prefect.exceptions import PrefectException
 
 from magrpo.progress.state import Attempt, Observer, describe_error, was_refused
-from magrpo.reports.health import read_findings
-from magrpo.reports.publish import render_main_table
-from magrpo.reports.verdict import read_verdict
 from magrpo.run.files import read_place
 from magrpo.run.steps import Step
 
@@ -35,12 +32,12 @@ class ProgressPage(Observer):
     """
 
     def __init__(self, name: str, flow_run_id: UUID) -> None:
-        self._key = artifact_key(name)
+        self._key = f"{artifact_key(name)}-progress"
         self._flow_run_id = flow_run_id
         self._over = threading.Event()
         self._shown: tuple[float, str] | None = None
         self._progress: UUID | None = None
-        self._ending = self._promotion = ""
+        self._ending = ""
         self._lines: list[LogCreate] = []
         """Log lines that wait for the thread."""
 
@@ -59,7 +56,6 @@ class ProgressPage(Observer):
             self._say(line)
 
     def team_promoted(self, text: str) -> None:
-        self._promotion = text
         self._say(text)
 
     def attempt_ended(self, error: BaseException | None) -> None:
@@ -87,8 +83,6 @@ class ProgressPage(Observer):
                         client.create_logs(lines)
                         del self._lines[: len(lines)]
                     self._update_progress(client)
-                    if over and self._ending == "finished":
-                        self._create(client, "markdown", f"{self._key}-results", "Results", self._closing_tables())
                 except (HTTPError, PrefectException) as error:
                     if not warned:
                         log.warning("Prefect's page of the run is not up to date: %s", type(error).__name__)
@@ -108,14 +102,13 @@ class ProgressPage(Observer):
         lines = (self._ending or state.describe_step(), state.describe_returns(), self._mlflow_link())
         text = "\n\n".join(filter(None, lines))
         if self._progress is None:
-            self._progress = self._create(client, "progress", f"{self._key}-progress", text, percent)
+            artifact = ArtifactCreate(
+                type="progress", key=self._key, description=text, data=percent, flow_run_id=self._flow_run_id
+            )
+            self._progress = client.create_artifact(artifact).id
         elif (percent, text) != self._shown:
             client.update_artifact(self._progress, ArtifactUpdate(description=text, data=percent))
         self._shown = percent, text
-
-    def _create(self, client: SyncPrefectClient, kind: str, key: str, description: str, data: str | float) -> UUID:
-        artifact = ArtifactCreate(type=kind, key=key, description=description, data=data, flow_run_id=self._flow_run_id)
-        return client.create_artifact(artifact).id
 
     def _mlflow_link(self) -> str:
         command, page = self._attempt.mlflow_page()
@@ -123,16 +116,6 @@ class ProgressPage(Observer):
             return ""
         condition = f", after starting `{command}`" if command else ""
         return f"MLflow: [{page}]({page}){condition}"
-
-    def _closing_tables(self) -> str:
-        """Return the verdict on the finished run and the first table of its report, in Markdown."""
-        store, state = self._attempt.store, self._attempt.state
-        verdict = read_verdict(store)
-        returns = state.describe_returns() if verdict is None else verdict.sentence
-        summary = f"Run {store.run_id}. {returns[:1].upper()}{returns[1:]}. {self._promotion}".rstrip()
-        findings = [] if verdict is None else read_findings(store)
-        warnings = "\n".join(f"- warning: {finding.sentence}" for finding in findings)
-        return "\n\n".join(filter(None, [summary, warnings, self._mlflow_link(), render_main_table(store)]))
 
 
 def artifact_key(name: str) -> str:

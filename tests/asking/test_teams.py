@@ -96,8 +96,6 @@ def test_agents_at_the_top_of_a_run_take_its_configuration(run: RunStore, tmp_pa
 
 def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path) -> None:
     root = run.path.parent
-    with pytest.raises(ConfigError, match=r"champion: no run in .* registers a model; write MODEL@champion"):
-        find_asked_team("champion", root)
     with pytest.raises(ConfigError, match="model 'team' has no champion"):
         find_asked_team("team@champion", root)
     client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
@@ -109,16 +107,13 @@ def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path) -> None:
     shutil.copy(run.path / "config.json", described)
     registry.describe_version(version, described, "text", {})
     registry.set_champion(version.number)
-    asked = find_asked_team("models:/team@champion", root)
+    asked = find_asked_team("team@champion", root)
     assert asked.title == "version 1 of team, the champion"
     assert asked.weights["main"] == root / "champions" / "team" / "1" / "main"
     assert (asked.weights["main"] / "adapter_config.json").is_file()
     assert find_asked_team("team@champion", root).weights == asked.weights
-    config = run.config()
-    run.write_config(config.model_copy(update={"registry": config.registry.model_copy(update={"model": "team"})}))
-    assert find_asked_team("champion", root).weights == asked.weights
     with pytest.raises(ConfigError, match="--checkpoint needs a run, not the champion"):
-        find_asked_team("champion", root, checkpoint=1)
+        find_asked_team("team@champion", root, checkpoint=1)
 
 
 def test_a_name_like_a_run_is_hinted_at(run: RunStore) -> None:

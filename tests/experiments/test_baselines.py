@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from dataclasses import replace
@@ -108,8 +107,6 @@ def test_tables(root: Path) -> None:
     reference = figures["naive", "test/sampled", "return"]
     assert found["less_naive"]["mean"] == pytest.approx(by_hand - reference["value"]["mean"])
     assert reference["less_naive"] is None
-    with (report / "baselines.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(figures)
     page = Page((report / "baselines.html").read_text())
     short = next(cells for rows in page.tables.values() for cells in rows if cells[0] == "MAGRPO")
     assert short[1].startswith(f"{100 * by_hand:.1f} [")
@@ -117,7 +114,6 @@ def test_tables(root: Path) -> None:
     assert page.headings[0] == "Verdict"
     assert "MAGRPO reaches " in page.text
     assert 'aria-label="Joint return, percent of the maximum"' in (report / "baselines.html").read_text()
-    assert "Cross-play of runs: return with helper from" in page.text
     for name in rows_of(root):
         assert figures[name, "test/sampled", "seconds"]["value"]["low"] > 0
     assert (

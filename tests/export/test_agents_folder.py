@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,7 +25,6 @@ from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import Trajectory
 from pipelines.cli import main
-from tests.export.fake_hub import FakeHub, serve_hub, use_hub
 from tests.pipelines.micro import blank_pictures
 from tests.servers import answers
 
@@ -220,57 +218,6 @@ def test_a_run_without_agents_says_so(tmp_path: Path, coders: RunStore, capsys: 
     RunStore.create(coders.config().model_copy(update={"root": tmp_path}), "new")
     assert main(["export", "new", "--root", str(tmp_path)]) == 2
     assert "run new has no evaluated agents yet; resume it: magrpo resume new" in capsys.readouterr().err
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serve_hub() as hub:
-        use_hub(monkeypatch, hub.url)
-        monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
-        yield hub
-
-
-def test_agents_are_pushed_as_they_are(coders: RunStore, hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    hub.files["me/team"] = {"helper/model.safetensors": b"of an earlier push", "notes.txt": b"mine"}
-    assert export(coders, "--push", "me/team") == 0
-    assert f"pushed to {hub.url}/me/team" in capsys.readouterr().out
-    agents = coders.path / "agents"
-    pushed = {str(path.relative_to(agents)): path.read_bytes() for path in agents.rglob("*") if path.is_file()}
-    assert hub.files["me/team"] == pushed | {"notes.txt": b"mine"}
-    assert hub.private["me/team"]
-    assert b"hf download me/team --local-dir agents\ncd agents\n" in pushed["README.md"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["--push", "team"], 200, "--push team: include the owner: --push YOU/team"),
-        (["--push", "me/te am"], 200, "--push me/te am: "),
-        (["--push", "me/team"], 401, "log in with: hf auth login"),
-        (["--public"], 200, "--public needs --push REPO"),
-    ],
-)
-def test_a_push_that_cannot_be_says_what_to_do(
-    coders: RunStore,
-    hub: FakeHub,
-    arguments: list[str],
-    status: int,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    hub.status = status
-    assert export(coders, *arguments) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
-
-
-def test_a_hub_that_is_away_is_named(
-    coders: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    use_hub(monkeypatch, "http://127.0.0.1:9")
-    assert export(coders, "--push", "me/team") == 2
-    assert "--push me/team: http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
 
 
 def read_answer(request: str, folder: Path) -> str:

@@ -51,7 +51,7 @@ KEYS = [
     ),
     *(
         "baselines.rows",
-        "notify.on",
+        "notify.urls",
         "registry.model",
         "eval.num_samples",
         "model.device",

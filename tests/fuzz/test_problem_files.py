@@ -18,9 +18,9 @@ from magrpo.run.store import write_records
 from magrpo.stages.prepare import prepare
 from pipelines.commands.score import score_files
 from tests.fuzz.mutations import COUNT, count_outcomes, dump_lines, mutate_bytes, mutate_tree
-from tests.problems.test_contests import apps, code_contests, lcb, lcb_method
 from tests.problems.test_evalplus import mbpp_plus
 from tests.problems.test_files import mbpp, row
+from tests.problems.test_livecodebench import lcb, lcb_method
 
 NUM_ROWS = 4
 ROWS: Mapping[str, Sequence[Callable[[int], dict[str, Any]]]] = {
@@ -29,8 +29,6 @@ ROWS: Mapping[str, Sequence[Callable[[int], dict[str, Any]]]] = {
     "mbpp": [mbpp],
     "mbppplus": [mbpp_plus],
     "livecodebench": [lcb, lcb_method],
-    "apps": [apps],
-    "codecontests": [code_contests],
     "tldr": [lambda i: {"prompt": f"SUBREDDIT: r/x\nTITLE: t{i}\nPOST: {'word ' * 20}{i}\nTL;DR:"}],
     "arxiv": [lambda i: {"abstract_text": f"{'word ' * 20}{i}"}],
 }

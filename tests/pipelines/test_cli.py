@@ -9,12 +9,13 @@ import re
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from magrpo.config.run import load_config
 from magrpo.config.services import TrackingConfig
 from magrpo.process.environment import is_quiet
 from magrpo.run.files import has_samples
-from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run, recorded_runs
+from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run
 from magrpo.tracking.outbox import find_folder_id
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped, locate_config
@@ -108,7 +109,7 @@ def test_a_refused_configuration_leaves_its_name_free(tmp_path: Path, capfd: pyt
         said = capfd.readouterr().err
         assert said.startswith("magrpo: problems: "), "the reason, and nothing before it"
         assert not (root / "again").exists()
-    assert recorded_runs(f"sqlite:///{root}/mlflow.db") == []
+    assert list(MlflowClient(f"sqlite:///{root}/mlflow.db").search_runs(["1"])) == []
     kept = run_locally(load_config(config, ["train.num_iterations=0"]))[0]
     assert has_samples(kept)
 
@@ -139,7 +140,7 @@ def test_a_record_with_measurements_is_not_deleted(tmp_path: Path) -> None:
     tracker.metrics({"eval/return": 0.5}, 0)
     tracker.close("FINISHED")
     delete_empty_run(uri, find_folder_id(tmp_path / "again"))
-    assert [run.run_id for run in recorded_runs(uri)] == ["again"]
+    assert [run.info.run_name for run in MlflowClient(uri).search_runs(["1"])] == ["again"]
 
 
 def test_help_lists_daily_commands_first_and_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:

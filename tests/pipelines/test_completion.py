@@ -43,20 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("evaluate embedded_g", {"embedded_grpo"}),
         ("sync seed", {"seed-1", "seed-2"}),
         ("compare seed-1 seed", {"seed-1", "seed-2"}),
-        ("train embedded rollout.g", {"rollout.group_size=8"}),
-        (
-            "train embedded train.",
-            {"train.num_iterations=100", "train.seed=0", *(f"train.lag={lag}" for lag in range(3))}
-            | {"train.keep_weights=all", "train.keep_weights=evaluated"},
-        ),
-        ("train embedded algo.normalize=", {"algo.normalize=none", "algo.normalize=std"}),
-        ("train embedded agents.0.we", {f"agents.0.weights={kind}" for kind in ("lora", "shared", "full")}),
-        ("train embedded env.prompt=b", {"env.prompt=bare"}),
-        ("train embedded roo", {"root=runs"}),
-        ("train own.toml env.feedback_", set()),
-        ("train embedded env.feedback_", {"env.feedback_tests=3"}),
-        ("train embedded algo.normalize = s", {"std"}),
-        ("train embedded algo.normalize =", {"none", "std"}),
         ("config show rol", {"rollout"}),
     ],
 )
@@ -88,14 +74,13 @@ def install(shell: str, environment: dict[str, str], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_runs_and_keys(
+def test_bash_completes_runs_and_configurations(
     folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("bash", environment, monkeypatch)
     asked = [
         "COMP_WORDS=(magrpo resume seed); COMP_CWORD=2",
-        "COMP_WORDS=(magrpo train embedded rollout.g); COMP_CWORD=3",
-        "COMP_WORDS=(magrpo train embedded algo.normalize = s); COMP_CWORD=5",
+        "COMP_WORDS=(magrpo train embedded_g); COMP_CWORD=2",
         "COMP_WORDS=(magrpo sche); COMP_CWORD=1",
     ]
     lines = [f'{words}; COMPREPLY=(); _magrpo; echo "${{COMPREPLY[@]}}"' for words in asked]
@@ -110,14 +95,13 @@ def test_bash_completes_runs_and_keys(
     )
     assert [set(line.split()) for line in done.stdout.splitlines()] == [
         {"seed-1", "seed-2"},
-        {"rollout.group_size=8"},
-        {"std"},
+        {"embedded_grpo"},
         {"schedule"},
     ]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
-def test_zsh_completes_runs_and_keys(
+def test_zsh_completes_runs_and_configurations(
     folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a terminal; of several runs it first writes what they have in common."""
@@ -129,7 +113,7 @@ def test_zsh_completes_runs_and_keys(
     zsh.expect("READY> ", timeout=60)
     for words, completed in (
         ("resume se", "ed-"),
-        ("train embedded rollout.g", "roup_size=8 "),
+        ("train embedded_g", "rpo "),
         ("sche", "dule "),
     ):
         zsh.send(f"magrpo {words}\t")
@@ -140,13 +124,13 @@ def test_zsh_completes_runs_and_keys(
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
-def test_fish_completes_runs_and_keys(
+def test_fish_completes_runs_and_configurations(
     folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("fish", environment, monkeypatch)
     for words, offered in (
         ("resume seed", {"seed-1", "seed-2"}),
-        ("train embedded rollout.g", {"rollout.group_size=8"}),
+        ("train embedded_g", {"embedded_grpo"}),
         ("sche", {"schedule"}),
     ):
         command = ["fish", "--command", f"complete --do-complete 'magrpo {words}'"]

@@ -93,12 +93,11 @@ def test_mbpp_plus_hides_the_tests_of_evalplus(tmp_path: Path, caplog: pytest.Lo
 def test_humaneval_plus_shows_the_first_tests(tmp_path: Path) -> None:
     rows = [row(0, test=TEST + check(LOOP)), row(1, test=TEST + AGAINST_REFERENCE), row(2, test=TEST + check(LOOP))]
     source = jsonl(tmp_path / "h.jsonl", rows)
-    problems = HumanEvalPlus(kind="humanevalplus", source=source, test_frac=0.5, shown_tests=2).load()
-    assert passed(first(problems, "mine/0"), "return 2 * x", "return 2.0 * abs(x)") == [(2, 3), (2, 2)]
-    assert passed(first(problems, "mine/1"), "return 2 * x", "return 2") == [(2, 2), (1, 0)]
-    few = HumanEvalPlus(kind="humanevalplus", source=source, test_frac=0.5, shown_tests=4, max_tests=1).load()
-    assert first(few, "mine/1").hidden_test == ""
-    assert "[50]" in first(few, "mine/0").hidden_test
+    problems = HumanEvalPlus(kind="humanevalplus", source=source, test_frac=0.5).load()
+    assert passed(first(problems, "mine/0"), "return 2 * x", "return 2.0 * abs(x)") == [(3, 2), (3, 1)]
+    assert passed(first(problems, "mine/1"), "return 2 * x", "return 2") == [(3, 1), (1, 0)]
+    few = HumanEvalPlus(kind="humanevalplus", source=source, test_frac=0.5, max_tests=1).load()
+    assert passed(first(few, "mine/0"), "return 2 * x") == [(3, 1)]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, config: RunConfig, reports: 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(("name", "num_plots"), [("trained", 8), ("evaluated", 0)])
+@pytest.mark.parametrize(("name", "num_plots"), [("trained", 6), ("evaluated", 0)])
 def test_a_report(
     browser: Browser, pages: Mapping[str, Path], name: str, num_plots: int, width: int, scheme: Scheme
 ) -> None:

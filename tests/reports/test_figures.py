@@ -6,23 +6,22 @@ import csv
 import io
 import itertools
 import re
-import struct
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from magrpo.reports.budget import Budget
 from magrpo.reports.charts import (
+    Panel,
     _spread,
-    cloud_panels,
-    compose_figure,
     learning_panels,
     render_svg,
-    save_figure,
     turn_panels,
 )
 from magrpo.reports.figures import (
@@ -37,6 +36,12 @@ from magrpo.reports.page import ReportTable, print_tables
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
 MAXIMA = {"structure": 1.0, "tests": 3.0}
+
+
+def draw(panel: Panel) -> Axes:
+    axes: Axes = Figure().subplots()
+    panel.draw(axes)
+    return axes
 
 
 def _row(task_id: str, *turns: tuple[float, float], split: Split = "test", index: int = 0) -> EvalRow:
@@ -91,7 +96,7 @@ def test_closing_table_fits_a_terminal() -> None:
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:
-    left, right = compose_figure(learning_panels(ONE_TURN, MAXIMA), "").axes
+    left, right = map(draw, learning_panels(ONE_TURN, MAXIMA))
     assert [list(line.get_xdata()) for line in left.lines] == [[0, 40]]
     assert list(left.lines[0].get_ydata()) == pytest.approx([25, 45])
     assert [list(line.get_ydata()) for line in right.lines] == [pytest.approx([50, 90]), pytest.approx([50, 50])]
@@ -99,7 +104,7 @@ def test_learning_curves_show_percent_over_iterations() -> None:
 
 
 def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
-    [axes] = compose_figure(turn_panels(TWO_TURNS, MAXIMA), "").axes
+    [axes] = map(draw, turn_panels(TWO_TURNS, MAXIMA))
     before, _, after, _ = axes.collections
     assert sorted(map(tuple, before.get_offsets().tolist())) == [(0, 25), (25, 50)]
     assert sorted(map(tuple, after.get_offsets().tolist())) == [(25, 100), (100, 100)]
@@ -109,39 +114,18 @@ def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
 
 
 def test_with_one_turn_problems_are_set_before_against_after() -> None:
-    [axes] = compose_figure(turn_panels(ONE_TURN, MAXIMA), "").axes
+    [axes] = map(draw, turn_panels(ONE_TURN, MAXIMA))
     assert sorted(map(tuple, axes.collections[0].get_offsets().tolist())) == [(25, 75), (25, 100)]
     assert axes.get_ylabel() == "joint return after training, % of maximum"
 
 
 def test_points_that_coincide_are_one_with_their_area() -> None:
     rows = (*(_row(f"p{i}", (1, 3), (1, 3)) for i in range(3)), _row("q", (0, 0), (1, 3)))
-    [axes] = compose_figure(turn_panels([_report(0, 0.5, rows), _report(5, 0.5, rows)], MAXIMA), "").axes
+    [axes] = map(draw, turn_panels([_report(0, 0.5, rows), _report(5, 0.5, rows)], MAXIMA))
     sizes = dict(
         zip(map(tuple, axes.collections[0].get_offsets().tolist()), axes.collections[0].get_sizes(), strict=True)
     )
     assert sizes[100.0, 100.0] == pytest.approx(3 * sizes[0.0, 100.0])
-
-
-def test_pictures_are_the_same_each_time(tmp_path: Path) -> None:
-    one, two = tmp_path / "one.png", tmp_path / "two.png"
-    for path in (one, two):
-        save_figure(compose_figure(learning_panels(ONE_TURN, MAXIMA), "note"), path)
-    data = one.read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert struct.unpack(">I", data[16:20]) == (1800,)
-    assert two.read_bytes() == data
-
-
-def test_the_cloud_has_every_trajectory_and_their_mean() -> None:
-    [axes] = compose_figure(cloud_panels(ONE_TURN, MAXIMA), "").axes
-    assert [len(points.get_offsets()) for points in axes.collections] == [3, 3]
-    assert list(axes.lines[0].get_ydata()) == pytest.approx([25, 250 / 3])
-    x, y = axes.collections[1].get_offsets().T.tolist()
-    assert y == [100, 50, 100]
-    assert x[1] == 40, "alone at its height"
-    assert x[0] + x[2] == pytest.approx(80), "side by side around their iteration"
-    assert x[0] < 40 < x[2]
 
 
 def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:

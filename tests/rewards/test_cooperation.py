@@ -159,12 +159,6 @@ THIN = {
     "and": ("return 1 + len(xs)", f"return aux(xs) and {WORK}"),
     "length of its text": (KEEP, f"if len(str(aux(xs))):\n    {ALL}\nreturn -1"),
     "falls back": ("return sum(x for x in xs if x > 0)", f"try:\n    return 2 * aux(xs)\nexcept Exception:\n    {ALL}"),
-    "off by one": (f"return {WORK} + 1", "return aux(xs) - 1"),
-    "off by one, by names": (f"answer = {WORK} + 1\nreturn answer", "y = aux(xs)\ny = y - 1\nreturn y"),
-    "off by one, below": (f"return {WORK} - 1", "return 1 + aux(xs)"),
-    "negated": (f"return -({WORK})", "return -aux(xs)"),
-    "twice": (f"return 2 * ({WORK})", "return aux(xs) // 2"),
-    "as text": (f"return str({WORK})", "return int(aux(xs))"),
     "in a list of lists": (f"return [[{WORK}]]", "return aux(xs)[0][0]"),
     "repeated": (f"return [{WORK}] * 3", "return aux(xs)[1]"),
     "in an object of its own": (
@@ -172,7 +166,6 @@ THIN = {
         "return aux(xs).get()",
     ),
     "table": (f"return {TABLE}[tuple(xs)]", "return aux(xs) + 0"),
-    "table, off by one": (f"return {TABLE}[tuple(xs)] - 1", "return aux(xs) + 1"),
     "table, some": (f"return {TABLE_OF_SOME}.get(tuple(xs))", f"y = aux(xs)\nif y is None:\n    {ALL}\nreturn y"),
     "table, branches": (
         "if xs == [4, -1, 7, 7]:\n    return 36\nif xs == [7, 1]:\n    return 16\nreturn None",

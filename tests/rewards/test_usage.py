@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from magrpo.rewards.program import extract_module
 from magrpo.rewards.usage import (
-    cancels_work,
     changes_arguments,
     classify_use,
     does_nothing,
@@ -274,49 +273,6 @@ def test_hostile_modules_take_memory_in_proportion(line: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("helper", "main", "cancels"),
-    [
-        ("return y + 1", "return aux(x) - 1", True),
-        ("return 1 + y", "return -1 + aux(x)", True),
-        ("return y + 1", "return aux(x) + -1", True),
-        ("return -3 * y", "return aux(x) / -3", True),
-        ("return y - 1", "return 1 + aux(x)", True),
-        ("return 5 - y", "return 5 - aux(x)", True),
-        ("return y * 2", "return aux(x) // 2", True),
-        ("return y / 2", "return 2 * aux(x)", True),
-        ("return y // 2", "return 2 * aux(x)", False),
-        ("return -y", "return -aux(x)", True),
-        ("return not y", "return not aux(x)", True),
-        ("return y[::-1]", "return aux(x)[::-1]", True),
-        ("return str(y)", "return int(aux(x))", True),
-        ("return f'{y}'", "return int(aux(x))", True),
-        ("z = y + 1\nreturn z", "z = aux(x)\nz -= 1\nreturn z", True),
-        ("if y:\n    return 0\nreturn y + 1", "return aux(x) - 1", True),
-        ("return (y + 2) * 3", "return aux(x) // 3 - 2", True),
-        ("return 2 * y + 1", "return aux(x) + 0 - 1", True),
-        ("return y + 2", "return aux(x) - 1", False),
-        ("return y + 1", "return aux(x) + 1", False),
-        ("return y", "return aux(x) - 1", False),
-        ("for y in x:\n    z = y + 1\nreturn z", "return aux(x) - 1", False),
-        ("return 1 + aux(x[1:])", "return aux(x) - 1", False),
-        ("return y + 1", "if x:\n    return 0\nreturn aux(x) - 1", False),
-        ("return y + 1", "return aux(x) - len(x)", False),
-        ("return y + 1", "return x - 1", False),
-        ("return 1", "return aux(x) - 1", False),
-    ],
-)
-def test_work_that_main_takes_back(helper: str, main: str, cancels: bool) -> None:
-    sources = (f("\n".join([main])).replace("xs, k=2", "x"), f(helper).replace("def f(xs, k=2)", "def aux(x, y=3)"))
-    assert cancels_work(sources[0], "f", sources[1], "aux") is cancels
-
-
-def test_taking_back_is_found_in_linear_time() -> None:
-    helper = "def aux(x):\n" + "    x += 1\n" * 4000 + "    return x\n"
-    main = "def f(x):\n    y = aux(x)\n" + "    y -= 1\n" * 4000 + "    return y\n"
-    assert cancels_work(main, "f", helper, "aux")
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ def f(n):
 
 def test_a_signal_without_a_name_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAGRPO_SANDBOX_ALLOW_NONE", "1")
-    pool = open_pool(level="none", min_level="none", workers=1)
+    pool = open_pool(level="none", workers=1)
     report = run(pool, "import os\ndef f(n):\n    os.kill(os.getpid(), 40)\n", "assert f(1) == 1")
     assert [(case.status, case.message) for case in report.cases] == [
         ("crash", "assert f(1) == 1: the process died of signal 40")

@@ -55,7 +55,8 @@ def single() -> Iterator[Pool]:
 
 
 def test_workers_are_recycled() -> None:
-    pool = open_pool(workers=1, recycle_after=2)
+    pool = open_pool(workers=1)
+    pool.recycle_after = 2
     workers = set()
     for k in range(6):
         [report] = pool.run([right(k)])
@@ -246,7 +247,7 @@ def test_killing_the_trainer_leaves_no_process() -> None:
 
 def test_no_isolation_is_logged_on_every_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("MAGRPO_SANDBOX_ALLOW_NONE", "1")
-    pool = open_pool(level="none", min_level="none", workers=1)
+    pool = open_pool(level="none", workers=1)
     for _ in range(2):
         [report] = pool.run([right()])
         assert (report.status, report.level) == ("pass", "none")

@@ -15,7 +15,7 @@ from tests.pipelines.micro import write_config
 
 
 def test_records_are_delivered_even_if_the_run_cannot_be_described() -> None:
-    tracker, console = MagicMock(blocked_s=0.0), MagicMock(loading={})
+    tracker, console = MagicMock(), MagicMock()
     describe = MagicMock(side_effect=ValueError("a damaged evaluation"))
     with (
         pytest.raises(ValueError, match="damaged evaluation"),
@@ -30,7 +30,7 @@ def test_records_are_delivered_even_if_the_run_cannot_be_described() -> None:
 def test_what_fails_while_an_interrupted_run_closes_does_not_make_it_a_failed_one(
     first: type[BaseException], status: str
 ) -> None:
-    tracker, describe = MagicMock(blocked_s=0.0), MagicMock()
+    tracker, describe = MagicMock(), MagicMock()
 
     def close_twice() -> None:
         try:
@@ -40,7 +40,7 @@ def test_what_fails_while_an_interrupted_run_closes_does_not_make_it_a_failed_on
 
     with (
         pytest.raises(ValueError, match="closed twice"),
-        _record_status(tracker, describe, Timing(), MagicMock(loading={}), 0.0),
+        _record_status(tracker, describe, Timing(), MagicMock(), 0.0),
     ):
         close_twice()
     describe.assert_called_once_with(status)

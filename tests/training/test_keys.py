@@ -35,7 +35,7 @@ def test_an_option_at_its_default_is_in_no_key() -> None:
     config = load_config(CONFIG)
     explicit = load_config(
         CONFIG,
-        ["optim.keep=1", "train.lag=0", "rollout.leave_out_long=false", "env.feedback_tests=3", "penalty.copied=0"],
+        ["optim.lanes=1", "train.lag=0", "rollout.leave_out_long=false", "env.feedback_tests=3", "penalty.copied=0"],
     )
     assert all_keys(explicit) == all_keys(config)
     without = {name: list_changes(getattr(config, name)) for name in ("reward", "sandbox")}

@@ -44,10 +44,10 @@ def test_a_sample_is_spread_over_all(items: int, count: int, taken: list[int]) -
     assert list(spread_evenly(range(items), count)) == taken
 
 
-def test_evaluations_and_every_second_iteration_leave_traces(tmp_path: Path) -> None:
+def test_evaluations_leave_traces_of_held_out_and_of_training_problems(tmp_path: Path) -> None:
     settings = [
         "tracking.traces=2",
-        "tracking.trace_every=2",
+        "eval.every=2",
         "env.num_turns=2",
         "rollout.tree=full",
         "rollout.branching=2",
@@ -61,6 +61,8 @@ def test_evaluations_and_every_second_iteration_leave_traces(tmp_path: Path) -> 
         (2, "train"),
         (2, "test"),
         (2, "test"),
+        (3, "train"),
+        (3, "train"),
         (3, "test"),
         (3, "test"),
     ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +10,13 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import PenaltyConfig
-from magrpo.problems.notes import Notes
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import compare_means, judge_difference, judge_settings, match_budgets
-from magrpo.reports.comparison_tables import comparison_sections, list_run_costs, runs_at_equal_tokens
+from magrpo.reports.comparison_tables import comparison_sections, equal_tokens_tables, list_run_costs
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
-from magrpo.reports.origin import find_comparable_run, list_next_commands
-from magrpo.rewards.coding import CodingReward
 from magrpo.run.store import RunStore
-from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.wall_time import sum_attempts
-from magrpo.training.closing import suggest_commands
 from pipelines.cli import main
 from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
 from tests.pipelines.micro import write_config
@@ -32,12 +25,11 @@ from tests.reports.pages import Page
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs ``one`` and ``two`` on the same problems with different seeds; ``gone`` has lost its folder."""
+    """Runs ``one`` and ``two`` on the same problems with different seeds."""
     folder = tmp_path_factory.mktemp("compare")
     config = str(write_config(folder, iterations=1))
-    for name, override in (("one", "train.seed=0"), ("gone", "optim.lr=0.5"), ("two", "train.seed=1")):
+    for name, override in (("one", "train.seed=0"), ("two", "train.seed=1")):
         assert main(["train", config, override, "--local", "--name", name]) == 0
-    shutil.rmtree(folder / "runs" / "gone")
     return folder / "runs"
 
 
@@ -58,43 +50,13 @@ def test_runs_with_other_seeds_draw_other_samples_from_the_same_agents(root: Pat
         assert (texts[0] == texts[1]) is alike, mode
 
 
-def test_runs_lists_folder_and_store_newest_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_lists_the_folder_newest_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--root", str(root)]) == 0
     lines = listed(capsys.readouterr().out)
-    assert [name for name in lines if name in ("one", "two", "gone")] == ["two", "gone", "one"]
+    assert [name for name in lines if name in ("one", "two")] == ["two", "one"]
     first, last = (report.summary["test/sampled"]["return"].mean for report in load(root, "one").reports)
     assert lines["one"].split()[1:6] == ["finished", "1/1", f"{first:.1%}", "\u2192", f"{last:.1%}"]
-    assert lines["gone"].split()[1:4] == ["finished,", "elsewhere", "1/1"]
-    assert "optim.lr=0.01" in lines["one"]
-    assert "optim.lr=0.5" in lines["gone"]
-
-
-def test_the_store_knows_what_the_folder_knew(root: Path) -> None:
-    uri = f"sqlite:///{root / 'mlflow.db'}"
-    runs = {run.run_id: run for run in recorded_runs(uri)}
-    assert set(runs) == {"one", "gone", "two"}
-    returns = [report.summary["test/sampled"]["return"].mean for report in load(root, "two").reports]
-    assert runs["two"].returns == pytest.approx(returns)
-    assert (runs["two"].iterations, runs["two"].status) == (1, "FINISHED")
-    assert [run.run_id for run in recorded_runs(uri, only="two")] == ["two"]
-    assert {run.run_id for run in recorded_runs(uri, leave_out={"one"})} == {"gone", "two"}
-
-
-def test_runs_without_a_store_are_listed_and_none_is_made(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(root / "one", tmp_path / "one")
-    assert main(["runs", "--root", str(tmp_path)]) == 0
-    assert "one" in listed(capsys.readouterr().out)
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
-    with socket.socket() as taken:  # and not listening: nobody answers there
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        assert main(["runs", "--root", str(tmp_path)]) == 0
-    captured = capsys.readouterr()
-    assert "one" in listed(captured.out)
-    [line] = [line for line in captured.err.splitlines() if line.startswith("magrpo: ")]
-    assert line.endswith(f"only the runs in {tmp_path} are listed")
+    assert "train.seed=0" in lines["one"]
 
 
 def test_time_at_work_leaves_pauses_out() -> None:
@@ -128,8 +90,6 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     assert "train.seed: 0, 1" in said.splitlines()
     assert len(said.splitlines()) < 20, "the rest is in the page"
     assert page.headings[0] == "two against one", "the page begins with the verdict"
-    [look] = [run.mlflow_page[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
-    assert look in text
     tokens = sum(
         metrics["rollout/tokens"]
         for _, stage, metrics in RunStore.open(root, "one").stage_metrics()
@@ -138,11 +98,9 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     [row] = [row for row in page.tables["Cost"] if row[0] == "tokens generated, training"]
     assert row[1] == f"{tokens:,.0f}"
     assert "thousands of tokens generated in training" in text
-    links = ("#", "http://127.0.0.1:5000/")  # to parts of the page, and to the runs in MLflow
-    assert [address for address in page.loaded if not address.startswith(links)] == []
+    assert [address for address in page.loaded if not address.startswith("#")] == []
     assert text.count("<svg") == 4, "two splits over iterations and over tokens"
-    assert f'<a href="{look}">' in text
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html", "curves.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html"}
 
 
 @needs_chromium
@@ -257,24 +215,6 @@ def test_settings_with_few_seeds_have_no_verdict(root: Path) -> None:
     assert comparison.advice.endswith("--seeds 3")
 
 
-def test_only_a_run_of_the_same_problems_and_reward_is_proposed(root: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        shutil.copytree(root / name, tmp_path / name)
-    one, two = RunStore.open(tmp_path, "one"), RunStore.open(tmp_path, "two")
-    assert find_comparable_run(one) == "two"
-    assert any(" compare two one" in command for command in suggest_commands(one))
-    assert dict(list_next_commands(one, one.config()))["compare with another run"].startswith("magrpo compare two one")
-    config = two.config()
-    for change in ({"problems": Notes(kind="notes")}, {"reward": CodingReward()}):
-        two.write_config(config.model_copy(update=change))
-        assert find_comparable_run(one) is None
-        assert not any(" compare " in command for command in suggest_commands(one))
-        assert "compare with another run" not in dict(list_next_commands(one, one.config()))
-    two.write_config(config)
-    shutil.rmtree(two.path / "stages" / "00001" / "rollout.0")
-    assert find_comparable_run(one) is None, "a run that only evaluates is proposed for no other"
-
-
 def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = load(root, "one")
     assert list_run_costs(one)["GPU-hours"] == "0.00"
@@ -299,15 +239,15 @@ def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path
     tokens = one.budgets[-1].tokens
     for dearer, iteration in ((tokens + 1, 1), (3 * tokens, 0)):  # hardly, so that its end is nearest; by far
         two.label, two.budgets = "B", [Budget(), Budget(1, tokens=dearer, updates=1)]
-        [section] = runs_at_equal_tokens([one, two], ["test/sampled"])
-        taken = [tuple(row[:3]) for row in section.rows]
+        [section] = equal_tokens_tables({run.label: [run] for run in (one, two)})
+        taken = [(row[0], row[2], row[3]) for row in section.rows]
         assert taken == [("A", "1", f"{tokens:,}"), ("B", str(iteration), f"{dearer * iteration:,}")]
         ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[iteration])]
-        assert [row[-1].split()[0] for row in section.rows] == [f"{100 * end:.1f}" for end in ends]
+        returns = [row[section.columns.index("return")].split()[0] for row in section.rows]
+        assert returns == [f"{100 * end:.1f}" for end in ends]
     two.budgets = [Budget()]
-    assert list(runs_at_equal_tokens([one, two], ["test/sampled"])) == [], (
-        "a run that was not trained has no budget to equal"
-    )
+    titles = [section.block.title for section in comparison_sections([one, two])]
+    assert section.title not in titles, "a run that was not trained has no budget to equal"
 
 
 def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:

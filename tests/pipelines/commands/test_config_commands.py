@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from magrpo.config.run import RunConfig, load_config
 from magrpo.plugins import TABLES, import_plugin
 from pipelines import cli
-from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_shipped
+from pipelines.arguments import CONFIGS, list_shipped
 from pipelines.commands.config_schema import build_schema
-from tests.pipelines.commands.typed import type_text
 
+SCHEMA = CONFIGS / "schema.json"
 VALIDATOR = jsonschema.Draft7Validator(build_schema())
 
 
@@ -84,7 +84,7 @@ def list_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def test_the_schema_has_every_docstring() -> None:
-    text = SCHEMA_FILE.read_text()
+    text = SCHEMA.read_text()
     for model in set(list_models(RunConfig)):
         for name, field in model.model_fields.items():
             if name != "kind" and field.description:
@@ -95,7 +95,7 @@ def test_the_schema_has_every_docstring() -> None:
 def test_shipped_configurations_name_the_schema_and_meet_it(name: str) -> None:
     path = CONFIGS / f"{name}.toml"
     first = path.read_text().splitlines()[0]
-    assert (path.parent / first.removeprefix("#:schema ")).samefile(SCHEMA_FILE)
+    assert (path.parent / first.removeprefix("#:schema ")).samefile(SCHEMA)
     VALIDATOR.validate(tomllib.loads(path.read_text()))
 
 
@@ -124,8 +124,7 @@ def test_an_editor_finds_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """taplo, which editors ask: of the files that ship, of copies beside the schema, and of a file of one's own."""
     assert TAPLO is not None
     monkeypatch.chdir(tmp_path)
-    answers = {"start": "embedded", "model": "mine", "weights": "full", "device": "cpu", "iterations": "3"}
-    assert cli.main(["config", "init", "own.toml", *(f"--{name}={value}" for name, value in answers.items())]) == 0
+    Path("own.toml").write_text(f"#:schema {SCHEMA.as_uri()}\n{(CONFIGS / 'embedded.toml').read_text()}")
     copies = shutil.copytree(CONFIGS, tmp_path / "a copy")
     right = [*CONFIGS.glob("*.toml"), *copies.glob("*.toml"), tmp_path / "own.toml"]
     subprocess.run([TAPLO, "lint", *right], check=True)
@@ -134,37 +133,3 @@ def test_an_editor_finds_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         wrong = subprocess.run([TAPLO, "lint", path], capture_output=True, text=True, check=False)
         assert wrong.returncode != 0
         assert "'num_iteration' was unexpected" in wrong.stderr
-
-
-# ----------------------------------------------------------------------------------------------------------------- init
-def test_a_file_of_ones_own_is_written_from_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    answers = ("embeded", "embedded", "coopcode-base", "", "cpu", "12")  # the first is asked again
-    type_text(monkeypatch, "".join(f"{answer}\n" for answer in answers), at_terminal=True)
-    assert cli.main(["config", "init"]) == 0
-    assert "train magrpo.toml --dry-run" in capsys.readouterr().out
-    own, text = load_config("magrpo.toml"), Path("magrpo.toml").read_text()
-    shipped = load_config(CONFIGS / "embedded.toml", ["train.num_iterations=12"])
-    assert own == shipped
-    assert text.splitlines()[0] == f"#:schema {SCHEMA_FILE.as_uri()}"
-    assert (
-        "# Number of training iterations; each consists of rollout, score, credit and update.\nnum_iterations = 12"
-        in text
-    )
-    VALIDATOR.validate(tomllib.loads(text))
-    assert cli.main(["config", "init"]) == 2
-    assert "magrpo.toml exists" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", list_shipped())
-def test_flags_answer_instead(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "own.toml"
-    flags = ["--model", "my-base", "--weights", "full", "--device", "cpu", "--iterations", "4"]
-    assert cli.main(["config", "init", str(file), *flags]) == 2
-    assert "asks questions, so it needs a terminal" in capsys.readouterr().err
-    assert cli.main(["config", "init", str(file), "--start", name, *flags]) == 0
-    own = load_config(file)
-    assert {(agent.model, agent.weights) for agent in own.agents} == {("my-base", "full")}
-    assert (own.model.device, own.train.num_iterations) == ("cpu", 4)

@@ -20,7 +20,7 @@ from magrpo.run.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
 from pipelines.arguments import locate_config
 from pipelines.cli import main
-from pipelines.commands.dry_run import mean_stage_seconds, show_plan
+from pipelines.commands.dry_run import show_plan
 from pipelines.commands.first_prompts import shorten_middle
 from pipelines.commands.inputs import check_inputs
 from tests.pipelines.micro import command, run_locally
@@ -54,7 +54,6 @@ def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path
     assert "          2  rollout.0 score.0 credit update evaluate report\n" in said
     assert "reused   none: a new run" in said
     assert "engine   transformers, on " in said
-    assert f"unknown, no earlier run in {root}" in said
     for line in ("lora.rank = 2 (default 16)", "optim.lr = 0.01 (default 2e-05)", "agents.1.name = main"):
         assert f"\n  {line}\n" in said
     assert "algo.gamma" not in said, "which has its default"
@@ -72,7 +71,6 @@ def test_the_plan_of_going_on_from_a_stage(runs: Runs, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert "4 committed stages, from update:1 on, would be set aside" in said
     assert "reused   9 of 13 stages; the first to run is update:1" in said
-    assert "in stages: mean of 1 earlier run in" in said
     assert files(runs.root) == before
 
 
@@ -148,14 +146,6 @@ def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
     assert sizes["frozen parameters"] == 4 * frozen
     assert "KV cache of completions" not in sizes
     assert estimate_memory(resolved, 4, 256)["KV cache of completions"] > 0
-
-
-def test_seconds_are_of_runs_that_did_the_same(runs: Runs) -> None:
-    seconds, number = mean_stage_seconds(runs.root, config(runs))
-    assert number == 1
-    assert {"prepare", "rollout.0", "score.0", "credit", "update", "evaluate", "report"} == set(seconds)
-    assert mean_stage_seconds(runs.root, config(runs, "rollout.group_size=2")) == ({}, 0)
-    assert mean_stage_seconds(runs.root, config(runs, "train.num_iterations=50"))[1] == 1
 
 
 def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,6 @@ from magrpo.plugins import ConfigError
 from pipelines import cli
 from pipelines.arguments import locate_config
 from pipelines.commands.inputs import check_inputs
-from tests.export.fake_hub import serve_hub, use_hub
 from tests.pipelines.micro import command
 
 GOOD = {
@@ -26,6 +27,12 @@ GOOD = {
     "canonical_solution": "    return x + 1\n",
 }
 HUB = ("agents.0.model=owner/base", "agents.1.model=owner/base")
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let this process ask the hub at ``url``."""
+    for name, value in {"ENDPOINT": url, "HF_HUB_OFFLINE": False}.items():
+        monkeypatch.setattr(constants, name, value)
 
 
 @pytest.fixture
@@ -116,11 +123,16 @@ def test_cached_models_are_used_without_asking_the_hub(tmp_path: Path) -> None:
 
 
 def test_a_hub_that_answers_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve_hub() as server:
-        server.status = 401
-        use_hub(monkeypatch, server.url)
+    class Refusing(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(401)
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        use_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}")
         assert hub.find_obstacle() == ""
         check_inputs(load_config(locate_config("embedded"), HUB))
+        server.shutdown()
 
 
 @pytest.mark.usefixtures("no_network")

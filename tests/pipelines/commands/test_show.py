@@ -19,7 +19,7 @@ from magrpo.reports.origin import describe_origin
 from magrpo.reports.verdict import judge_run
 from magrpo.run.files import keep_place
 from magrpo.run.store import RunStore
-from magrpo.training.closing import print_commands, print_entry
+from magrpo.training.closing import print_entry
 from magrpo.training.recorder import NOTE, describe_run
 from pipelines.cli import main
 from tests.pipelines.micro import write_config
@@ -84,18 +84,14 @@ def test_the_place_of_a_run_is_told(unfinished: RunStore, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_a_terminal_breaks_no_word_and_commands_stay_commands(width: int, finished: RunStore) -> None:
+def test_a_terminal_breaks_no_word(width: int, finished: RunStore) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, no_color=True, width=width, highlight=False)
-    commands = {".venv/bin/magrpo evaluate 20261122-154627-abc123 --baselines all --root nightly/runs": "compare them"}
-    print_commands("next:", commands, console)
     verdict = judge_run(load_evaluated_run("done", finished))
     print_entry(console, "result:", verdict.sentence)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert all(len(line) <= width for line in lines)
-    words = " ".join(lines).replace(" \\ ", " ").split()
-    [command] = commands
-    assert words == ["next:", *command.split(), "result:", *verdict.sentence.split()]
+    assert " ".join(lines).split() == ["result:", *verdict.sentence.split()]
 
 
 def test_show_tells_a_finished_run(finished: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +112,7 @@ def test_show_as_json_has_every_figure(finished: RunStore, capsys: pytest.Captur
     assert verdict.gain is not None
     assert tree["verdict"]["gain"]["mean"] == verdict.gain.mean
     assert [one["iteration"] for one in tree["evaluations"]] == [0, 2]
-    assert tree["wall_time"]["seconds"] > tree["wall_time"]["loading_s"] >= 0
+    assert tree["wall_time"]["seconds"] > 0
     assert Path(tree["report"]).is_file()
 
 

@@ -1,10 +1,9 @@
-"""Contest problems in the forms of LiveCodeBench, APPS and CodeContests, from small files of our own."""
+"""Problems in the form of LiveCodeBench, from small files of our own."""
 
 from __future__ import annotations
 
 import base64
 import json
-import logging
 import os
 import pickle
 import zlib
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from magrpo.problems.contests import Apps, CodeContests, Contest
 from magrpo.problems.livecodebench import LiveCodeBench
 from magrpo.problems.rows import read_rows
 from magrpo.rewards.coding import MAXIMA, CodingReward, SoloReward
@@ -70,33 +68,11 @@ def lcb_method(number: int = 0) -> dict[str, Any]:
     )
 
 
-def apps(number: int = 0, **changes: Any) -> dict[str, Any]:
-    tests = {"inputs": [given for given, _ in PAIRS], "outputs": [expected for _, expected in PAIRS]}
-    whole = {
-        "problem_id": number,
-        "question": STATEMENT + numbered(number),
-        "starter_code": "",
-        "difficulty": "interview" if number % 2 else "competition",
-        "input_output": json.dumps(tests),
-    }
-    return {**whole, **changes}
-
-
-def code_contests(number: int = 0) -> dict[str, Any]:
-    given, expected = zip(*PAIRS, strict=True)
-    return {
-        "name": f"{number}_A. Sums",
-        "description": STATEMENT + numbered(number),
-        "public_tests": {"input": given[:1], "output": expected[:1]},
-        "private_tests": {"input": given[1:2], "output": expected[1:2]},
-        "generated_tests": {"input": given[2:], "output": expected[2:]},
-    }
-
-
-def load(kind: type[Contest], rows: list[dict[str, Any]], folder: Path, **options: Any) -> dict[str, Problem]:
+def load(rows: list[dict[str, Any]], folder: Path, **options: Any) -> dict[str, Problem]:
     """The problems of a file with these rows, by ``task_id``."""
     source = jsonl(folder / "rows.jsonl", rows)
-    splits = kind.model_validate({"kind": "its name", "source": source, "test_frac": 0.5, **options}).load()
+    fields = {"kind": "livecodebench", "source": source, "test_frac": 0.5, **options}
+    splits = LiveCodeBench.model_validate(fields).load()
     return {problem.task_id: problem for problems in splits.values() for problem in problems}
 
 
@@ -115,19 +91,9 @@ def passed(pool: Pool, problem: Problem, body: str) -> tuple[int, int]:
     return reports["program"].tests_passed, reports["program_hidden"].tests_passed
 
 
-# ------------------------------------------------------------------------------------------------------ three forms
-@pytest.mark.parametrize(
-    ("kind", "row", "task_id"),
-    [
-        (LiveCodeBench, lcb, "LiveCodeBench/abc0"),
-        (Apps, apps, "APPS/0"),
-        (CodeContests, code_contests, "CodeContests/0_A. Sums"),
-    ],
-)
-def test_standard_input_becomes_an_argument(
-    pool: Pool, tmp_path: Path, kind: type[Contest], row: Any, task_id: str
-) -> None:
-    problem = load(kind, [row(i) for i in range(4)], tmp_path)[task_id]
+# ------------------------------------------------------------------------------------------------------ --- tests
+def test_standard_input_becomes_an_argument(pool: Pool, tmp_path: Path) -> None:
+    problem = load([lcb(i) for i in range(4)], tmp_path)["LiveCodeBench/abc0"]
     assert problem.prompt.startswith('def solve(stdin: str) -> str:\n    """Add up $n \\\\le 9$ numbers.\n')
     assert problem.entry_point == "solve"
     assert "-4" not in problem.prompt + problem.test
@@ -139,7 +105,7 @@ def test_standard_input_becomes_an_argument(
 
 
 def test_two_agents_share_a_contest_problem(pool: Pool, tmp_path: Path) -> None:
-    problem = load(LiveCodeBench, [lcb(i) for i in range(4)], tmp_path)["LiveCodeBench/abc0"]
+    problem = load([lcb(i) for i in range(4)], tmp_path)["LiveCodeBench/abc0"]
     texts = {
         "helper": "def aux(stdin):\n    return [int(word) for word in stdin.split()[1:]]",
         "main": "def solve(stdin):\n    return str(sum(aux(stdin)))",
@@ -149,20 +115,10 @@ def test_two_agents_share_a_contest_problem(pool: Pool, tmp_path: Path) -> None:
 
 
 def test_functions_of_livecodebench(pool: Pool, tmp_path: Path) -> None:
-    problem = load(LiveCodeBench, [lcb_method(i) for i in range(4)], tmp_path)["LiveCodeBench/abc1"]
+    problem = load([lcb_method(i) for i in range(4)], tmp_path)["LiveCodeBench/abc1"]
     assert "def join(words: List[str], times: int=1) -> str:\n" in problem.prompt
     assert passed(pool, problem, "return ''.join(words) * times") == (1, 2)
     assert passed(pool, problem, "return 'abab'") == (1, 1)
-
-
-def test_functions_of_apps(pool: Pool, tmp_path: Path) -> None:
-    """The result may be in a list of its own; integers may be longer than Python reads."""
-    large = {"fn_name": "twice", "inputs": [[2], [3], [1]], "outputs": [4, [6], 2]}
-    text = json.dumps(large).replace("[1]", f"[{'9' * 5000}]").replace(" 2]", f" 1{'9' * 4999}8]")
-    row = {"input_output": text, "starter_code": "def twice(n):\n\t"}
-    problems = load(Apps, [apps(i, **row) for i in range(3)], tmp_path, max_test_chars=20000)
-    assert passed(pool, problems["APPS/0"], "return 2 * n") == (1, 2)
-    assert passed(pool, problems["APPS/0"], "return [2 * n]") == (0, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------- hostile
@@ -185,7 +141,7 @@ def test_functions_of_apps(pool: Pool, tmp_path: Path) -> None:
     ],
 )
 def test_a_forged_output_is_no_output(pool: Pool, tmp_path: Path, body: str) -> None:
-    problem = load(LiveCodeBench, [lcb(i) for i in range(4)], tmp_path)["LiveCodeBench/abc0"]
+    problem = load([lcb(i) for i in range(4)], tmp_path)["LiveCodeBench/abc0"]
     scored = solve(pool, problem, body)
     assert not scored.masked
     assert (scored.reward.parts["tests"], scored.reports["program"].tests_total) == (0.0, 1)
@@ -202,38 +158,29 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     mark.rmdir()
     for harm in (Harm(), [json.dumps([]), Harm()], b"[]", ["[]", "[]"], {"a": "[]"}):
         with pytest.raises(ValueError, match=r"rows\.jsonl:1: .* contains a pickle of something other than a string"):
-            load(LiveCodeBench, [lcb(0, private_test_cases=packed(harm)), lcb(1)], tmp_path)
+            load([lcb(0, private_test_cases=packed(harm)), lcb(1)], tmp_path)
     assert not mark.exists()
 
 
 # ------------------------------------------------------------------------------------------------------------ limits
 def test_limits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    easy = load(LiveCodeBench, [lcb(i) for i in range(6)], tmp_path, difficulty=["easy"])
+    easy = load([lcb(i) for i in range(6)], tmp_path, difficulty=["easy"])
     assert set(easy) == {"LiveCodeBench/abc1", "LiveCodeBench/abc3", "LiveCodeBench/abc5"}
     assert "skipped 3 of 6 rows" in caplog.text
     assert "of the public test split of LiveCodeBench" in caplog.text
-    few = load(LiveCodeBench, [lcb(i) for i in range(4)], tmp_path, max_tests=2)
+    few = load([lcb(i) for i in range(4)], tmp_path, max_tests=2)
     assert few["LiveCodeBench/abc0"].hidden_test.count("assert") == 2
-    short = load(Apps, [apps(i) for i in range(4)], tmp_path, shown_tests=2, max_test_chars=59)
-    assert short["APPS/0"].test.count("assert") == 2
-    assert short["APPS/0"].hidden_test.count("assert") == 1
+    short = load([lcb(i) for i in range(4)], tmp_path, max_test_chars=59)
+    assert short["LiveCodeBench/abc0"].test.count("assert") == 1
+    assert short["LiveCodeBench/abc0"].hidden_test.count("assert") == 2
     with pytest.raises(ValueError, match=r"rows\.jsonl: all 2 rows were skipped; widen the limits in \[problems\]"):
-        load(Apps, [apps(i) for i in range(2)], tmp_path, max_test_chars=10)
-
-
-def test_rows_of_apps_that_are_no_problems_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    untested = {"input_output": ""}
-    unsigned = {"input_output": json.dumps({"fn_name": "f", "inputs": [[1]], "outputs": [1]})}
-    with caplog.at_level(logging.WARNING):
-        problems = load(Apps, [apps(0), apps(1), apps(2, **untested), apps(3, **unsigned)], tmp_path)
-    assert set(problems) == {"APPS/0", "APPS/1"}
-    assert "skipped 2 of 4 rows" in caplog.text
+        load([lcb(i) for i in range(2)], tmp_path, max_test_chars=10)
 
 
 def test_parquet_and_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.parquet"
-    Dataset.from_list([code_contests(i) for i in range(4)]).to_parquet(path)
-    whole = CodeContests(kind="codecontests", source=str(path), test_frac=0.5).load()
+    Dataset.from_list([lcb(i) for i in range(4)]).to_parquet(path)
+    whole = LiveCodeBench(kind="livecodebench", source=str(path), test_frac=0.5).load()
     assert sum(len(problems) for problems in whole.values()) == 4
     asked: list[Any] = []
 
@@ -251,26 +198,21 @@ def test_parquet_and_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("kind", "row", "message"),
+    ("row", "message"),
     [
-        (LiveCodeBench, lcb(question_content=...), "has no field 'question_content'"),
-        (LiveCodeBench, lcb(public_test_cases="["), "field 'public_test_cases' is not JSON"),
-        (LiveCodeBench, lcb(public_test_cases="[1]"), "field 'public_test_cases' is not a list of tests"),
-        (LiveCodeBench, lcb(private_test_cases="AAAA"), "field 'private_test_cases' is neither JSON nor packed JSON"),
-        (LiveCodeBench, lcb(starter_code=METHOD), "field 'metadata' has no func_name"),
-        (LiveCodeBench, lcb_method() | {"starter_code": "def"}, "field 'starter_code' is not Python"),
+        (lcb(question_content=...), "has no field 'question_content'"),
+        (lcb(public_test_cases="["), "field 'public_test_cases' is not JSON"),
+        (lcb(public_test_cases="[1]"), "field 'public_test_cases' is not a list of tests"),
+        (lcb(private_test_cases="AAAA"), "field 'private_test_cases' is neither JSON nor packed JSON"),
+        (lcb(starter_code=METHOD), "field 'metadata' has no func_name"),
+        (lcb_method() | {"starter_code": "def"}, "field 'starter_code' is not Python"),
         (
-            LiveCodeBench,
             lcb_method() | {"starter_code": "x = 1"},
             "field 'starter_code' does not define the function 'join'",
         ),
-        (Apps, apps(input_output="NaN"), "field 'input_output' is not JSON: NaN is not a number"),
-        (Apps, apps(input_output='{"inputs": [1]}'), "field 'input_output' needs inputs and outputs of equal length"),
-        (CodeContests, code_contests() | {"public_tests": {"input": ["1"]}}, "field 'public_tests' needs lists"),
+        (lcb(public_test_cases="NaN"), "field 'public_test_cases' is not JSON: NaN is not a number"),
     ],
 )
-def test_an_unusable_row_is_named_with_its_line(
-    tmp_path: Path, kind: type[Contest], row: dict[str, Any], message: str
-) -> None:
+def test_an_unusable_row_is_named_with_its_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"rows\.jsonl:1: {message}"):
-        load(kind, [row, row], tmp_path)
+        load([row, row], tmp_path)
