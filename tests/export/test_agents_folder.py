@@ -32,6 +32,8 @@ from tests.servers import answers
 
 CONFIGS = Path(__file__).parents[2] / "pipelines" / "configs"
 SHORT = (
+    "problems.num_train=12",
+    "problems.num_test=6",
     "train.num_iterations=1",
     "rollout.problems_per_iteration=2",
     "rollout.group_size=2",
