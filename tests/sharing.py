@@ -34,14 +34,7 @@ TOGETHER = {
 }
 """Modules that must not or need not run side by side, and the name of their unit."""
 
-SPLIT = (
-    "tests/algo/test_stats.py",
-    "tests/pipelines/flows/test_kills.py",
-    "tests/training/test_embedded.py",
-    "tests/training/test_gate.py",
-    "tests/stages/test_exact_game.py",
-    "tests/tracking/test_mlflow.py",
-)
+SPLIT = ("tests/stages/test_exact_game.py", "tests/training/test_embedded.py")
 """Modules whose tests have nothing expensive in common: each test is a unit."""
 
 SLOW = (
