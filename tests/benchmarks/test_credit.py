@@ -68,6 +68,7 @@ def test_crossed_credit_is_the_mean_of_aligned_and_varies_less(estimator: str) -
         assert ratio.high <= 1 + 1e-5
 
 
+@pytest.mark.slow
 def test_the_estimates_are_the_variances_of_many_problems() -> None:
     found, (crossed, paired) = drawn(4000, "magrpo")
     for mode, gradients in (("crossed", crossed), ("aligned", paired)):

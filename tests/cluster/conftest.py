@@ -1,4 +1,4 @@
-"""Ray on this machine, shared by the tests of a module."""
+"""Ray on this machine, shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from magrpo.cluster.connection import Cluster
 from tests.cluster.clusters import SETTINGS
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     """The connection of a run that starts Ray itself."""
     os.environ.update(SETTINGS)

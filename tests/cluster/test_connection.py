@@ -52,6 +52,7 @@ with open_cluster() as cluster:
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_that_asks_for_the_token_of_this_user_gets_it(tmp_path: Path) -> None:
     """Ray writes the token when it first starts on a machine; ``ray start`` then makes clusters that ask for it."""
     (tmp_path / ".ray").mkdir()

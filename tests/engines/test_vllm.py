@@ -46,6 +46,7 @@ def open_policy(folder: Path) -> Policy:
     return Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
     tiny_base(tmp_path / "base")
@@ -78,6 +79,7 @@ def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> N
     assert "vLLM" in log.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_supports_reach_their_tokens_when_requests_are_preempted_and_resumed(tmp_path: Path) -> None:
     """32 requests grow to 4 blocks of 32 tokens each, in a cache of about 32 blocks."""

@@ -135,8 +135,8 @@ def save_blank(self: Figure, target: Path | IO[str], **_: Any) -> None:
 def blank_pictures() -> Iterator[None]:
     """Save empty pictures: drawing them would be four fifths of a micro run's time.
 
-    The tests under ``tests/reports`` draw real ones, and so do whole runs in ``tests/test_notebook.py``,
-    ``tests/training/test_writing.py`` and ``tests/pipelines/commands/test_compare.py``.
+    The tests under ``tests/reports`` draw real ones, and so do the run of ``tests/test_notebook.py`` and the
+    comparisons of ``tests/pipelines/commands/test_compare.py``.
     """
     with patch.object(Figure, "savefig", save_blank):
         yield

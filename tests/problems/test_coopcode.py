@@ -95,6 +95,12 @@ def splits() -> Splits:
     return CoopCode(kind="coopcode").load()
 
 
+@pytest.fixture(scope="module")
+def seen() -> Splits:
+    """Splits that begin with every problem which the embedded base saw."""
+    return CoopCode(kind="coopcode", num_train=6144, num_test=3, num_ood=3).load()
+
+
 def run(source: str, problem: Problem) -> str:
     """``pass``, or the name of the exception that the tests end in. Programs here are our own, nobody else's."""
     names: dict[str, object] = {}
@@ -169,12 +175,11 @@ def behaviour(composition: Composition) -> str:
     return f"{composition.argument_kind} {results}"
 
 
-def test_no_held_out_problem_is_one_that_was_trained_on_in_another_order(splits: Splits) -> None:
+def test_no_held_out_problem_is_one_that_was_trained_on_in_another_order(splits: Splits, seen: Splits) -> None:
     """Neither one to train on nor one that the embedded base saw, whose recipe's problems are the first 6144."""
     assert WarmStartConfig().num_problems == 6144
-    seen = CoopCode(kind="coopcode", num_train=6144).load()["train"]
-    assert {problem.task_id for problem in splits["train"]} <= {problem.task_id for problem in seen}
-    known = {behaviour(parse_composition(problem)) for problem in seen}
+    assert {problem.task_id for problem in splits["train"]} <= {problem.task_id for problem in seen["train"]}
+    known = {behaviour(parse_composition(problem)) for problem in seen["train"]}
     again = Composition(
         (parse_operation("squares"), parse_operation("skip:4"))
     )  # coopcode/skip:4/squares is among them
@@ -202,9 +207,8 @@ def test_test_varies_constants_and_ood_varies_compositions(splits: Splits) -> No
         assert any(pair not in pairs for pair in itertools.pairwise(family.split()))
 
 
-def test_splits_stay_disjoint_whatever_their_sizes(splits: Splits) -> None:
-    large = CoopCode(kind="coopcode", num_train=3000, num_test=3, num_ood=3).load()
-    trained = {problem.task_id for problem in large["train"]}
+def test_splits_stay_disjoint_whatever_their_sizes(splits: Splits, seen: Splits) -> None:
+    trained = {problem.task_id for problem in seen["train"]}
     assert trained > {problem.task_id for problem in splits["train"]}
     assert not trained & {problem.task_id for split in ("test", "ood") for problem in splits[split]}
 

@@ -1,4 +1,4 @@
-"""Reports in a real Chromium, on a phone and a desk, light and dark."""
+"""Reports in a real Chromium: on a phone with a light page, on a desk with a dark one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, config: RunConfig, reports: 
     return {name: folder / name / "report.html" for name in ("trained", "evaluated")}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), [*zip(WIDTHS, SCHEMES, strict=True)])
 @pytest.mark.parametrize(("name", "num_plots"), [("trained", 6), ("evaluated", 0)])
 def test_a_report(
     browser: Browser, pages: Mapping[str, Path], name: str, num_plots: int, width: int, scheme: Scheme

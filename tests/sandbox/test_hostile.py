@@ -62,7 +62,21 @@ def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> Non
         getattr(world, harm)(report)
 
 
-@pytest.mark.parametrize("honest", [HONEST, SELF_CONTAINED], ids=["reads files", "self-contained"])
+@pytest.mark.parametrize(
+    ("world", "honest"),
+    [
+        ("namespaces", HONEST),
+        pytest.param("namespaces", SELF_CONTAINED, marks=pytest.mark.slow),
+        ("namespaces-flat", SELF_CONTAINED),
+        pytest.param("namespaces-flat", HONEST, marks=pytest.mark.slow),
+        ("landlock", HONEST),
+        pytest.param("landlock", SELF_CONTAINED, marks=pytest.mark.slow),
+    ],
+    indirect=["world"],
+    ids=lambda value: (
+        value if isinstance(value, str) else "self-contained" if value is SELF_CONTAINED else "reads files"
+    ),
+)
 def test_programs_that_share_a_tester_with_hostile_ones_are_unharmed(world: World, honest: Execution) -> None:
     worker = world.worker_pid()
     sources = [world.aim(program.source) for program in CORPUS]

@@ -11,7 +11,7 @@ from magrpo.plugins import ConfigError
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import steps
 from magrpo.run.store import RunStore
-from tests.pipelines.micro import command
+from pipelines.cli import main
 from tests.training.test_resume import Runs, assert_same
 
 
@@ -19,14 +19,9 @@ from tests.training.test_resume import Runs, assert_same
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """With two finished runs: ``whole`` is left as it is, ``again`` is gone on with."""
     runs = Runs(tmp_path_factory.mktemp("order"))
-    assert runs.train("whole") == 0
-    assert runs.train("again") == 0
+    for name in ("whole", "again"):
+        assert main(runs.arguments(name)) == 0
     return runs
-
-
-def resume(runs: Runs, stage: str) -> int:
-    arguments = ["resume", "again", "--root", str(runs.root), "--from-stage", stage, "--local"]
-    return command(arguments, runs.root.parent / "again.log")
 
 
 def names(runs: Runs, stage: str) -> list[str]:
@@ -85,12 +80,15 @@ def test_a_stage_that_is_still_to_come(runs: Runs, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["update:2", pytest.param("rollout.0:1", marks=pytest.mark.slow), "evaluate:0"])
-def test_going_on_from_a_stage_ends_where_the_run_had_ended(runs: Runs, stage: str) -> None:
+def test_going_on_from_a_stage_ends_where_the_run_had_ended(
+    runs: Runs, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = runs.outcome("again")
     aside = runs.root / "again" / "set-aside"
     moved = names(runs, stage)
     earlier = set(aside.iterdir()) if aside.exists() else set()
-    assert resume(runs, stage) == 0
+    assert main(["resume", "again", "--root", str(runs.root), "--from-stage", stage, "--local"]) == 0
+    said = capsys.readouterr().out
     [folder] = set(aside.iterdir()) - earlier
     assert len(list(folder.glob("*/*/_SUCCESS"))) == len(moved)
     assert runs.outcome("again") == before
@@ -99,5 +97,4 @@ def test_going_on_from_a_stage_ends_where_the_run_had_ended(runs: Runs, stage: s
     assert "where a step has two values, the later one counts" in tags["mlflow.note.content"]
     done_again = int(moved[0].partition(":")[2] or 0)
     assert int(tags["magrpo.rewound"].split()[2]) <= done_again
-    said = (runs.root.parent / "again.log").read_text()
     assert f"{len(moved)} committed stages, from {moved[0]} on, set aside in" in said

@@ -63,7 +63,15 @@ def test_the_run_is_the_same_and_smaller(runs: dict[str, RunStore]) -> None:
         assert written == pytest.approx(estimated[f"weights of {number} checkpoints"], rel=0.2)
 
 
-@pytest.mark.parametrize("lost", ["00002/rollout.0", "00004/rollout.0", "00005/rollout.0", "00004/update"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param("00002/rollout.0", marks=pytest.mark.slow),
+        "00004/rollout.0",
+        pytest.param("00005/rollout.0", marks=pytest.mark.slow),
+        "00004/update",
+    ],
+)
 def test_a_lost_stage_that_needs_deleted_weights_is_computed_again_from_stage(copy: RunStore, lost: str) -> None:
     before = digests(copy)
     shutil.rmtree(copy.stage_folder(lost))
@@ -78,7 +86,10 @@ def test_a_lost_stage_that_needs_deleted_weights_is_computed_again_from_stage(co
     assert {0, 2, 4, 5} <= set(kept_iterations(copy))
 
 
-@pytest.mark.parametrize("stage", ["rollout:2", "rollout:4", "update:5", "evaluate:4"])
+@pytest.mark.parametrize(
+    "stage",
+    ["rollout:2", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("rollout:4", "update:5", "evaluate:4"))],
+)
 def test_a_run_resumes_from_a_stage_that_needs_deleted_weights(copy: RunStore, stage: str) -> None:
     before = digests(copy)
     copy.set_aside([step.folder for step in steps_to_repeat(copy, copy.config(), stage)])

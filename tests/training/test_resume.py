@@ -263,7 +263,7 @@ def test_killed_after_every_stage(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("killer", "stage"),
     [
-        (die_at_work, "rollout.0"),
+        pytest.param(die_at_work, "rollout.0", marks=pytest.mark.slow),
         pytest.param(die_at_work, "score.0", marks=pytest.mark.slow),
         (die_at_work, "update"),
         pytest.param(die_at_work, "evaluate", marks=pytest.mark.slow),

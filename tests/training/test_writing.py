@@ -14,20 +14,21 @@ from magrpo.run.store import RunStore
 from pipelines.cli import main
 
 CONFIG = str(Path(__file__).parents[2] / "pipelines" / "configs" / "writing_embedded.toml")
-SHORT = (
+EVALUATION = ("eval.max_problems=2", "eval.num_samples=1", "penalty.copied=0.5")
+NOTES = ("problems.num_train=12", "problems.num_test=4")
+TRAINING = (
+    *NOTES,
+    *EVALUATION,
     "train.num_iterations=1",
     "rollout.problems_per_iteration=2",
     "rollout.group_size=2",
-    "eval.max_problems=2",
-    "eval.num_samples=1",
-    "penalty.copied=0.5",
 )
 CODE = re.compile(r"pass@|isolation|tests|syntax|cooperation")
 
 
 def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = ["--root", str(tmp_path), "--local"]
-    assert main(["train", CONFIG, *SHORT, "--name", "mine", *root]) == 0
+    assert main(["train", CONFIG, *TRAINING, "--name", "mine", *root]) == 0
     said = capsys.readouterr().out
     assert "length ratio" in said
     assert re.search(r"^ +penalty +-\d", said, re.MULTILINE)
@@ -63,7 +64,7 @@ def test_the_rows_of_the_paper_for_introductions(tmp_path: Path) -> None:
     roles = [f"agents.{i}.{key}={role}" for i, role in enumerate(("background", "methods")) for key in ("name", "role")]
     names = "single,naive,sequential,discussion"
     arguments = ["--baselines", names, "--root", str(tmp_path), "--local", "--name", "table"]
-    assert main(["evaluate", CONFIG, *task, *roles, *SHORT[3:], *arguments]) == 0
+    assert main(["evaluate", CONFIG, *task, *roles, *EVALUATION, *arguments]) == 0
     store = RunStore.open(tmp_path, "table")
     rows = {result.row.name: result for result in read_baselines(store, store.config())}
     assert [(name, one.row.env.kind, one.row.env.num_turns, one.row.reward.kind) for name, one in rows.items()] == [
@@ -96,9 +97,9 @@ def test_a_trained_single_author_has_a_row(tmp_path: Path) -> None:
         "env.kind=writing_solo",
         "reward.kind=writing_solo",
     ]
-    assert main(["train", CONFIG, *SHORT, *alone, "--name", "alone", *root]) == 0
+    assert main(["train", CONFIG, *TRAINING, *alone, "--name", "alone", *root]) == 0
     arguments = ["--baselines", "single_grpo", "--single-run", "alone", "--name", "table"]
-    assert main(["evaluate", CONFIG, *SHORT[3:], *arguments, *root]) == 0
+    assert main(["evaluate", CONFIG, *NOTES, *EVALUATION, *arguments, *root]) == 0
     rows = {row.name: row for row in RunStore.open(tmp_path, "table").config().baselines.rows}
     assert list(rows) == ["single_grpo", "naive"]
     (agent,) = rows["single_grpo"].agents

@@ -19,7 +19,7 @@ from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import sum_attempts
 from pipelines.cli import main
 from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import blank_pictures, write_config
 from tests.reports.pages import Page
 
 
@@ -28,8 +28,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs ``one`` and ``two`` on the same problems with different seeds."""
     folder = tmp_path_factory.mktemp("compare")
     config = str(write_config(folder, iterations=1))
-    for name, override in (("one", "train.seed=0"), ("two", "train.seed=1")):
-        assert main(["train", config, override, "--local", "--name", name]) == 0
+    with blank_pictures():
+        for name, override in (("one", "train.seed=0"), ("two", "train.seed=1")):
+            assert main(["train", config, override, "--local", "--name", name]) == 0
     return folder / "runs"
 
 

@@ -23,15 +23,16 @@ from pipelines.cli import main
 from pipelines.commands.dry_run import show_plan
 from pipelines.commands.first_prompts import shorten_middle
 from pipelines.commands.inputs import check_inputs
-from tests.pipelines.micro import command, run_locally
+from tests.pipelines.micro import run_locally
 from tests.tiny import tiny_base, tiny_config
 from tests.training.test_resume import Runs
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """With a finished run, ``whole``."""
     runs = Runs(tmp_path_factory.mktemp("plan"))
-    assert runs.train("whole") == 0
+    assert main(runs.arguments("whole")) == 0
     return runs
 
 
@@ -44,11 +45,13 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path) -> None:
+def test_the_command_prints_a_plan_and_writes_nothing(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = files(runs.root)
     root = tmp_path / "runs"
-    assert command(["train", *runs.config, f"root={root}", "--dry-run"], tmp_path / "log") == 0
-    said = (tmp_path / "log").read_text()
+    assert main(["train", *runs.config, f"root={root}", "--dry-run"]) == 0
+    said = capsys.readouterr().out
     assert not root.exists()
     assert "stages   13, in this order\n          0  prepare start evaluate\n" in said
     assert "          2  rollout.0 score.0 credit update evaluate report\n" in said
@@ -59,8 +62,8 @@ def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path
     assert "algo.gamma" not in said, "which has its default"
     assert said.endswith("nothing was trained or written\n")
 
-    assert command(["resume", "whole", "--root", str(runs.root), "--dry-run"], tmp_path / "resume") == 0
-    assert "reused   13 of 13 stages; none is left to run" in (tmp_path / "resume").read_text()
+    assert main(["resume", "whole", "--root", str(runs.root), "--dry-run"]) == 0
+    assert "reused   13 of 13 stages; none is left to run" in capsys.readouterr().out
     assert files(runs.root) == before
 
 

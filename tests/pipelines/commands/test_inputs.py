@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,7 +18,6 @@ from magrpo.plugins import ConfigError
 from pipelines import cli
 from pipelines.arguments import locate_config
 from pipelines.commands.inputs import check_inputs
-from tests.pipelines.micro import command
 
 GOOD = {
     "task_id": "t/{}",
@@ -76,19 +76,21 @@ def test_a_broken_file_is_refused_before_anything_starts(
     assert not root.exists()
 
 
-def no_libraries() -> None:
-    """Refuse to import what a mistake need not wait for."""
-    for name in ("torch", "transformers", "prefect"):
-        assert name not in sys.modules or sys.modules.pop(name)
-        sys.modules[name] = None  # type: ignore[assignment]
+# The command line where the libraries that a mistake need not wait for cannot be imported.
+WITHOUT_LIBRARIES = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "transformers", "prefect"))
+from pipelines.cli import main
+sys.exit(main())
+"""
 
 
 @pytest.mark.parametrize("words", [["train"], ["train", "--dry-run"], ["sweep", "--seeds", "2"]], ids=" ".join)
 def test_a_missing_folder_is_refused_without_heavy_libraries(words: list[str], tmp_path: Path) -> None:
-    log = tmp_path / "log"
     arguments = [words[0], "embedded", "agents.1.model=/nowhere/base", f"root={tmp_path / 'runs'}", *words[1:]]
-    assert command(arguments, log, before=no_libraries) == 2
-    assert log.read_text() == "magrpo: agent 'main': model = '/nowhere/base': no such folder\n"
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LIBRARIES, *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "magrpo: agent 'main': model = '/nowhere/base': no such folder\n"
     assert not (tmp_path / "runs").exists()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,27 +12,26 @@ from magrpo.config.run import load_config
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from pipelines.cli import main
-from tests.pipelines.micro import command, empty_database, write_config
+from tests.pipelines.micro import empty_database, write_config
 
 
-def track_at(uri: str) -> None:
-    os.environ["MLFLOW_TRACKING_URI"] = uri
-
-
-def test_a_run_without_its_server_is_delivered_later(tmp_path: Path) -> None:
-    config, log = write_config(tmp_path, iterations=1), tmp_path / "log"
+def test_a_run_without_its_server_is_delivered_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, iterations=1)
+    sync = ["sync", "late", "--root", str(tmp_path / "runs")]
     with socket.socket() as taken:  # and not listening: nobody answers there
         taken.bind(("127.0.0.1", 0))
-        away = partial(track_at, f"http://127.0.0.1:{taken.getsockname()[1]}")
-        assert command(["train", str(config), "--local", "--name", "late"], log, away) == 0
-        said = log.read_text()
-        assert "sync late" in said
-        assert "Traceback" not in said
-        sync = ["sync", "late", "--root", str(tmp_path / "runs")]
-        assert command(sync, log, away) == 1
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert main(["train", str(config), "--local", "--name", "late"]) == 0
+        said = capsys.readouterr()
+        assert "sync late" in said.out
+        assert "Traceback" not in said.out + said.err
+        assert main(sync) == 1
     uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
-    assert command(sync, log, partial(track_at, uri)) == 0
-    assert "all records of late are delivered" in log.read_text()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert main(sync) == 0
+    assert "all records of late are delivered" in capsys.readouterr().out
 
     [run] = MlflowClient(uri).search_runs(["1"], "tags.`magrpo.run_id` = 'late'")
     assert run.info.status == "FINISHED"

@@ -143,6 +143,7 @@ def killed_and_resumed(runs: Runs, kills: Sequence[int], compare: Callable[[Runs
             print(f"killed {times} times: as the run that was not")
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     killed_and_resumed(Runs(tmp_path), [3], assert_same)
 

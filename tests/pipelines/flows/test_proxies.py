@@ -118,6 +118,7 @@ def test_without_a_proxy_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None
     assert "::1" in LOOPBACK
 
 
+@pytest.mark.slow
 def test_a_run_with_a_server_of_its_own_behind_proxies(tmp_path: Path) -> None:
     log = tmp_path / "log"
     environment = {"HTTP_PROXY": NOBODY, "https_proxy": GARBAGE, "ALL_PROXY": SOCKS, "NO_PROXY": "", "no_proxy": ""}

@@ -279,7 +279,10 @@ def test_the_server_accepts_the_automations(flows: Flows, tmp_path: Path) -> Non
     assert "Created 2 automation(s)" in log.read_text()
 
 
-@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGINT, "interrupted"), pytest.param(signal.SIGTERM, "ended by SIGTERM", marks=pytest.mark.slow)],
+)
 def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
     flows: Flows, tmp_path: Path, number: int, words: str
 ) -> None:
@@ -334,6 +337,7 @@ def test_a_server_that_does_not_start_is_told_from_its_log(tmp_path: Path, monke
     assert dict(os.environ) == before
 
 
+@pytest.mark.slow
 def test_servers_of_one_home_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that make the tables of an empty database at once may both fail."""
     forget_servers(monkeypatch, tmp_path)
