@@ -102,6 +102,9 @@ SECONDS = {
     "tests/training/test_shift.py": 12,
     "tests/pipelines/commands/test_sync.py": 11,
     "tests/sandbox/test_honest.py": 11,
+    "tests/stages/test_episode_credit.py": 30,
+    "tests/gateway/test_player.py": 15,
+    "tests/gateway/test_faults.py": 8,
     "tests/experiments/test_sweep.py": 10,
 }
 """About how long units take, or each test of a module that is split. A wrong figure costs time, nothing else."""
