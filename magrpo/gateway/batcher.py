@@ -25,9 +25,16 @@ class Batcher(Generic[ItemT, ResultT]):
         self._waiting: list[tuple[ItemT, asyncio.Future[tuple[int, ResultT]]]] = []
         self._arrived = asyncio.Event()
         self._num_batches = 0
+        self._end: ConnectionAbortedError | None = None
+        """The reason why nothing is computed any more; None while batches are."""
 
     async def submit(self, item: ItemT) -> tuple[int, ResultT]:
-        """Wait for the result of ``item``; returns the number of its batch, too. Raises what ``compute`` raises."""
+        """Wait for the result of ``item``; returns the number of its batch, too.
+
+        Raises ConnectionAbortedError if there will be none, because :meth:`run` has ended.
+        """
+        if self._end is not None:
+            raise self._end
         future: asyncio.Future[tuple[int, ResultT]] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         self._arrived.set()
@@ -35,22 +42,24 @@ class Batcher(Generic[ItemT, ResultT]):
 
     async def run(self) -> None:
         """Compute batches until cancelled; an exception of ``compute`` ends it, too, and every item that waits."""
-        while True:
-            await self._arrived.wait()
-            await self._settle()
-            batch, self._waiting = self._waiting, []
-            self._arrived.clear()
-            try:
+        batch: list[tuple[ItemT, asyncio.Future[tuple[int, ResultT]]]] = []
+        try:
+            while True:
+                await self._arrived.wait()
+                await self._settle()
+                batch, self._waiting = self._waiting, []
+                self._arrived.clear()
                 results = await self._compute([item for item, _ in batch])
-            except BaseException as error:
-                for _, future in (*batch, *self._waiting):
+                for (_, future), result in zip(batch, results, strict=True):
                     if not future.done():
-                        future.set_exception(ConnectionAbortedError(f"the stage ended: {error}"))
-                raise
-            for (_, future), result in zip(batch, results, strict=True):
+                        future.set_result((self._num_batches, result))
+                self._num_batches += 1
+        except BaseException as error:
+            self._end = ConnectionAbortedError(f"the stage ended: {error}".removesuffix(": "))
+            for _, future in (*batch, *self._waiting):
                 if not future.done():
-                    future.set_result((self._num_batches, result))
-            self._num_batches += 1
+                    future.set_exception(self._end)
+            raise
 
     async def _settle(self) -> None:
         """Wait until no new item has come for a while."""

@@ -76,8 +76,8 @@ def _finish_episode(played: PlayedEpisode, env: AgentProgram, team: Team) -> Epi
     result = replace_surrogates(played.result)
     try:
         if isinstance(team.reward, TakesReturned):
-            agents = [agent.name for agent in team.agents]
-            return Episode(played.calls, {}, returned=team.reward.read_returned(result, agents))
+            roles = [agent.role for agent in team.agents]  # by which the program knows the agents
+            return Episode(played.calls, {}, returned=team.reward.read_returned(result, roles))
         return Episode(played.calls, _read_texts(result, env.writes))
     except ValueError as error:
         return Episode(played.calls, dict.fromkeys(env.writes, ""), "failed", str(error))

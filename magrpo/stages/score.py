@@ -139,7 +139,7 @@ def _settle_episode(episode: Episode, team: Team) -> Scored | None:
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:
     """The joint action with its price, in which local rewards are keyed by agent instead of role.
 
-    A program may return local rewards, too; it names the agents.
+    A program that returns local rewards names the roles, too.
     """
     local_by_role = scored.reward.local
     local = {agent: local_by_role[role] for agent, role in roles.items() if role in local_by_role}

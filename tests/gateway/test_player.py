@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from magrpo.gateway.player import EpisodePlayer, PlayedEpisode
 from magrpo.model.lineup import Lineup
 from magrpo.plugins import PluginFailed
 from magrpo.process.children import wait_for_end
-from magrpo.types import Action, Request
+from magrpo.types import Action, CaseStatus, Execution, ExecutionReport, Request
 from tests.gateway.playing import (
     FakeModel,
     as_episode,
@@ -67,6 +68,24 @@ def talk(agents, rounds):
 async def wait(agents):
     async_ask = lambda name: asyncio.to_thread(agents[name].ask, "go")
     return await asyncio.gather(*map(async_ask, agents))
+
+
+def abandon(agents, started, ended):
+    """Asks the same twice and does not wait for the answers."""
+    parts = urlsplit(agents.url)
+    body = json.dumps({"model": "coder", "messages": [{"role": "user", "content": "vote"}]})
+    connections = [http.client.HTTPConnection(parts.hostname, parts.port) for _ in range(2)]
+    for connection in connections:
+        connection.request("POST", f"{parts.path}/v1/chat/completions", body)
+    while not os.path.exists(started):
+        time.sleep(0.01)
+    Path(ended).touch()
+    return "done"
+
+
+def run(agents):
+    ask(agents)
+    return agents.run_code("def f(): ...", "f", "def check(f): ...")["status"]
 
 
 def fail(agents):
@@ -320,6 +339,35 @@ def test_episodes_of_other_problems_and_stages_have_other_seeds(player: EpisodeP
     assert len(set(seeds)) == 3
 
 
+def test_completions_that_nobody_waits_for_count(player: EpisodePlayer, model: FakeModel, tmp_path: Path) -> None:
+    started, ended = tmp_path / "started", tmp_path / "ended"
+
+    def generate(requests: list[Request]) -> list[Action]:
+        if sum(map(len, model.batches)) + len(requests) == 2:  # both have arrived
+            started.touch()
+            wait_until(ended.exists)
+        return model.generate(requests)
+
+    [played] = player.play(make_tasks(f"abandon {started} {ended}"), make_services(generate))
+    assert (played.status, list_texts(played.calls)) == ("finished", ["coder: vote"] * 2)
+    assert len({request.seed for request in model.requests}) == 2
+
+
+@pytest.mark.parametrize(
+    ("case", "status"), [("pass", "finished"), ("timeout", "finished"), ("infra_error", "infra_error")]
+)
+def test_a_failure_of_the_sandbox_is_not_the_programs(
+    player: EpisodePlayer, model: FakeModel, case: CaseStatus, status: str
+) -> None:
+    def run_programs(executions: Sequence[Execution]) -> list[ExecutionReport]:
+        return [ExecutionReport(case, (), "none") for _ in executions]
+
+    services = replace(make_services(model.generate), run_programs=run_programs)
+    [played] = player.play(make_tasks("run"), services)
+    assert (played.status, played.result) == (status, case if status == "finished" else None)
+    assert len(played.calls) == 1
+
+
 # ------------------------------------------------------------------------------------------------------------ faults
 @pytest.mark.parametrize(
     ("prompt", "status", "message"),
@@ -500,7 +548,7 @@ def test_closing_leaves_nothing_and_may_be_repeated(
         player.close()
         assert wait_for_end(processes, 0) == []
         assert list(tmp_path.iterdir()) == []
-        assert psutil.Process().num_fds() == open_files
+        wait_until(lambda: psutil.Process().num_fds() <= open_files)
 
 
 def test_a_player_that_never_played_closes_too(folder: Path, lineup: Lineup) -> None:

@@ -105,6 +105,15 @@ def test_loss_norms(base: Path, dump: Path, norm: str, divisor: int | None) -> N
     assert_close(gradients_used(updater, samples)[0], expected)
 
 
+def test_the_calls_of_an_episode_count_as_one_episode(base: Path, dump: Path) -> None:
+    samples = make_samples()
+    counts = [0.75 if i % 2 else 0.25 for i in range(len(samples))]
+    updater = make(base, dump)
+    expected = naive_gradient(updater, "main", on_policy(updater, samples, len(samples) / 2))
+    counted = [replace(sample, counts=count) for sample, count in zip(samples, counts, strict=True)]
+    assert_close(gradients_used(updater, counted)[0], expected)
+
+
 @pytest.mark.parametrize("budget", [1, 30, 60])
 def test_micro_batches_and_order_change_nothing_but_rounding(base: Path, dump: Path, budget: int) -> None:
     samples = make_samples()
