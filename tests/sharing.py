@@ -53,6 +53,7 @@ SLOW = (
     "tests/engines/test_vllm.py",
     "tests/gateway/test_clients.py",
     "tests/gateway/test_equal_results.py",
+    "tests/gateway/test_vllm.py",
     "tests/contracts/test_engines.py",
     "tests/training/test_embedded.py::test_the_triton_kernel",
     "tests/sandbox/test_corpora.py",

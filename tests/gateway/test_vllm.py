@@ -30,6 +30,7 @@ NUM_CALLS = {"crash": 0, "hang": 0, "drop": 3, "retry": 3}
 """Completions of an episode with a fault; without one, or after a malformed request, two."""
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_no_episode_is_lost(tmp_path: Path) -> None:
     base = str(tiny_base(tmp_path / "base", tiny_config(max_length=256)))
