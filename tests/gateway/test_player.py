@@ -339,6 +339,15 @@ def test_episodes_of_other_problems_and_stages_have_other_seeds(player: EpisodeP
     assert len(set(seeds)) == 3
 
 
+def test_a_stage_that_is_played_again_gives_the_same_episodes(player: EpisodePlayer, lineup: Lineup) -> None:
+    prompts = ("talk 3", "two", "ask", "fail", "talk 2")
+    model = FakeModel(lineup, lambda request, prompt: str(request.seed))
+    first, again = play(player, model, *prompts), play(player, model, *prompts)
+    assert [one.result for one in first] == [one.result for one in again]
+    # Concurrent calls that fell into different batches may have another order.
+    assert [sorted(list_texts(one.calls)) for one in first] == [sorted(list_texts(one.calls)) for one in again]
+
+
 def test_completions_that_nobody_waits_for_count(player: EpisodePlayer, model: FakeModel, tmp_path: Path) -> None:
     started, ended = tmp_path / "started", tmp_path / "ended"
 
