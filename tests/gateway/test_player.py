@@ -333,6 +333,10 @@ def test_a_process_plays_many_episodes_or_one(player: EpisodePlayer, model: Fake
     assert len({(one["hash"], one["random"], one["seed"]) for one in played}) == 1, "chance follows from the seed"
 
 
+def test_there_may_be_no_episode(player: EpisodePlayer, model: FakeModel) -> None:
+    assert play(player, model) == []
+
+
 def test_episodes_of_other_problems_and_stages_have_other_seeds(player: EpisodePlayer, model: FakeModel) -> None:
     tasks = [*make_tasks("where", "where"), *make_tasks("where", seed=8)]
     seeds = [one.result["seed"] for one in player.play(tasks, make_services(model.generate))]
