@@ -333,10 +333,23 @@ def test_a_process_plays_many_episodes_or_one(player: EpisodePlayer, model: Fake
     assert len({(one["hash"], one["random"], one["seed"]) for one in played}) == 1, "chance follows from the seed"
 
 
+def test_there_may_be_no_episode(player: EpisodePlayer, model: FakeModel) -> None:
+    assert play(player, model) == []
+
+
 def test_episodes_of_other_problems_and_stages_have_other_seeds(player: EpisodePlayer, model: FakeModel) -> None:
     tasks = [*make_tasks("where", "where"), *make_tasks("where", seed=8)]
     seeds = [one.result["seed"] for one in player.play(tasks, make_services(model.generate))]
     assert len(set(seeds)) == 3
+
+
+def test_a_stage_that_is_played_again_gives_the_same_episodes(player: EpisodePlayer, lineup: Lineup) -> None:
+    prompts = ("talk 3", "two", "ask", "fail", "talk 2")
+    model = FakeModel(lineup, lambda request, prompt: str(request.seed))
+    first, again = play(player, model, *prompts), play(player, model, *prompts)
+    assert [one.result for one in first] == [one.result for one in again]
+    # Concurrent calls that fell into different batches may have another order.
+    assert [sorted(list_texts(one.calls)) for one in first] == [sorted(list_texts(one.calls)) for one in again]
 
 
 def test_completions_that_nobody_waits_for_count(player: EpisodePlayer, model: FakeModel, tmp_path: Path) -> None:
