@@ -16,7 +16,7 @@ class ReturnedReward(Plugin):
     """The joint reward is what the program returned: a number, or a dict with ``parts`` and ``local`` rewards."""
 
     kind: str = "returned"
-    maxima: dict[str, float] = Field(default_factory=lambda: {"score": 1.0})
+    maxima: dict[str, float] = Field(default_factory=lambda: {"outcome": 1.0})
     """The parts of the reward with their largest values. A program that returns a number returns the only part."""
 
     def fraction(self, total: float) -> float:

@@ -2,7 +2,8 @@
 
 ``verifiers`` pins other versions of libraries than ``magrpo`` does, so it lives in a virtual environment of its own,
 together with the package of the environment. The problem is the position of a task in the task set, and the reward the
-mean reward of the traces that have one. An episode with an error has no reward: it counts as failed.
+mean reward of the traces that have one. An episode with an error has no reward: it counts as failed. Harnesses run as
+processes of this machine, so choose an environment whose harness executes no code that a model wrote.
 
 Run it with a configuration like this one, for which a task set of one role needs an agent named ``agent``::
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.config.run import load_config
 from magrpo.process.ports import find_free_ports
+from magrpo.rewards.returned import ReturnedReward
 from magrpo.run.files import read_scored
 from magrpo.run.store import RunStore
 from magrpo.types import Episode
@@ -51,6 +53,12 @@ def test_numbered_tasks_are_disjoint() -> None:
     splits = NumberedTasks(kind="numbers", num_train=3, num_test=2).load()
     assert [problem.prompt for problem in splits["train"]] == ["0", "1", "2"]
     assert [problem.prompt for problem in splits["test"]] == ["3", "4"]
+
+
+def test_a_number_needs_no_configuration() -> None:
+    reward = load_config(ROOT / "pipelines" / "configs" / "embedded_program.toml", list(SHORT)).reward
+    assert isinstance(reward, ReturnedReward)
+    assert reward.read_returned(0.25, ["helper", "main"]).total == 0.25
 
 
 # ----------------------------------------------------------------------------------------------------------- OpenEnv
