@@ -1,8 +1,8 @@
 """Two programmers as the nodes of a LangGraph graph: both start at once, and the graph ends when both have answered.
 
 A whole program that knows nothing of ``magrpo``. It finds the gateway through the environment variables that OpenAI
-clients read, and prints a text for each role as its last line. The nodes use OpenAI's client, which needs fewer packages
-than ``langchain-openai``; ``ChatOpenAI(model="helper")`` finds the gateway in the same way.
+clients read, and prints a text for each role as its last line. The nodes ask with OpenAI's client, which needs fewer
+packages than ``langchain-openai``.
 
 Run it in a virtual environment of its own::
 
