@@ -33,6 +33,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "notes": "magrpo.problems.notes:Notes",
         "tldr": "magrpo.problems.writing:Tldr",
         "arxiv": "magrpo.problems.writing:Arxiv",
+        "reasoning_gym": "magrpo.problems.reasoning_gym:ReasoningGym",
     },
     "env": {
         "coding": "magrpo.envs.coding:CodingEnv",
