@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from magrpo.algo.advantages import ESTIMATORS, EstimatorName
+from magrpo.algo.episodes import Siblings
 from magrpo.checks.envs import count_turns, list_acting, list_roles
 from magrpo.checks.rewards import check_maxima
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
@@ -125,6 +126,9 @@ class AlgoConfig(Section):
     """Estimator of the group-relative advantage (see docs/algorithm.md)."""
     normalize: Normalize = "none"
     """``std``: divide advantages by the standard deviation of their group; ``none``: do not."""
+    siblings: Siblings = "agent"
+    """For programs: the returns with which the return of a call is compared. ``agent``: those of all episodes of the
+    problem; ``agent_turn``: those of the episodes in which the agent was asked at least as often."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount factor between turns, for rewards and for the loss of later turns. With 0 only the first turn trains."""
     loss_norm: LossNorm = "sequence_sum"

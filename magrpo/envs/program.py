@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
@@ -36,9 +36,6 @@ class AgentProgram(Plugin):
     models: dict[str, str] = Field(default_factory=dict)
     """Model names that the program asks for, and the agents that answer. Any other name must be an agent's role, which
     is its name unless it has another."""
-    siblings: Literal["agent", "agent_turn"] = "agent"
-    """Returns with which the return of a call is compared. ``agent``: those of all episodes of the problem;
-    ``agent_turn``: those of the episodes in which the agent was asked at least as often."""
     time_limit_s: float = Field(60.0, gt=0)
     """Time limit of an episode in seconds, without the time in which it waits for completions."""
     concurrency: int = Field(256, ge=1, le=4096)

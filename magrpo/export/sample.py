@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from magrpo.algo.answers import measure_step
 from magrpo.export.team import TrainedTeam
 from magrpo.reports.health import describe_answer
 from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import read_records
-from magrpo.stages.answers import measure_step
 from magrpo.types import JointReward, Problem, Trajectory
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from magrpo.algo.advantages import EstimatorName, group_advantages
+from magrpo.algo.episodes import credit_episodes
 from magrpo.algo.returns import (
     TreeNode,
     completion_returns,
@@ -14,11 +15,9 @@ from magrpo.algo.returns import (
     tree_weights,
 )
 from magrpo.config.run import AlgoConfig, RolloutConfig
-from magrpo.envs.program import AgentProgram
 from magrpo.run.files import read_scored, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
-from magrpo.stages.episode_credit import Siblings, credit_episodes
 from magrpo.stages.rollout import has_ended
 from magrpo.types import PENDING, Action, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
 
@@ -67,7 +66,6 @@ def credit(
     *,
     rollout: RolloutConfig = RolloutConfig(),  # noqa: B008  # frozen
     num_turns: int = 1,
-    siblings: Siblings = "agent",
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     """The samples of every agent and the metrics of ``reward/``, ``signal/`` and ``credit/``.
 
@@ -79,12 +77,13 @@ def credit(
     turns. Siblings are the completions of one node. With ``rollout.tree = "chains"``, where a later node holds a single
     completion, siblings are the completions of one agent at one turn of one problem, as in AT-GRPO (arXiv 2510.11062).
     A masked joint action is ignored: it enters neither the baseline of its siblings nor the return of its parent, and a
-    completion that is part of no other joint action is dropped. ``siblings`` is for the episodes of programs, see
-    :mod:`magrpo.stages.episode_credit`.
+    completion that is part of no other joint action is dropped. The calls of programs are credited by
+    :mod:`magrpo.algo.episodes`.
     """
     own_estimators = estimators or {}
     if any(group.episodes for group in groups):
-        samples, metrics = credit_episodes(groups, algo, agents, own_estimators, siblings)
+        by_agent = {agent: own_estimators.get(agent, algo.estimator) for agent in agents}
+        samples, metrics = credit_episodes(groups, by_agent, algo.normalize, algo.siblings)
         return samples, _reward_metrics(groups) | metrics
     forest = _Forest(groups, algo, rollout, num_turns)
     nodes = forest.value_nodes("")
@@ -275,7 +274,6 @@ def write_samples(context: StageContext) -> Metrics:
         config.own_estimators,
         rollout=config.rollout,
         num_turns=config.env.num_turns,
-        siblings=config.env.siblings if isinstance(config.env, AgentProgram) else "agent",
     )
     for name, samples_of_agent in samples.items():
         write_records(context.folder / samples_file(name), samples_of_agent)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from magrpo.algo.answers import list_quantities, measure_step
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.checks.rewards import judge_passed
 from magrpo.config.run import EvalConfig, RolloutConfig
@@ -20,7 +21,6 @@ from magrpo.interfaces import Reward
 from magrpo.run.files import EVALUATION, NOTABLE_EXECUTIONS, TRAJECTORIES
 from magrpo.run.store import write_records
 from magrpo.sandboxes.notable_executions import write_notable_executions
-from magrpo.stages.answers import list_quantities, measure_step
 from magrpo.stages.backend import Backend, Splits, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import Node, child_node, has_ended, rollout, sampling_params

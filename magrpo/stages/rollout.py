@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from magrpo.algo.answers import answer_metrics, list_actions, list_written, measure_answer, read_prompt
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.runners import generate_completions
 from magrpo.config.run import RolloutConfig
@@ -23,7 +24,6 @@ from magrpo.plugins import quote_value
 from magrpo.run.files import GROUPS, checkpoint_iteration, read_scored
 from magrpo.run.store import write_records
 from magrpo.seeds import derive_seed
-from magrpo.stages.answers import answer_metrics, list_actions, list_written, measure_answer, read_prompt
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.episodes import episode_metrics, play_episodes

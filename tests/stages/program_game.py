@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from magrpo.algo.episodes import Siblings
 from magrpo.config.run import AlgoConfig
 from magrpo.stages.credit import credit
-from magrpo.stages.episode_credit import Siblings
 from magrpo.types import Action, Call, Episode, JointReward, Problem, RolloutGroup, Sample, ScoredTurn
 
 TOKENS = 3
@@ -132,7 +132,7 @@ class Policies:
 
         ``weigh`` is given a sample and all samples of its draw.
         """
-        samples, _ = credit(groups, algo, [agent], siblings=siblings)
+        samples, _ = credit(groups, algo.model_copy(update={"siblings": siblings}), [agent])
         by_draw: dict[int, list[Sample]] = {}
         for sample in samples[agent]:
             by_draw.setdefault(sample.prompt_ids[0], []).append(sample)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magrpo.algo.episodes import Siblings
 from magrpo.config.run import AlgoConfig
 from magrpo.stages.credit import credit
-from magrpo.stages.episode_credit import Siblings
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, Sample, ScoredTurn
 from tests.stages.program_game import GROUP_SIZE, Played, Policies, ask_coder, choose_length, make_group
 from tests.stages.test_exact_game import agrees
@@ -136,7 +136,7 @@ def test_by_agent_all_episodes_are_the_baseline() -> None:
 
 def test_by_turn_those_that_were_asked_as_often_are_the_baseline() -> None:
     group = make_group("task", [play(1.0, planner=3), play(3.0, planner=2), play(8.0)])
-    samples, _ = credit([group], MARLOO, ["planner"], siblings="agent_turn")
+    samples, _ = credit([group], MARLOO.model_copy(update={"siblings": "agent_turn"}), ["planner"])
     assert summarise(samples["planner"]) == [
         (1.0, -2.0, 0, 0.5),  # 1 - 3
         (3.0, 2.0, 0, 0.75),
@@ -151,8 +151,8 @@ def test_masked_episodes_do_not_exist(siblings: Siblings) -> None:
     valid = [play(1.0, planner=2), play(3.0, planner=1)]
     masked = make_group("task", [valid[0], play(100.0, planner=5), valid[1]], masked=[1])
     nothing = make_group("other", [play(5.0, planner=1)], masked=[0])
-    expected = credit([make_group("task", valid)], MARLOO, ["planner"], siblings=siblings)
-    samples, metrics = credit([masked, nothing], MARLOO, ["planner"], siblings=siblings)
+    expected = credit([make_group("task", valid)], MARLOO.model_copy(update={"siblings": siblings}), ["planner"])
+    samples, metrics = credit([masked, nothing], MARLOO.model_copy(update={"siblings": siblings}), ["planner"])
     assert samples["planner"] == expected[0]["planner"]
     assert metrics["credit/planner/calls"] == 1.5
 
@@ -201,7 +201,9 @@ def test_the_loss_is_divided_by_the_number_of_valid_episodes(
         for turn, episode in zip(group.turns, group.episodes, strict=True)
         if not turn.masked
     ]
-    samples, _ = credit(groups, MARLOO, ["planner", "coder"], siblings=siblings) if groups else ({}, {})
+    samples, _ = (
+        credit(groups, MARLOO.model_copy(update={"siblings": siblings}), ["planner", "coder"]) if groups else ({}, {})
+    )
     for agent, members in samples.items():
         num_calls = sum(call.agent == agent for episode in valid for call in episode.calls)
         assert len(members) == num_calls, "one sample for each call"
@@ -234,7 +236,7 @@ def test_one_call_in_every_episode_is_the_built_in_environment(
     program = make_group("task", played, masked=[n for n, turn in enumerate(turns) if turn.masked])
     algo = AlgoConfig(estimator=estimator, normalize=normalize)
     expected, expected_metrics = credit([built_in], algo, agents)
-    samples, metrics = credit([program], algo, agents, siblings=siblings)
+    samples, metrics = credit([program], algo.model_copy(update={"siblings": siblings}), agents)
     assert {sample.counts for members in samples.values() for sample in members} <= {1.0}
     assert {agent: [replace(one, counts=None) for one in members] for agent, members in samples.items()} == expected
     shared = {name: value for name, value in expected_metrics.items() if not name.startswith("signal/")}

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from magrpo.algo.answers import answer_metrics
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig, load_config
 from magrpo.envs.program import AgentProgram
@@ -19,7 +20,6 @@ from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.run.files import GROUPS, read_groups, read_scored, write_scores
 from magrpo.run.store import write_records
-from magrpo.stages.answers import answer_metrics
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit
 from magrpo.stages.episodes import episode_metrics

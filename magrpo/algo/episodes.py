@@ -14,8 +14,7 @@ from statistics import fmean, pstdev
 from typing import Literal
 
 from magrpo.algo.advantages import EstimatorName, group_advantages
-from magrpo.config.run import AlgoConfig
-from magrpo.types import RolloutGroup, Sample, ScoredTurn
+from magrpo.types import Normalize, RolloutGroup, Sample, ScoredTurn
 
 Siblings = Literal["agent", "agent_turn"]
 
@@ -32,12 +31,13 @@ class _Acted:
 
 def credit_episodes(
     groups: Sequence[RolloutGroup[ScoredTurn]],
-    algo: AlgoConfig,
-    agents: Sequence[str],
     estimators: Mapping[str, EstimatorName],
+    normalize: Normalize,
     siblings: Siblings,
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     """The samples of every agent, one for each of its calls, and the metrics of ``credit/``.
+
+    ``estimators``: the estimator of each agent.
 
     The returns of a problem's other episodes are the baseline, also those of episodes in which the agent was not asked.
     With ``siblings = "agent_turn"``, the baseline of an agent's t-th call is made of the episodes that have a t-th call
@@ -46,10 +46,9 @@ def credit_episodes(
     samples: dict[str, list[Sample]] = {}
     metrics: dict[str, float] = {}
     all_equal: list[bool] = []
-    for agent in agents:
+    for agent, estimator in estimators.items():
         by_problem = [list(_list_valid(group, agent)) for group in groups]
-        estimator = estimators.get(agent, algo.estimator)
-        samples[agent] = _credit_agent(by_problem, estimator, algo, siblings)
+        samples[agent] = _credit_agent(by_problem, estimator, normalize, siblings)
         valid = [episode for episodes in by_problem for episode in episodes]
         equal = [len({episode.value for episode in episodes}) == 1 for episodes in by_problem if episodes]
         all_equal += equal
@@ -71,21 +70,21 @@ def _list_valid(group: RolloutGroup[ScoredTurn], agent: str) -> Iterator[_Acted]
 
 
 def _credit_agent(
-    by_problem: Sequence[Sequence[_Acted]], estimator: EstimatorName, algo: AlgoConfig, siblings: Siblings
+    by_problem: Sequence[Sequence[_Acted]], estimator: EstimatorName, normalize: Normalize, siblings: Siblings
 ) -> list[Sample]:
     num_valid = sum(map(len, by_problem))
     num_acting = sum(bool(episode.calls) for episodes in by_problem for episode in episodes)
     samples: list[Sample] = []
     num_groups = 0
     for episodes in by_problem:
-        advantages = group_advantages([episode.value for episode in episodes], estimator, algo.normalize)
+        advantages = group_advantages([episode.value for episode in episodes], estimator, normalize)
         most_calls = max((len(episode.calls) for episode in episodes), default=0)
         for turn in range(most_calls):
             acted = [place for place, episode in enumerate(episodes) if len(episode.calls) > turn]
             compared = {place: advantages[place] for place in acted}
             if siblings == "agent_turn" and len(acted) > 1:
                 values = [episodes[place].value for place in acted]
-                compared = dict(zip(acted, group_advantages(values, estimator, algo.normalize), strict=True))
+                compared = dict(zip(acted, group_advantages(values, estimator, normalize), strict=True))
             for place, advantage in compared.items():
                 episode = episodes[place]
                 # The sum over all samples is the number of valid episodes: the divisor of the loss.
