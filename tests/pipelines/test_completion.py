@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("train em", {"embedded", "embedded_grpo", "embedded_two_turns"}),
+        ("train em", {"embedded", "embedded_grpo", "embedded_program", "embedded_two_turns"}),
         ("train ow", {"own.toml"}),
         ("train ./o", {"./own.toml"}),
         ("train elsew", {"elsewhere/"}),
