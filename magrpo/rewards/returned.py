@@ -41,31 +41,34 @@ class ReturnedReward(Plugin):
 
         Raises ValueError, with what was expected, for anything else.
         """
-        parts, local = result, {}
-        if isinstance(result, Mapping) and result.keys() & _FIELDS:
-            if unknown := sorted(result.keys() - _FIELDS):
-                raise ValueError(
-                    f"the program returned a dict with {', '.join(unknown)}; its keys are reward, parts, local"
-                )
-            parts, local = result.get("parts", result.get("reward")), result.get("local", {})
-        if not isinstance(parts, Mapping):
-            if len(self.maxima) > 1:
-                raise ValueError(
-                    f"the program returned {quote_value(result)}; reward.maxima has several parts: {self._names}"
-                )
-            parts = {next(iter(self.maxima)): parts}
-        if parts.keys() != self.maxima.keys():
-            raise ValueError(f"the program returned the parts {sorted(parts)}; reward.maxima has {self._names}")
-        for name, value in parts.items():
-            if not _is_number(value) or value > self.maxima[name]:
-                raise ValueError(
-                    f"the program returned {quote_value(value)} for {name!r}; it must be a finite number of at most "
-                    f"{self.maxima[name]:g} (reward.maxima)"
-                )
+        fields = result if isinstance(result, Mapping) and result.keys() & _FIELDS else {"reward": result}
+        if unknown := sorted(fields.keys() - _FIELDS):
+            raise ValueError(
+                f"the program returned a dict with {', '.join(unknown)}; its keys are reward, parts, local"
+            )
+        parts = self._read_parts(fields.get("parts", fields.get("reward")))
+        local = fields.get("local", {})
         if not isinstance(local, Mapping) or not all(map(_is_number, local.values())) or local.keys() - set(agents):
             raise ValueError(f"the program returned local = {quote_value(local)}; it must map agents to finite numbers")
-        values = {name: float(parts[name]) for name in self.maxima}
-        return JointReward(math.fsum(values.values()), values, {name: float(value) for name, value in local.items()})
+        return JointReward(math.fsum(parts.values()), parts, {name: float(value) for name, value in local.items()})
+
+    def _read_parts(self, returned: Any) -> dict[str, float]:
+        """The parts of the reward, in the order of ``maxima``; a number is the only part."""
+        if not isinstance(returned, Mapping):
+            if len(self.maxima) > 1:
+                raise ValueError(
+                    f"the program returned {quote_value(returned)}; reward.maxima has several parts: {self._names}"
+                )
+            returned = dict.fromkeys(self.maxima, returned)
+        if returned.keys() != self.maxima.keys():
+            raise ValueError(f"the program returned the parts {sorted(returned)}; reward.maxima has {self._names}")
+        for name, maximum in self.maxima.items():
+            if not _is_number(returned[name]) or returned[name] > maximum:
+                raise ValueError(
+                    f"the program returned {quote_value(returned[name])} for {name!r}; it must be a finite number of "
+                    f"at most {maximum:g} (reward.maxima)"
+                )
+        return {name: float(returned[name]) for name in self.maxima}
 
     @property
     def _names(self) -> str:
