@@ -9,10 +9,11 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
+
+import msgspec
 
 from magrpo.envs.program import AgentProgram
 from magrpo.gateway.forkserver import MAX_RESULT, name_output
@@ -85,13 +86,14 @@ class Launcher:
         if self._reading.done():
             raise self._lost()
         number, self._number = self._number, self._number + 1
-        visible = {name: value for name, value in asdict(problem).items() if name != "hidden_test"}
+        visible = msgspec.to_builtins(problem)
+        del visible["hidden_test"]
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._waiting[number] = ended
         order = {"episode": number, "problem": visible, **order}
         if not self._env.is_function:
             order["problem_file"] = str(self._name_problem(number))
-            self._name_problem(number).write_text(json.dumps(visible), encoding="utf-8")
+            self._name_problem(number).write_bytes(msgspec.json.encode(visible))
         self._write(order)
         with suppress(ConnectionError):  # it has just died, which ``ended`` will say
             await self._process.stdin.drain()
@@ -138,7 +140,7 @@ class Launcher:
     def _write(self, order: Mapping[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
 
     async def _read_reports(self, reports: asyncio.StreamReader) -> None:
         while line := await reports.readline():

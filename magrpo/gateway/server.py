@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from magrpo.envs.program import AgentProgram
+from magrpo.gateway.agents import RETRY_HEADER
 from magrpo.gateway.batcher import Batcher
 from magrpo.gateway.chat import CannotParse, Chat
 from magrpo.gateway.sessions import Messages, SampledCall, Session
@@ -44,8 +45,6 @@ _MAX_BODY = 64 * 2**20
 _BACKLOG = 4096
 _SHUTDOWN_S = 0.1
 """Time to wait for requests in progress when the server stops; 0 would be without limit."""
-_RETRY_HEADER = "x-stainless-retry-count"
-"""OpenAI's clients count in it how often they have sent the request before."""
 _SEALED = Refused(409, "the episode has ended", "sealed")
 _FINAL = {"x-should-retry": "false"}
 """Tells OpenAI's clients that sending the request again would not help; they would wait seconds before they did."""
@@ -199,7 +198,7 @@ class Gateway:
             raise _SEALED
         digest = hashlib.blake2b(http.path.encode() + body).digest()
         earlier = live.answered.get(digest)
-        if earlier is not None and http.headers.get(_RETRY_HEADER, "0") != "0":
+        if earlier is not None and http.headers.get(RETRY_HEADER, "0") != "0":
             return await asyncio.shield(earlier)
         # A task, so that the completion is sampled and recorded also if the client goes away.
         task = asyncio.ensure_future(answer())

@@ -57,11 +57,12 @@ def two(agents):
         return list(pool.map(lambda name: agents[name].ask("go"), agents))
 
 
-def talk(agents, rounds):
+def talk(agents, rounds, pause="0"):
     messages = [{"role": "system", "content": "Count."}]
     for number in range(int(rounds)):
         messages.append({"role": "user", "content": f"number {number}"})
         messages.append({"role": "assistant", "content": agents["planner"].ask(messages)})
+        time.sleep(float(pause))
     return messages
 
 
@@ -494,7 +495,7 @@ def test_time_that_completions_take_does_not_count(
     monkeypatch.setattr("magrpo.gateway.sessions.time", clock)
     monkeypatch.setattr("magrpo.gateway.player.time", PlayersClock())
     player = open_player(lineup, time_limit_s=0.01)
-    [played] = player.play(make_tasks("talk 20"), make_services(FakeModel(lineup, reply).generate))
+    [played] = player.play(make_tasks("talk 20 0.05"), make_services(FakeModel(lineup, reply).generate))
     player.close()
     assert played.status == "finished"
     assert max(looked) >= 1000.0, "the limit was looked at while the program ran"
