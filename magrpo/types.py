@@ -234,6 +234,11 @@ class Episode:
     message: str = ""
     returned: JointReward | None = None
 
+    @property
+    def is_priced_by_texts(self) -> bool:
+        """Whether the reward prices the texts: the program finished, and returned no reward of its own."""
+        return self.status == "finished" and self.returned is None
+
     def prompt_ids(self, number: int) -> tuple[int, ...]:
         """The whole prompt of call ``number``, in tokens."""
         call = self.calls[number]

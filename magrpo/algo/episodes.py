@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import pstdev
 from typing import Literal
 
 from magrpo.algo.advantages import EstimatorName, group_advantages
+from magrpo.algo.stats import mean_or_zero
 from magrpo.types import Normalize, RolloutGroup, Sample, ScoredTurn
 
 Siblings = Literal["agent", "agent_turn"]
@@ -53,12 +54,12 @@ def credit_episodes(
         equal = [len({episode.value for episode in episodes}) == 1 for episodes in by_problem if episodes]
         all_equal += equal
         metrics |= {
-            f"credit/{agent}/frac_groups_equal": _mean(equal),
+            f"credit/{agent}/frac_groups_equal": mean_or_zero(equal),
             f"credit/{agent}/advantage_std": pstdev([sample.advantage for sample in samples[agent]] or [0.0]),
-            f"credit/{agent}/calls": _mean([len(episode.calls) for episode in valid]),
-            f"credit/{agent}/acting_frac": _mean([bool(episode.calls) for episode in valid]),
+            f"credit/{agent}/calls": mean_or_zero([len(episode.calls) for episode in valid]),
+            f"credit/{agent}/acting_frac": mean_or_zero([bool(episode.calls) for episode in valid]),
         }
-    metrics["reward/frac_groups_equal"] = _mean(all_equal)
+    metrics["reward/frac_groups_equal"] = mean_or_zero(all_equal)
     return samples, metrics
 
 
@@ -90,8 +91,10 @@ def _credit_agent(
                 # The sum over all samples is the number of valid episodes: the divisor of the loss.
                 counts = num_valid / (num_acting * len(episode.calls))
                 samples.append(_build_sample(episode, turn, advantage, num_groups, counts))
-            num_groups += siblings == "agent_turn"
-        num_groups += siblings == "agent"
+            if siblings == "agent_turn":
+                num_groups += 1
+        if siblings == "agent":
+            num_groups += 1
     return samples
 
 
@@ -109,7 +112,3 @@ def _build_sample(acted: _Acted, turn: int, advantage: float, group: int, counts
         support=action.support,
         counts=counts,
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0

@@ -2,10 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
 from magrpo.types import Interval
+
+
+def mean_or_zero(values: Sequence[float]) -> float:
+    """The mean of ``values``; 0 if there are none."""
+    return fmean(values) if values else 0.0
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -138,8 +138,8 @@ class AskedAgents:
                 raise ConfigError(str(error)) from None
             texts = {team.roles[agent]: text for agent, text in group.latest(group.turns[0]).items()}
             has_texts = len(texts) == len(team.roles)
-            for episode in group.episodes:
-                texts, has_texts = episode.texts, episode.status == "finished" and episode.returned is None
+            if group.episodes:
+                texts, has_texts = group.episodes[0].texts, group.episodes[0].is_priced_by_texts
             wanted = request_executions(team.reward, problem, texts, {}) if has_texts else {}
             if wanted and not (problem.test or problem.hidden_test):
                 waiting = [ScoredTurn(turn.picks, PENDING, {}) for turn in group.turns]
@@ -158,8 +158,9 @@ class AskedAgents:
 
 def _say_failed(group: RolloutGroup[Turn]) -> str:
     """How the program of an episode failed; empty if it finished, or if there is none."""
-    failed = [f"the program {one.status}: {one.message}" for one in group.episodes if one.status != "finished"]
-    return "".join(failed)
+    if not group.episodes or group.episodes[0].status == "finished":
+        return ""
+    return f"the program {group.episodes[0].status}: {group.episodes[0].message}"
 
 
 def _say_unmeasured(turn: ScoredTurn) -> str:

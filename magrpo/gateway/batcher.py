@@ -54,7 +54,7 @@ class Batcher(Generic[ItemT, ResultT]):
                     if not future.done():
                         future.set_result((self._num_batches, result))
                 self._num_batches += 1
-        except BaseException as error:
+        except BaseException as error:  # cancelled, or whatever the engine raises: nobody may wait for ever
             self._end = ConnectionAbortedError(f"the stage ended: {error}".removesuffix(": "))
             for _, future in (*batch, *self._waiting):
                 if not future.done():

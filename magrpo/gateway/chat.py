@@ -1,4 +1,4 @@
-"""Between chat messages and tokens: renders the messages of a request, and reads a completion as a message."""
+"""From tokens to chat messages: reads a completion as a message, perhaps with tool calls."""
 
 from __future__ import annotations
 
@@ -25,29 +25,12 @@ class CannotParse(ValueError):
 
 @dataclass
 class Chat:
-    """Renders requests for the agents of ``lineup``, and reads their completions."""
+    """Reads the completions of the agents of ``lineup`` as messages; ``lineup`` itself renders their prompts."""
 
     lineup: Lineup
     response_template: Path | None = None
     """A response template for all agents; None: see :attr:`magrpo.envs.program.AgentProgram.response_template`."""
     _templates: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def render(
-        self,
-        agent: str,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        earlier: Sequence[tuple[int, ...]] = (),
-    ) -> tuple[int, ...]:
-        """The prompt of a request in tokens. ``earlier``: prompts with completions that it may continue.
-
-        Raises ConfigError if the chat template cannot render the messages.
-        """
-        return self.lineup.render_chat(agent, messages, tools, earlier)
-
-    def encode(self, agent: str, text: str) -> tuple[int, ...]:
-        """The prompt of a text without a chat template, in tokens."""
-        return self.lineup.encode_text(agent, text)
 
     def decode_token(self, agent: str, token_id: int) -> str:
         """The text of one token."""
@@ -101,13 +84,11 @@ class Chat:
 
 def read_response_template(path: Path) -> Mapping[str, Any]:
     """Read a response template. Raises ConfigError, naming the file, if it is unusable."""
-    from transformers.utils.chat_parsing.response_templates import (
-        load_response_template,
-    )  # transformers: only programs with tools
+    from transformers.utils.chat_parsing import response_templates  # only programs with tools need it
 
     try:
         template: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        load_response_template(template)
+        response_templates.load_response_template(template)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"env.response_template = {str(path)!r}: {quote_error(error)}") from None
     return template

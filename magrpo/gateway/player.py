@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,28 +59,11 @@ class Services:
 
 
 @dataclass
-class _Job:
-    """A batch that the thread of the stage computes."""
-
-    compute: Callable[[], Any]
-    future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
-
-    def run(self) -> None:
-        result = self.compute()
-        self.loop.call_soon_threadsafe(self._finish, result)
-
-    def _finish(self, result: Any) -> None:
-        if not self.future.done():
-            self.future.set_result(result)
-
-
-@dataclass
 class _Play:
     """The state of one batch of episodes."""
 
     services: Services
-    jobs: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue)
+    jobs: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue)
     """Work for the thread of the stage; None: the episodes have ended."""
     sessions: dict[str, LiveSession] = field(default_factory=dict)
     """All sessions by token, also those that were sealed: late requests are refused until the batch has ended."""
@@ -90,7 +73,15 @@ class _Play:
     async def compute(self, work: Callable[[list[Any]], list[Any]], batch: list[Any]) -> list[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Any]] = loop.create_future()
-        self.jobs.put(_Job(partial(work, batch), future, loop))
+
+        def finish(results: list[Any]) -> None:
+            if not future.done():  # the play may have been cancelled meanwhile
+                future.set_result(results)
+
+        def run() -> None:
+            loop.call_soon_threadsafe(finish, work(batch))
+
+        self.jobs.put(run)
         return await future
 
     def everyone_waits(self) -> bool:
@@ -119,8 +110,8 @@ class EpisodePlayer:
         playing = self._call(self._start_play(tasks, play))
         try:
             while (job := play.jobs.get()) is not None:
-                job.run()
-        except BaseException:
+                job()
+        except BaseException:  # of the engine, the sandbox or the user: no program may outlive it
             self._loop.call_soon_threadsafe(playing.cancel)
             while play.jobs.get() is not None:
                 pass  # until the programs are gone
@@ -136,8 +127,8 @@ class EpisodePlayer:
             self._thread.join()
             self._loop.close()
 
-    def _call(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        return asyncio.run_coroutine_threadsafe(_await(awaitable), self._loop).result()
+    def _call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _start_play(self, tasks: Sequence[EpisodeTask], play: _Play) -> asyncio.Task[list[PlayedEpisode]]:
         playing = asyncio.ensure_future(self._play(tasks, play))
@@ -192,7 +183,7 @@ class EpisodePlayer:
                     self._launcher.kill(number)
                     await asyncio.wait({ended}, timeout=_KILL_S)
                 self._launcher.forget(number, ended.result() if _has_result(ended) else None)
-        play.jobs.put(_Job(partial(play.services.advance, 1), asyncio.get_running_loop().create_future(), self._loop))
+        play.jobs.put(partial(play.services.advance, 1))
         return PlayedEpisode(calls, *played)
 
     async def _wait_for_end(self, session: Session, ended: asyncio.Future[Ended]) -> Ended | None:
@@ -248,7 +239,3 @@ def open_player(env: Env, lineup: Lineup) -> Iterator[EpisodePlayer | None]:
 
 def _has_result(future: asyncio.Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-async def _await(awaitable: Awaitable[ResultT]) -> ResultT:
-    return await awaitable

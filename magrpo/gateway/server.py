@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -150,7 +150,8 @@ class Gateway:
         try:
             if tools:
                 self.chat.check_tools(agent)
-            prompt_ids = self.chat.render(agent, request.messages, tools, live.session.list_earlier(agent))
+            earlier = live.session.list_earlier(agent)
+            prompt_ids = self.chat.lineup.render_chat(agent, request.messages, tools, earlier)
         except (CannotParse, ConfigError) as error:
             raise Refused(400, str(error)) from None
 
@@ -169,23 +170,21 @@ class Gateway:
             )
             return make_chat_answer(request, number, len(prompt_ids), [show(action) for action in actions])
 
-        found = await self._answer_once(http, live, body, answer)
-        return await self._send(http, found, stream=request.stream, with_usage=wants_usage(request))
+        return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
     async def _answer_text(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
         body = await http.read()
         request = read_text_request(body)
         agent = self._find_agent(live, request.model)
         prompt = str(request.prompt)
-        prompt_ids = self.chat.encode(agent, prompt)
+        prompt_ids = self.chat.lineup.encode_text(agent, prompt)
         messages = ({"role": "user", "content": prompt},)
 
         async def answer() -> dict[str, Any]:
             number, actions = await self._complete(live, agent, prompt_ids, messages, request, {})
             return make_text_answer(request, number, len(prompt_ids), [Answered(action, {}) for action in actions])
 
-        found = await self._answer_once(http, live, body, answer)
-        return await self._send(http, found, stream=request.stream, with_usage=wants_usage(request))
+        return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
     async def _answer_once(
         self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]
@@ -252,13 +251,13 @@ class Gateway:
             raise Refused(400, "the prompt is empty")
 
     async def _send(
-        self, http: web.Request, answer: Mapping[str, Any], *, stream: bool, with_usage: bool
+        self, http: web.Request, request: ChatRequest | TextRequest, answer: Mapping[str, Any]
     ) -> web.StreamResponse:
-        if not stream:
+        if not request.stream:
             return _json(answer)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
-        for event in stream_events(answer, with_usage):
+        for event in stream_events(answer, wants_usage(request)):
             await response.write(event)
         await response.write_eof()
         return response
@@ -275,7 +274,7 @@ class Gateway:
             _, report = await live.stage.programs.submit(Execution(request.source, request.entry_point, request.test))
         if "infra_error" in report.statuses:
             live.session.infra_error = "the sandbox failed to run a program"
-        return _json(asdict(report))
+        return _json(report)
 
 
 def _has_usable_calls(message: Mapping[str, Any]) -> bool:
@@ -290,5 +289,5 @@ def _has_usable_calls(message: Mapping[str, Any]) -> bool:
     )
 
 
-def _json(value: Mapping[str, Any]) -> web.Response:
+def _json(value: Mapping[str, Any] | ExecutionReport) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -251,9 +251,13 @@ def _logprobs(answered: Answered) -> dict[str, Any] | None:
     }
 
 
-def _count_usage(prompt_tokens: int, answers: Sequence[Answered]) -> dict[str, int]:
+def _describe_answer(
+    request: _Options, choices: Sequence[Mapping[str, Any]], prompt_tokens: int, answers: Sequence[Answered]
+) -> dict[str, Any]:
+    """What answers of both kinds say besides their id."""
     sampled = sum(len(answered.action.token_ids) for answered in answers)
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": sampled, "total_tokens": prompt_tokens + sampled}
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": sampled, "total_tokens": prompt_tokens + sampled}
+    return {"created": int(time.time()), "model": request.model, "choices": choices, "usage": usage}
 
 
 def make_chat_answer(
@@ -271,14 +275,8 @@ def make_chat_answer(
         if calls:
             message["tool_calls"], finish = calls, "tool_calls"
         choices.append({"index": index, "message": message, "finish_reason": finish, "logprobs": _logprobs(answered)})
-    return {
-        "id": f"chatcmpl-{number}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": choices,
-        "usage": _count_usage(prompt_tokens, answers),
-    }
+    facts = {"id": f"chatcmpl-{number}", "object": "chat.completion"}
+    return facts | _describe_answer(request, choices, prompt_tokens, answers)
 
 
 def make_text_answer(
@@ -290,14 +288,8 @@ def make_text_answer(
         text, was_cut = _cut_text(answered.action.text, request.stops)
         finish: Finish = "stop" if was_cut else answered.action.finish_reason
         choices.append({"index": index, "text": text, "finish_reason": finish, "logprobs": None})
-    return {
-        "id": f"cmpl-{number}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": choices,
-        "usage": _count_usage(prompt_tokens, answers),
-    }
+    facts = {"id": f"cmpl-{number}", "object": "text_completion"}
+    return facts | _describe_answer(request, choices, prompt_tokens, answers)
 
 
 def stream_events(answer: Mapping[str, Any], with_usage: bool) -> Iterator[bytes]:

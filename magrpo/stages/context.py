@@ -136,8 +136,7 @@ class StageContext:
         """The number of agents that act at ``turn``, counted from 0; 1 for a program, whose episodes are counted."""
         if isinstance(self.config.env, AgentProgram):
             return 1
-        acting = self.config.env.acting(turn)
-        return sum(agent.role in acting for agent in self.config.agents)
+        return self.config.count_acting()[turn]
 
 
 Writer = Callable[[StageContext], Metrics]

@@ -14,6 +14,7 @@ from magrpo.algo.returns import (
     tree_returns,
     tree_weights,
 )
+from magrpo.algo.stats import mean_or_zero
 from magrpo.config.run import AlgoConfig, RolloutConfig
 from magrpo.run.files import read_scored, samples_file
 from magrpo.run.store import write_records
@@ -90,7 +91,9 @@ def credit(
     has_local = any(turn.reward.local for group in groups for turn in group.turns)
     metrics = _reward_metrics(groups)
     if any(group.path for group in groups):
-        metrics["reward/return"] = _mean([value for node in nodes if not node.group.path for value in node.returns])
+        metrics["reward/return"] = mean_or_zero(
+            [value for node in nodes if not node.group.path for value in node.returns]
+        )
     samples = {}
     all_equal: list[bool] = []
     for agent in agents:
@@ -100,7 +103,7 @@ def credit(
         all_equal += agent_credit.groups_equal
         metrics |= agent_credit.metrics()
         metrics |= _influence_metric(agent, nodes)
-    metrics["reward/frac_groups_equal"] = _mean(all_equal)
+    metrics["reward/frac_groups_equal"] = mean_or_zero(all_equal)
     return samples, metrics
 
 
@@ -115,7 +118,7 @@ class _AgentCredit:
 
     def metrics(self) -> dict[str, float]:
         return {
-            f"credit/{self.agent}/frac_groups_equal": _mean(self.groups_equal),
+            f"credit/{self.agent}/frac_groups_equal": mean_or_zero(self.groups_equal),
             f"credit/{self.agent}/advantage_std": pstdev([sample.advantage for sample in self.samples] or [0.0]),
         }
 
@@ -224,16 +227,16 @@ def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, flo
     unmasked = [(len(group.path), turn.reward) for group in groups for turn in group.turns if not turn.masked]
     priced = [(depth, reward) for depth, reward in unmasked if reward != PENDING]
     metrics = {
-        "reward/joint": _mean([reward.total for _, reward in priced]),
+        "reward/joint": mean_or_zero([reward.total for _, reward in priced]),
         "reward/masked_frac": 1 - len(unmasked) / num_turns if num_turns else 0.0,
     }
     for part in dict.fromkeys(name for _, reward in priced for name in reward.parts):
-        metrics[f"reward/{part}"] = _mean([reward.parts.get(part, 0.0) for _, reward in priced])
+        metrics[f"reward/{part}"] = mean_or_zero([reward.parts.get(part, 0.0) for _, reward in priced])
         metrics[f"signal/{part}"] = _share_of_groups_with_signal(groups, part)
     depths = sorted({depth for depth, _ in priced})
     if len(depths) > 1:
         for depth in depths:
-            metrics[f"reward/joint_turn_{depth + 1}"] = _mean([r.total for d, r in priced if d == depth])
+            metrics[f"reward/joint_turn_{depth + 1}"] = mean_or_zero([r.total for d, r in priced if d == depth])
     return metrics
 
 
@@ -245,7 +248,7 @@ def _share_of_groups_with_signal(groups: Sequence[RolloutGroup[ScoredTurn]], par
         if len(rewards) > 1:
             values = [reward.parts.get(part, 0.0) for reward in rewards]
             differs.append(min(values) != max(values))
-    return _mean(differs)
+    return mean_or_zero(differs)
 
 
 def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]:
@@ -258,10 +261,6 @@ def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]
                 shares.append(influence_share(node.returns, picks, len(node.group.actions[agent])))
     defined = [share for share in shares if share is not None]
     return {f"credit/{agent}/influence": fmean(defined)} if defined else {}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0
 
 
 def write_samples(context: StageContext) -> Metrics:

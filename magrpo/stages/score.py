@@ -128,12 +128,14 @@ def score_texts(
 
 def _settle_episode(episode: Episode, team: Team) -> Scored | None:
     """The price of an episode that needs none of its texts; None if the reward prices them."""
+    if episode.is_priced_by_texts:
+        return None
     if episode.status == "infra_error":
         return Scored(JointReward(0.0, {}), {}, masked=True)
-    if episode.status != "finished":
-        assert isinstance(team.env, AgentProgram)
-        return Scored(JointReward(team.env.failure_reward, dict.fromkeys(team.reward.maxima, 0.0)), {}, masked=False)
-    return None if episode.returned is None else Scored(episode.returned, {}, masked=False)
+    if episode.returned is not None:
+        return Scored(episode.returned, {}, masked=False)
+    assert isinstance(team.env, AgentProgram)
+    return Scored(JointReward(team.env.failure_reward, dict.fromkeys(team.reward.maxima, 0.0)), {}, masked=False)
 
 
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:

@@ -10,11 +10,9 @@ batch. Spans of one batch begin nanoseconds apart, which keeps them in order.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from magrpo.tracking.connection import Refused
@@ -126,31 +124,35 @@ def _hash(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _make_spans(trace: str, record: Record) -> Iterator[Span]:
+def _make_spans(trace: str, record: Record) -> list[Span]:
     """Make the spans of a trace: the root, then for each turn the answers of its agents and its scoring.
 
     An answer whose prompt continues an earlier one is a child of that, as the calls of a program often are.
     """
     turns = record["turns"]
-    make_span = partial(_make_span, trace, itertools.count())
+    spans: list[Span] = []
+
+    def add_span(*facts: Any, parent: int = 0, failed: bool = False) -> None:
+        spans.append(_make_span(trace, len(spans), *facts, parent=parent, failed=failed))
+
     completions = {agent: text for turn in turns for agent, text in _completions(turn).items()}
     outputs = {"rewards": [turn["reward"] for turn in turns if _is_priced(turn)], "completions": completions}
     attributes = {key: record[key] for key in ("task_id", "split", "mode", "path")} | {"iteration": record["step"]}
     inputs = {"problem": record["problem"]}
-    yield make_span(record["task_id"], "CHAIN", _work_interval(record), inputs, outputs, attributes)
-    num_made = 1
+    add_span(record["task_id"], "CHAIN", _work_interval(record), inputs, outputs, attributes)
     for index, turn in enumerate(turns, start=1):
         suffix = f" turn {index}" if len(turns) > 1 else ""
-        first = num_made
+        first = len(spans)
         for said in turn["answers"]:
             parent = 0 if said["extends"] < 0 else first + said["extends"]
             described = _describe_answer(said)
-            yield make_span(f"{said['agent']}{suffix}", "CHAT_MODEL", turn["rollout"], *described, parent=parent)
-        num_made += len(turn["answers"]) + _is_priced(turn)
+            add_span(f"{said['agent']}{suffix}", "CHAT_MODEL", turn["rollout"], *described, parent=parent)
         if _is_priced(turn):
             outputs = {key: turn[key] for key in ("reward", "parts", "reports")}
             inputs, attributes = {"completions": _completions(turn)}, {"masked": turn["masked"]}
-            yield make_span(f"score{suffix}", "EVALUATOR", turn["score"], inputs, outputs, attributes, turn["masked"])
+            facts = (turn["score"], inputs, outputs, attributes)
+            add_span(f"score{suffix}", "EVALUATOR", *facts, failed=turn["masked"])
+    return spans
 
 
 def _describe_answer(said: Record) -> tuple[Record, Record, Record]:
@@ -168,20 +170,20 @@ def _describe_answer(said: Record) -> tuple[Record, Record, Record]:
 
 def _make_span(
     trace: str,
-    numbers: Iterator[int],
+    number: int,
     title: str,
     kind: str,
     times: Sequence[float],
     inputs: Record,
     outputs: Record,
     attributes: Record,
-    failed: bool = False,
-    parent: int = 0,
+    *,
+    failed: bool,
+    parent: int,
 ) -> Span:
-    """Make the next span of a trace. Number 0 is the root."""
+    """Make the span of a trace with a number. Number 0 is the root."""
     from mlflow.entities import Span  # takes seconds
 
-    number = next(numbers)
     described = {
         "mlflow.traceRequestId": trace,
         "mlflow.spanType": kind,

@@ -62,6 +62,9 @@ def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> Non
         getattr(world, harm)(report)
 
 
+NAMES = {SELF_CONTAINED: "self-contained", HONEST: "reads files"}
+
+
 @pytest.mark.parametrize(
     ("world", "honest"),
     [
@@ -73,9 +76,7 @@ def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> Non
         pytest.param("landlock", SELF_CONTAINED, marks=pytest.mark.slow),
     ],
     indirect=["world"],
-    ids=lambda value: (
-        value if isinstance(value, str) else "self-contained" if value is SELF_CONTAINED else "reads files"
-    ),
+    ids=lambda value: value if isinstance(value, str) else NAMES[value],
 )
 def test_programs_that_share_a_tester_with_hostile_ones_are_unharmed(world: World, honest: Execution) -> None:
     worker = world.worker_pid()
