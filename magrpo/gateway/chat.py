@@ -32,6 +32,12 @@ class Chat:
     """A response template for all agents; None: see :attr:`magrpo.envs.program.AgentProgram.response_template`."""
     _templates: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError if the response template of the configuration is unusable."""
+        if self.response_template is not None:
+            template = _read_response_template(self.response_template)
+            self._templates = {self.lineup.base(agent): template for agent in self.lineup.agents}
+
     def decode_token(self, agent: str, token_id: int) -> str:
         """The text of one token."""
         return str(self.lineup.tokenizer(agent).decode([token_id]))
@@ -68,8 +74,6 @@ class Chat:
         return self._templates[base]
 
     def _load_template(self, agent: str) -> Mapping[str, Any]:
-        if self.response_template is not None:
-            return read_response_template(self.response_template)
         tokenizer = self.lineup.tokenizer(agent)
         own = tokenizer.init_kwargs.get("response_template")
         if own:
@@ -82,7 +86,7 @@ class Chat:
         )
 
 
-def read_response_template(path: Path) -> Mapping[str, Any]:
+def _read_response_template(path: Path) -> Mapping[str, Any]:
     """Read a response template. Raises ConfigError, naming the file, if it is unusable."""
     from transformers.utils.chat_parsing import response_templates  # only programs with tools need it
 

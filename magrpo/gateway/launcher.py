@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Mapping
@@ -14,16 +15,23 @@ from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import msgspec
+import psutil
 
 from magrpo.envs.program import AgentProgram
 from magrpo.gateway.forkserver import MAX_RESULT, name_output
-from magrpo.plugins import PluginFailed
+from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.types import Problem
 
 _MAX_SHOWN = 2000
 """Largest part of the log, at its end, that a message may quote, in bytes."""
 _MAX_REPORT = 4 * MAX_RESULT
 """Longest line that the fork server writes, in bytes: it quotes a result twice."""
+_FOLDER_VARIABLE = "MAGRPO_EPISODES"
+"""Environment variable that every process of a launcher inherits: the launcher's folder."""
+_FILES_PER_EPISODE = 4
+"""Open files that an episode may need here or in the fork server: its pipes there, and connections here."""
+_FILES_BESIDE = 256
+"""Open files of a run that are not those of episodes."""
 
 
 class Ended(NamedTuple):
@@ -55,14 +63,16 @@ class Launcher:
         """Start the fork server, which imports the program, unless it runs. Raises PluginFailed if that fails."""
         async with self._starting:
             if self._reading is None or self._reading.done():
+                await self._end_server()
                 await self._start()
 
     async def _start(self) -> None:
+        allow_open_files(self._env.concurrency)
         form = "function" if self._env.is_function else "command"
         fresh = "fresh" if self._env.fresh_processes else "reused"
         command = (sys.executable, "-m", "magrpo.gateway.forkserver", form, fresh, self._env.run, str(self.folder))
         # Set iteration must not depend on chance, for the same program to ask the same.
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        environment = {**os.environ, "PYTHONHASHSEED": "0", _FOLDER_VARIABLE: str(self.folder)}
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command,
@@ -126,13 +136,18 @@ class Launcher:
 
     async def close(self) -> None:
         """Kill every program, and delete all files."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()  # the fork server kills its children and ends
-            await self._process.wait()
+        await self._end_server()
         if self._reading is not None:
             await self._reading
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _end_server(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the fork server kills its children and ends
+        if await self._process.wait() != 0:  # it was killed: its workers died with it, their daemons did not
+            kill_processes_of(self.folder)
 
     def _name_problem(self, number: int) -> Path:
         return self.folder / f"problem-{number}.json"
@@ -155,6 +170,30 @@ class Launcher:
 
     def _lost(self) -> EpisodesLost:
         return EpisodesLost(f"the process that runs episodes died:\n{_read_end(self._log)}")
+
+
+def allow_open_files(concurrency: int) -> None:
+    """Raise this process's limit of open files, and that of its children, to what ``concurrency`` episodes may need.
+
+    Raises ConfigError if the system does not allow it.
+    """
+    needed = _FILES_BESIDE + _FILES_PER_EPISODE * concurrency
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"env.concurrency = {concurrency} may need {needed} open files, and this process may open {hard}: set it "
+            f"to {max((hard - _FILES_BESIDE) // _FILES_PER_EPISODE, 1)} or less, or raise the limit (ulimit -Hn)"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def kill_processes_of(folder: Path) -> None:
+    """Kill every process that the launcher with this folder started, directly or not."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            if process.environ().get(_FOLDER_VARIABLE) == str(folder):
+                process.kill()
 
 
 class EpisodesLost(ConnectionError):

@@ -521,6 +521,28 @@ def test_a_fork_server_that_dies_loses_its_episodes_only(
     player.close()
 
 
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_daemons_of_a_fork_server_that_died_are_killed(
+    folder: Path, model: FakeModel, find_forkserver: FindProcess, tmp_path: Path, *, is_repeated: bool
+) -> None:
+    mark = tmp_path / "pid"
+
+    def kill_forkserver(requests: list[Request]) -> list[Action]:
+        find_forkserver().kill()
+        return model.generate(requests)  # too late
+
+    player = open_player(model.lineup)
+    with pytest.raises(EpisodesLost):
+        player.play(make_tasks(f"leave_orphan {mark}"), make_services(kill_forkserver))
+    daemon = psutil.Process(int(mark.read_text()))
+    assert daemon.is_running()
+    if is_repeated:
+        assert play_one(player, model, "ask").status == "finished"
+        assert_all_end([daemon])
+    player.close()
+    assert_all_end([daemon])
+
+
 @pytest.mark.parametrize("at", ["generate", "advance"])
 def test_a_stage_that_ends_early_leaves_no_program_running(
     folder: Path, model: FakeModel, find_forkserver: FindProcess, at: str

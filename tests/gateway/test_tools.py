@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from magrpo.gateway.chat import read_response_template
+from magrpo.gateway.chat import Chat
 from magrpo.model.lineup import Lineup
 from magrpo.plugins import ConfigError
 from magrpo.types import Episode, SamplingParams
@@ -176,12 +176,14 @@ def test_a_response_template_of_the_users(lineup: Lineup, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "content", [None, "{", "[]", "5", "{}", '{"fields": 3}', '{"fields": {"content": {"open": 5}}}']
 )
-def test_unusable_response_templates(tmp_path: Path, content: str | None) -> None:
+def test_unusable_response_templates_are_refused_before_anything_is_asked(
+    lineup: Lineup, tmp_path: Path, content: str | None
+) -> None:
     path = tmp_path / "own.json"
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=r"env.response_template = '.*own.json': "):
-        read_response_template(path)
+        Chat(lineup, path)
 
 
 def test_the_tokenizers_own_response_template(tmp_path: Path) -> None:
