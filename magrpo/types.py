@@ -326,6 +326,15 @@ class NodeScores:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeValues:
+    """The values that critics gave one node before they learnt from it, by critic: an agent's own, or "" (central)."""
+
+    task_id: str
+    path: tuple[int, ...]
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryStep:
     """One turn of a trajectory, by agent; the whole ``episode`` if a program asked the agents."""
 

@@ -152,6 +152,18 @@ class AlgoConfig(Section):
     """Implementation of the loss. ``auto``: Triton on CUDA, torch elsewhere."""
 
 
+class CriticConfig(Section):
+    """The critics of agents whose estimator has one (``iac``, ``maac``): linear value heads on the frozen bases."""
+
+    lr: float = Field(1e-2, gt=0)
+    """Learning rate of the critics, which have AdamW optimizers of their own."""
+    epochs: int = Field(10, ge=1)
+    """Number of passes of a critic over the observations of an iteration."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation over turns. 1: returns are sampled ones; less: the critic's value of
+    the next turn stands for a part of what follows. Without effect if there is one turn."""
+
+
 class OptimConfig(Section):
     """AdamW, one optimizer for each agent."""
 
@@ -329,6 +341,7 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     penalty: PenaltyConfig = PenaltyConfig()
     algo: AlgoConfig = AlgoConfig()
+    critic: CriticConfig = CriticConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
@@ -420,13 +433,29 @@ class RunConfig(Section):
             if agent.trained and not can_train:
                 raise ValueError(
                     f"rollout: a group of 1 has no siblings, so agent {agent.name!r} with estimator {estimator!r} "
-                    'would never train; set group_size to 2 or more, or algo.estimator to "mareinforce" with '
+                    'would never train; set group_size to 2 or more, or algo.estimator to "iac" or "mareinforce" with '
                     'algo.normalize = "none"'
                 )
         if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
             raise ValueError(
                 "rollout: with branching = 1 no joint action is credited for later turns; set it to 2 or more, or "
                 'set tree = "chains", which continues every joint action at less cost'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critics_fit(self) -> RunConfig:
+        if not self.trains_critics:
+            return self
+        if isinstance(self.env, AgentProgram):
+            raise ValueError(
+                "algo.estimator: critics value the prompts of turns, but a program decides itself which prompts follow "
+                'each other; set the estimator of every agent to one without a critic, such as "magrpo" or "marloo"'
+            )
+        if self.train.lag:
+            raise ValueError(
+                f"train.lag = {self.train.lag} samples several iterations at once, but a critic learns from one after "
+                'another; set train.lag = 0, or the estimator of every agent to one without a critic, such as "magrpo"'
             )
         return self
 
@@ -475,6 +504,11 @@ class RunConfig(Section):
     def estimator_of(self, agent: AgentConfig) -> EstimatorName:
         """The agent's estimator: its own, or that of ``algo``."""
         return agent.estimator or self.algo.estimator
+
+    @property
+    def trains_critics(self) -> bool:
+        """Whether the estimator of a trained agent has a critic."""
+        return any(agent.trained and ESTIMATORS[self.estimator_of(agent)].critic != "none" for agent in self.agents)
 
     @property
     def own_estimators(self) -> dict[str, EstimatorName]:
