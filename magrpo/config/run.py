@@ -152,18 +152,6 @@ class AlgoConfig(Section):
     """Implementation of the loss. ``auto``: Triton on CUDA, torch elsewhere."""
 
 
-class CriticConfig(Section):
-    """The critics of agents whose estimator has one (``iac``, ``maac``): linear value heads on the frozen bases."""
-
-    lr: float = Field(1e-2, gt=0)
-    """Learning rate of the critics, which have AdamW optimizers of their own."""
-    epochs: int = Field(10, ge=1)
-    """Number of passes of a critic over the observations of an iteration."""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    """Lambda of generalised advantage estimation over turns. 1: returns are sampled ones; less: the critic's value of
-    the next turn stands for a part of what follows. Without effect if there is one turn."""
-
-
 class OptimConfig(Section):
     """AdamW, one optimizer for each agent."""
 
@@ -222,6 +210,18 @@ class OptimConfig(Section):
         if value & (value - 1):
             raise ValueError(f"must be a power of two, such as {1 << (value.bit_length() - 1)}, not {value}")
         return value
+
+
+class CriticConfig(Section):
+    """The critics of agents whose estimator has one (``iac``, ``maac``): linear value heads on the frozen bases."""
+
+    lr: float = Field(3e-3, gt=0)
+    """Learning rate of the critics, which have AdamW optimizers of their own."""
+    epochs: int = Field(10, ge=1)
+    """Number of passes of a critic over the observations of an iteration."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation over turns. 1: returns are sampled ones; less: the critic's value of
+    the next turn stands for a part of what follows. Without effect if there is one turn."""
 
 
 class TrainConfig(Section):
@@ -341,8 +341,8 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     penalty: PenaltyConfig = PenaltyConfig()
     algo: AlgoConfig = AlgoConfig()
-    critic: CriticConfig = CriticConfig()
     optim: OptimConfig = OptimConfig()
+    critic: CriticConfig = CriticConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     baselines: BaselinesConfig = BaselinesConfig()

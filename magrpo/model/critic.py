@@ -6,7 +6,7 @@ the CPU in float32, whatever device runs the base.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from magrpo.interfaces import Progress
 from magrpo.model.collate import collate, plan_batches
 from magrpo.model.forward import head_weights, hidden_states
 from magrpo.model.policy import Policy
@@ -26,7 +25,11 @@ from magrpo.types import Sample
 
 @torch.no_grad()
 def encode_prompts(
-    policy: Policy, agent: str, prompts: Sequence[tuple[int, ...]], micro_batch_tokens: int, progress: Progress
+    policy: Policy,
+    agent: str,
+    prompts: Sequence[tuple[int, ...]],
+    micro_batch_tokens: int,
+    progress: Callable[[int], None],
 ) -> Float[Tensor, "N D"]:
     """The features of prompts: the last hidden state of the agent's frozen base at the last token, normalised.
 
@@ -103,7 +106,7 @@ class Critic:
         for _ in range(epochs):
             self._optimizer.zero_grad()
             loss = (self._head(features)[:, 0] - wanted.float()).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self._optimizer.step()
 
     @torch.no_grad()

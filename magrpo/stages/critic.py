@@ -105,8 +105,10 @@ def observe_nodes(
     for agent in wanted:
         acting = [n for n, group in enumerate(groups) if agent in group.prompts]
         prompts = [groups[n].prompts[agent].token_ids for n in acting]
-        encoded = encode_prompts(policy, agent, prompts, micro_batch_tokens, progress) if prompts else []
-        features[agent] = dict(zip(acting, encoded, strict=True))
+        features[agent] = {}
+        if prompts:
+            encoded = encode_prompts(policy, agent, prompts, micro_batch_tokens, progress)
+            features[agent] = dict(zip(acting, encoded, strict=True))
     observed = []
     for name in names:
         if name != JOINT:
