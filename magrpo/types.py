@@ -427,6 +427,18 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """The joint actions of one node, which preferences compare.
+
+    ``returns``: one for each joint action. ``samples[agent]``: for each joint action, the number of its completion
+    among the samples of the agent.
+    """
+
+    returns: tuple[float, ...]
+    samples: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
     """A mean with a 95 % interval: over problems, or over seeds and problems (:mod:`magrpo.algo.stats`)."""
 

@@ -5,6 +5,7 @@ degenerate exactly when its returns are equal.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -161,6 +162,18 @@ def completion_returns(returns: Sequence[float], picks: Sequence[int], group_siz
     for value, pick in zip(returns, picks, strict=True):
         returns_by_completion[pick].append(value)
     return [exact_mean(values) if values else None for values in returns_by_completion]
+
+
+def preference_scores(returns: Sequence[float]) -> list[float]:
+    """For each of ``J`` joint actions, the pairs that it wins less those that it loses, over the number of pairs.
+
+    Two joint actions are a pair if their returns differ. All 0 if there is none.
+    """
+    ordered = sorted(returns)
+    wins = [bisect_left(ordered, value) for value in returns]
+    losses = [len(ordered) - bisect_right(ordered, value) for value in returns]
+    num_pairs = max(sum(wins), 1)
+    return [(won - lost) / num_pairs for won, lost in zip(wins, losses, strict=True)]
 
 
 def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:

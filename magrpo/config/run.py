@@ -131,6 +131,11 @@ class AlgoConfig(Section):
     problem; ``agent_turn``: those of the episodes in which the agent was asked at least as often."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount factor between turns, for rewards and for the loss of later turns. With 0 only the first turn trains."""
+    loss: Literal["policy_gradient", "madpo"] = "policy_gradient"
+    """``policy_gradient``: completions are pushed by their advantages; ``madpo``: pairs of joint actions of a node are
+    preferences, which all agents learn together, and no estimator is used (see docs/algorithm.md)."""
+    preference_beta: float = Field(0.1, gt=0)
+    """With ``madpo``: how far policies may move from the weights that sampled; less lets them move further."""
     loss_norm: LossNorm = "sequence_sum"
     """How token losses are averaged (see docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
@@ -424,6 +429,33 @@ class RunConfig(Section):
             )
         if not self.reward.fraction(env.failure_reward) <= 1:
             raise ValueError(f"env.failure_reward = {env.failure_reward:g} is above the maximum of the reward")
+
+    @model_validator(mode="after")
+    def _preferences_fit(self) -> RunConfig:
+        if self.algo.loss != "madpo":
+            return self
+        many_turns = self.env.num_turns > 1
+        misfits = {
+            "rollout.group_size = 1 leaves a node one joint action and nothing to prefer: set it to 2 or more": (
+                self.rollout.group_size == 1
+            ),
+            "algo.estimator: preferences need no critic: set the estimator of every agent to one without": (
+                self.trains_critics
+            ),
+            "env: preferences compare joint actions of one node, and a program has no nodes: use policy_gradient": (
+                isinstance(self.env, AgentProgram)
+            ),
+            'rollout.tree: with several turns, pairs at every turn need tree = "full" without branching': (
+                many_turns and (self.rollout.tree != "full" or self.rollout.branching is not None)
+            ),
+            'algo.normalize = "std" is for advantages: set it to "none"': self.algo.normalize == "std",
+            "algo.beta adds a second penalty: set it to 0, and use algo.preference_beta": self.algo.beta > 0,
+            "train.lag: margins are taken to the weights that sampled, so set it to 0": self.train.lag > 0,
+            "algo.importance_cap would weigh tokens, not preferences: remove it": self.algo.importance_cap is not None,
+        }
+        if found := [misfit for misfit, is_found in misfits.items() if is_found]:
+            raise ValueError(f'algo.loss = "madpo": {"; ".join(found)}')
+        return self
 
     @model_validator(mode="after")
     def _groups_can_train(self) -> RunConfig:

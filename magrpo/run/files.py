@@ -26,7 +26,7 @@ from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.manifest import check_files
 from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records
-from magrpo.types import EvalReport, NodeScores, NodeValues, Problem, RolloutGroup, ScoredTurn, Split, Turn
+from magrpo.types import Comparison, EvalReport, NodeScores, NodeValues, Problem, RolloutGroup, ScoredTurn, Split, Turn
 
 GROUPS = "groups.jsonl.gz"
 SCORES = "scores.jsonl.gz"
@@ -34,6 +34,8 @@ SCORES = "scores.jsonl.gz"
 VALUES = "values.jsonl.gz"
 CRITICS = "critics.pt"
 """The critics of a run with their optimizers, as an iteration left them."""
+COMPARISONS = "_comparisons.jsonl.gz"
+"""The joint actions that preferences compare, beside the samples; no agent's name begins with an underscore."""
 EVALUATION = "report.json"
 TRAJECTORIES = "trajectories.jsonl.gz"
 TIMED_ANSWERS = "timed.jsonl.gz"
@@ -111,6 +113,11 @@ def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> No
 def read_values(folder: Path) -> list[NodeValues]:
     """Read the values committed by ``critic``."""
     return read_records(folder / VALUES, NodeValues)
+
+
+def read_comparisons(folder: Path) -> list[Comparison]:
+    """Read the comparisons committed by ``credit``."""
+    return read_records(folder / COMPARISONS, Comparison)
 
 
 def list_outputs(pointers: Iterable[Pointer], stage: str) -> list[Pointer]:

@@ -1,7 +1,7 @@
 """Credit: returns over the trees of one iteration, and the advantage of every completion over its siblings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev
 
 from magrpo.algo.advantages import ESTIMATORS, EstimatorName, group_advantages
@@ -13,16 +13,17 @@ from magrpo.algo.returns import (
     discounted_turns,
     exact_mean,
     influence_share,
+    preference_scores,
     tree_returns,
     tree_weights,
 )
 from magrpo.algo.stats import mean_or_zero
 from magrpo.config.run import AlgoConfig, RolloutConfig, RunConfig
-from magrpo.run.files import list_outputs, read_scored, read_values, samples_file
+from magrpo.run.files import COMPARISONS, list_outputs, read_scored, read_values, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import has_ended
-from magrpo.types import PENDING, Action, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Action, Comparison, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +345,44 @@ def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]
     return {f"credit/{agent}/influence": fmean(defined)} if defined else {}
 
 
+def prefer_joint_actions(
+    groups: Sequence[RolloutGroup[ScoredTurn]], agents: Sequence[str], rules: CreditRules
+) -> tuple[dict[str, list[Sample]], list[Comparison], dict[str, float]]:
+    """The samples of every agent, the comparisons of their joint actions, and the metrics, for the loss ``madpo``.
+
+    All joint actions of a node with different joint returns are pairs; local rewards do not count. The advantage of a
+    completion is that of the first epoch, in which every margin is 0: half of ``preference_beta`` for each pair, over
+    the number of the node's pairs. A node counts once in the divisor of the loss, however many completions it has.
+    """
+    samples: dict[str, list[Sample]] = {agent: [] for agent in agents}
+    comparisons: list[Comparison] = []
+    scale = rules.algo.preference_beta / 2
+    for number, node in enumerate(_Forest(groups, rules).value_nodes(JOINT)):
+        scores = preference_scores(node.returns)
+        positions: dict[str, tuple[int, ...]] = {}
+        for agent, actions in node.group.actions.items():
+            picks = [turn.picks[agent] for turn in node.turns]
+            pushes = [0.0] * len(actions)
+            for pick, score in zip(picks, scores, strict=True):
+                pushes[pick] += scale * score
+            values = completion_returns(node.returns, picks, len(actions))
+            found: dict[int, int] = {}
+            for i, value in enumerate(values):
+                if value is not None:
+                    found[i] = len(samples[agent])
+                    sample = _build_sample(agent, (node, actions[i], value, value), pushes[i], number)
+                    samples[agent].append(replace(sample, counts=node.weight / len(set(picks))))
+            positions[agent] = tuple(found[pick] for pick in picks)
+        comparisons.append(Comparison(tuple(node.returns), positions))
+    metrics = _reward_metrics(groups)
+    for agent in agents:
+        advantages = [sample.advantage for sample in samples[agent]]
+        metrics[f"credit/{agent}/advantage_std"] = pstdev(advantages or [0.0])
+    ties = [len(set(comparison.returns)) < 2 for comparison in comparisons if comparison.returns]
+    metrics["reward/frac_groups_equal"] = mean_or_zero(ties)
+    return samples, comparisons, metrics
+
+
 def critic_targets(groups: Sequence[RolloutGroup[ScoredTurn]], critic: str, rules: CreditRules) -> dict[NodeKey, float]:
     """The return that ``critic`` should have said of each node that it values: the mean over its joint actions.
 
@@ -365,11 +404,14 @@ def write_samples(context: StageContext) -> Metrics:
     for pointer in list_outputs(context.inputs, "critic"):
         values = {(node.task_id, node.path): node.values for node in read_values(context.store.folder(pointer))}
     scores = list_outputs(context.inputs, "score")
-    samples, metrics = credit_by_rules(
-        [group for pointer in scores for group in context.read_nodes(pointer, read_scored, last=True)],
-        [agent.name for agent in config.agents],
-        CreditRules.of(config, Critique(values, config.critic.gae_lambda)),
-    )
+    groups = [group for pointer in scores for group in context.read_nodes(pointer, read_scored, last=True)]
+    names = [agent.name for agent in config.agents]
+    rules = CreditRules.of(config, Critique(values, config.critic.gae_lambda))
+    if config.algo.loss == "madpo":
+        samples, comparisons, metrics = prefer_joint_actions(groups, names, rules)
+        write_records(context.folder / COMPARISONS, comparisons)
+    else:
+        samples, metrics = credit_by_rules(groups, names, rules)
     for name, samples_of_agent in samples.items():
         write_records(context.folder / samples_file(name), samples_of_agent)
     num_trained = sum(len(samples[agent.name]) for agent in config.agents if agent.trained)
