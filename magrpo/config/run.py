@@ -558,6 +558,13 @@ class RunConfig(Section):
                 "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different "
                 "ones; the paper does not divide by the standard deviation"
             )
+        if self.critic != CriticConfig() and not self.trains_critics:
+            found.append("critic: no trained agent has an estimator with a critic, so this section has no effect")
+        if self.algo.loss == "madpo" and self.algo.update_epochs == 1:
+            found.append(
+                "algo.loss = 'madpo' with one epoch never leaves the margin 0, where only the order of returns "
+                "matters; set algo.update_epochs to 2 or more"
+            )
         if long_warmup := self.optim.describe_long_warmup(self.train.num_iterations):
             found.append(long_warmup)
         return found

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from magrpo.algo.loss import loss_divisor, tabulate_returns
+from magrpo.algo.preferences import Preferences
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
@@ -31,7 +32,6 @@ from magrpo.stages.gradients import Constants, GradientComputer
 from magrpo.stages.lanes import OneRank, Ranks
 from magrpo.stages.memory_fitting import MemoryFitter
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
-from magrpo.stages.preferences import Preferences
 from magrpo.stages.update_metrics import MEANS_OF_AGENTS, summarize_agent, uses_ratio
 from magrpo.types import Comparison, Sample
 

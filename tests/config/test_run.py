@@ -279,6 +279,11 @@ def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
     [normalized] = load_config(path, ["algo.normalize=std"]).list_warnings()
     assert normalized.startswith("algo.normalize = 'std': groups with nearly equal returns weigh as much")
     assert load_config(path, ["algo.normalize=std", "train.num_iterations=0"]).list_warnings() == []
+    [unused] = load_config(path, ["critic.lr=0.1"]).list_warnings()
+    assert "no effect" in unused
+    assert load_config(path, ["critic.lr=0.1", "agents.0.estimator=iac"]).list_warnings() == []
+    [one_epoch] = load_config(path, ["algo.loss=madpo"]).list_warnings()
+    assert "never leaves the margin 0" in one_epoch
 
 
 def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
