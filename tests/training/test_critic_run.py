@@ -12,11 +12,11 @@ from magrpo.config.place import Place
 from magrpo.config.run import load_config
 from magrpo.planning.fit import find_misfits
 from magrpo.plugins import ConfigError
-from magrpo.run.files import CRITICS, read_values, samples_file
+from magrpo.run.files import CRITICS, read_scored, read_values, samples_file
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import Sample
 from pipelines.cli import main
-from tests.pipelines.micro import blank_pictures, write_config
+from tests.pipelines.micro import blank_pictures, run_locally, write_config
 from tests.training.test_resume import Runs, die
 
 CRITIC = ["rollout.group_size=1", "agents.0.estimator=iac", "agents.1.estimator=maac"]
@@ -62,6 +62,25 @@ def test_metrics(runs: Runs) -> None:
     metrics = runs.metrics("whole")["00002/critic"]
     assert {"critic/value_loss", "critic/helper/value_loss"} <= metrics.keys()
     assert "critic/main/value_loss" not in metrics
+
+
+def test_two_turns_hold_values_of_the_second(tmp_path: Path) -> None:
+    """A chain of two turns: with lambda 0 the first turn's return is its reward and the value of the second."""
+    overrides = ["env.num_turns=2", "critic.gae_lambda=0", "algo.gamma=0.5", "tracking.traces=0"]
+    config = load_config(write_config(tmp_path, iterations=2), [*CRITIC, *overrides])
+    with blank_pictures():
+        store, _, _ = run_locally(config)
+    folder = store.stage_folder("00002/credit")
+    values = {(node.task_id, node.path): node.values for node in read_values(folder.with_name("critic"))}
+    assert sorted({len(path) for _, path in values}) == [0, 1]
+    expected, found = [], []
+    groups = read_scored(folder.with_name("score.0"))
+    samples = {sample.prompt_ids: sample for sample in read_records(folder / samples_file("main"), Sample)}
+    for group in groups:
+        next_value = values[group.problem.task_id, (0,)][""]
+        expected.append(group.turns[0].reward.total + 0.5 * next_value)
+        found.append(samples[group.prompts["main"].token_ids].returns)
+    assert found == pytest.approx(expected)
 
 
 def test_a_killed_run_goes_on_bit_for_bit_and_so_does_one_from_its_critic(runs: Runs) -> None:
