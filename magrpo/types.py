@@ -326,6 +326,15 @@ class NodeScores:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeValues:
+    """The values that critics gave one node before they learnt from it, by critic: an agent's own, or "" (central)."""
+
+    task_id: str
+    path: tuple[int, ...]
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryStep:
     """One turn of a trajectory, by agent; the whole ``episode`` if a program asked the agents."""
 
@@ -415,6 +424,18 @@ class Sample:
     weight: float = 1.0
     support: tuple[tuple[int, ...], ...] = ()
     counts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The joint actions of one node, which preferences compare.
+
+    ``returns``: one for each joint action. ``samples[agent]``: for each joint action, the number of its completion
+    among the samples of the agent.
+    """
+
+    returns: tuple[float, ...]
+    samples: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,9 @@ METRICS = ROOT / "docs" / "metrics.md"
 EVERY_KEY = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=2", "rollout.joint_mode=crossed"]
 EVERY_KEY += ["algo.update_epochs=2", "algo.beta=0.1", "eval.num_samples=10", "agents.1.lr=0.02"]
 EVERY_KEY += ["train.lag=1", "algo.importance_cap=2", "penalty.cut_off=0.1", "reward.kind=tests.plugins:WatchingReward"]
-"""A run with these values reports every key there is, but for those of programs."""
+"""A run with these values reports every key there is, but for those of the runs below."""
+CRITICS = ["agents.0.estimator=iac", "agents.1.estimator=maac"]
+PREFERENCES = ["algo.loss=madpo", "algo.update_epochs=2"]
 PROGRAM = 'env={kind = "program", run = "tests.gateway.programs:ask_both", writes = ["helper", "main"]}'
 
 
@@ -169,9 +171,10 @@ def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
     committed = {key for path in manifests for key in json.loads(path.read_text())["metrics"]}
     reported = {key for _, metrics in tracker.history for key in metrics}
     assert reported <= committed
-    store, _, _ = run_locally(load_config(write_config(tmp_path, iterations=1), [PROGRAM]))
-    manifests = store.path.glob("stages/*/*/_SUCCESS")
-    committed |= {key for path in manifests for key in json.loads(path.read_text())["metrics"]}
+    for overrides in ([PROGRAM], CRITICS, PREFERENCES):
+        store, _, _ = run_locally(load_config(write_config(tmp_path, iterations=1), overrides))
+        manifests = store.path.glob("stages/*/*/_SUCCESS")
+        committed |= {key for path in manifests for key in json.loads(path.read_text())["metrics"]}
     values = {
         "agent": [agent.name for agent in config.agents],
         "part": list(config.reward.maxima),

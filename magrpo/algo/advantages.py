@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 from magrpo.types import Normalize
 
+Critic = Literal["none", "own", "central"]
+"""``own``: each agent's value of its own observation; ``central``: the value of all agents' observations together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
@@ -23,8 +26,10 @@ class Estimator:
     estimate: Callable[[Sequence[float]], list[float]]
     """The advantages of a group, given its returns; the group has at least one."""
     has_baseline: bool = True
-    """Whether returns are compared with a baseline. Equal returns then have advantage 0, so a group of one completion,
-    which has no siblings, never trains."""
+    """Whether returns are compared with those of siblings. Equal returns then have advantage 0, so a group of one
+    completion, which has no siblings, never trains."""
+    critic: Critic = "none"
+    """The critic whose value of the node is subtracted from the returns before :attr:`estimate` takes them."""
     bias: str = ""
     """The reason why the gradient is biased; empty if it is unbiased up to scale. A run that chooses it warns."""
 
@@ -66,6 +71,8 @@ ESTIMATORS: Mapping[str, Estimator] = {
         "biased",
     ),
     "mareinforce": Estimator(keep_returns, has_baseline=False),
+    "iac": Estimator(keep_returns, has_baseline=False, critic="own"),
+    "maac": Estimator(keep_returns, has_baseline=False, critic="central"),
 }
 """The estimators by the name that configurations use (``algo.estimator``, ``agents.<name>.estimator``)."""
 
@@ -78,6 +85,7 @@ else:
 def group_advantages(returns: Sequence[float], estimator: EstimatorName, normalize: Normalize = "none") -> list[float]:
     """The advantages of one group: the completions of one agent that are compared with each other.
 
+    ``returns`` are those less the values of a critic if the estimator has one.
     ``normalize = "std"`` divides by the population standard deviation of the returns. If all returns are equal, the
     advantages are exactly 0, unless the estimator has no baseline and nothing is divided.
     """

@@ -59,6 +59,28 @@ def tabulate_returns(samples: Mapping[str, Sequence[Sample]], normalize: Normali
     return groups if torch.equal(groups.form_advantages().float(), stored.float()) else None
 
 
+@dataclass(frozen=True, slots=True)
+class PreferenceLoss:
+    """The loss of the pairs of one node, and how it pushes the log-probability of each joint action."""
+
+    losses: Float[Tensor, " P"]
+    """``-log sigmoid(margin)`` of each pair."""
+    pushes: Float[Tensor, " J"]
+    """Minus the derivative of the mean loss with respect to the log-probability of each joint action."""
+
+
+def preference_loss(returns: Float[Tensor, " J"], log_ratios: Float[Tensor, " J"], beta: float) -> PreferenceLoss:
+    """The DPO loss, arXiv 2305.18290, of all pairs of joint actions with different returns.
+
+    ``log_ratios``: the log-probability of each joint action, the sum over agents, less that under the reference. The
+    margin of a pair is ``beta`` times the difference of its log ratios, better less worse.
+    """
+    is_better = returns[:, None] > returns[None, :]  # [better, worse]
+    margins = beta * (log_ratios[:, None] - log_ratios[None, :])
+    slopes = torch.where(is_better, beta * torch.sigmoid(-margins), 0.0) / is_better.sum().clamp(min=1)
+    return PreferenceLoss(torch.nn.functional.softplus(-margins)[is_better], slopes.sum(1) - slopes.sum(0))
+
+
 def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """The k3 estimate of KL(policy || reference), never negative: ``exp(d) - d - 1`` with ``d = ref_logp - logp``.
 

@@ -5,7 +5,9 @@ degenerate exactly when its returns are equal.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 JointIndex = tuple[int, int]
@@ -27,7 +29,24 @@ Returns = list[list[float | None]]
 """The return of every joint action, by node; None if its future was lost, so that it is ignored."""
 
 
-def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Returns:
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """A critic's values of nodes, and their share in the returns of the turns before."""
+
+    values: Sequence[float | None]
+    """Value of each node; None: the critic does not value it, and returns go through it unchanged."""
+    gae_lambda: float
+    """Share of the sampled return in the worth of a node; the rest is the node's value. 1: values enter no return."""
+
+    def mix(self, n: int, sampled: float) -> float:
+        """The worth of node ``n`` whose joint actions have the mean return ``sampled``."""
+        value = self.values[n]
+        return sampled if value is None else value + self.gae_lambda * (sampled - value)
+
+
+def tree_returns(
+    nodes: Sequence[TreeNode], gamma: float, num_turns: int, bootstrap: Bootstrap | None = None
+) -> Returns:
     """The return of every joint action, ``R_j = r_j + gamma f_j``: arXiv 2508.04652, section 3.
 
     ``f_j`` is the mean return of the joint actions in the node that ``j`` opened, and 0 at the last turn. In ``nodes``,
@@ -41,6 +60,10 @@ def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Ret
     mean ``m``. Those take ``f_j = m + (J - 1)/(b - 1) (c_j - m)``, and the others take ``m``: in expectation over the
     draw, the difference of any two ``f_j`` is the same as in a tree in which all were continued. With ``b = 1`` all
     take ``m``, and advantages ignore the future.
+
+    With ``bootstrap`` these are the lambda-returns of generalised advantage estimation (GAE, arXiv 1506.02438): the
+    worth of a node is ``(1 - lambda) V + lambda f`` instead of ``f``, with the critic's value ``V``. A return less the
+    value of its own node is then the sum of ``(gamma lambda)^k delta`` over the temporal differences ``delta``.
     """
     depths: list[int] = []
     for node in nodes:
@@ -55,7 +78,8 @@ def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Ret
         if node.opened_by is not None:
             parent, j = node.opened_by
             valid = [value for value in returns[n] if value is not None]
-            continued[parent][j] = exact_mean(valid) if valid else None
+            worth = exact_mean(valid) if valid else None
+            continued[parent][j] = worth if worth is None or bootstrap is None else bootstrap.mix(n, worth)
     return returns
 
 
@@ -110,6 +134,23 @@ def discounted_turns(gamma: float, num_turns: int) -> float:
     return math.fsum(gamma**turn for turn in range(num_turns))
 
 
+def value_by_others(problems: Sequence[str], depths: Sequence[int], returns: Sequence[float | None]) -> list[float]:
+    """Value each node by the mean of other problems' nodes at the same turn: the values of a critic without data.
+
+    They do not depend on the completions of the node's own problem, so they bias no gradient. A node without a return
+    (None) counts for no other; 0 if there is no other problem.
+    """
+    by_depth: dict[int, list[tuple[str, float]]] = {}
+    for problem, depth, value in zip(problems, depths, returns, strict=True):
+        if value is not None:
+            by_depth.setdefault(depth, []).append((problem, value))
+    values = []
+    for problem, depth in zip(problems, depths, strict=True):
+        others = [value for other, value in by_depth.get(depth, []) if other != problem]
+        values.append(exact_mean(others) if others else 0.0)
+    return values
+
+
 def completion_returns(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[float | None]:
     """The return of each of an agent's ``G`` completions: the mean over the joint actions that contain it.
 
@@ -121,6 +162,18 @@ def completion_returns(returns: Sequence[float], picks: Sequence[int], group_siz
     for value, pick in zip(returns, picks, strict=True):
         returns_by_completion[pick].append(value)
     return [exact_mean(values) if values else None for values in returns_by_completion]
+
+
+def preference_scores(returns: Sequence[float]) -> list[float]:
+    """For each of ``J`` joint actions, the pairs that it wins less those that it loses, over the number of pairs.
+
+    Two joint actions are a pair if their returns differ. All 0 if there is none.
+    """
+    ordered = sorted(returns)
+    wins = [bisect_left(ordered, value) for value in returns]
+    losses = [len(ordered) - bisect_right(ordered, value) for value in returns]
+    num_pairs = max(sum(wins), 1)
+    return [(won - lost) / num_pairs for won, lost in zip(wins, losses, strict=True)]
 
 
 def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:

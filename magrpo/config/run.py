@@ -131,6 +131,11 @@ class AlgoConfig(Section):
     problem; ``agent_turn``: those of the episodes in which the agent was asked at least as often."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount factor between turns, for rewards and for the loss of later turns. With 0 only the first turn trains."""
+    loss: Literal["policy_gradient", "madpo"] = "policy_gradient"
+    """``policy_gradient``: completions are pushed by their advantages; ``madpo``: pairs of joint actions of a node are
+    preferences, which all agents learn together, and no estimator is used (see docs/algorithm.md)."""
+    preference_beta: float = Field(0.1, gt=0)
+    """With ``madpo``: how far policies may move from the weights that sampled; less lets them move further."""
     loss_norm: LossNorm = "sequence_sum"
     """How token losses are averaged (see docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
@@ -210,6 +215,18 @@ class OptimConfig(Section):
         if value & (value - 1):
             raise ValueError(f"must be a power of two, such as {1 << (value.bit_length() - 1)}, not {value}")
         return value
+
+
+class CriticConfig(Section):
+    """The critics of agents whose estimator has one (``iac``, ``maac``): linear value heads on the frozen bases."""
+
+    lr: float = Field(3e-3, gt=0)
+    """Learning rate of the critics, which have AdamW optimizers of their own."""
+    epochs: int = Field(10, ge=1)
+    """Number of passes of a critic over the observations of an iteration."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation over turns. 1: returns are sampled ones; less: the critic's value of
+    the next turn stands for a part of what follows. Without effect if there is one turn."""
 
 
 class TrainConfig(Section):
@@ -330,6 +347,7 @@ class RunConfig(Section):
     penalty: PenaltyConfig = PenaltyConfig()
     algo: AlgoConfig = AlgoConfig()
     optim: OptimConfig = OptimConfig()
+    critic: CriticConfig = CriticConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     baselines: BaselinesConfig = BaselinesConfig()
@@ -413,6 +431,33 @@ class RunConfig(Section):
             raise ValueError(f"env.failure_reward = {env.failure_reward:g} is above the maximum of the reward")
 
     @model_validator(mode="after")
+    def _preferences_fit(self) -> RunConfig:
+        if self.algo.loss != "madpo":
+            return self
+        many_turns = self.env.num_turns > 1
+        misfits = {
+            "rollout.group_size = 1 leaves a node one joint action and nothing to prefer: set it to 2 or more": (
+                self.rollout.group_size == 1
+            ),
+            "algo.estimator: preferences need no critic: set the estimator of every agent to one without": (
+                self.trains_critics
+            ),
+            "env: preferences compare joint actions of one node, and a program has no nodes: use policy_gradient": (
+                isinstance(self.env, AgentProgram)
+            ),
+            'rollout.tree: with several turns, pairs at every turn need tree = "full" without branching': (
+                many_turns and (self.rollout.tree != "full" or self.rollout.branching is not None)
+            ),
+            'algo.normalize = "std" is for advantages: set it to "none"': self.algo.normalize == "std",
+            "algo.beta adds a second penalty: set it to 0, and use algo.preference_beta": self.algo.beta > 0,
+            "train.lag: margins are taken to the weights that sampled, so set it to 0": self.train.lag > 0,
+            "algo.importance_cap would weigh tokens, not preferences: remove it": self.algo.importance_cap is not None,
+        }
+        if found := [misfit for misfit, is_found in misfits.items() if is_found]:
+            raise ValueError(f'algo.loss = "madpo": {"; ".join(found)}')
+        return self
+
+    @model_validator(mode="after")
     def _groups_can_train(self) -> RunConfig:
         for agent in self.agents:
             estimator = self.estimator_of(agent)
@@ -420,13 +465,29 @@ class RunConfig(Section):
             if agent.trained and not can_train:
                 raise ValueError(
                     f"rollout: a group of 1 has no siblings, so agent {agent.name!r} with estimator {estimator!r} "
-                    'would never train; set group_size to 2 or more, or algo.estimator to "mareinforce" with '
+                    'would never train; set group_size to 2 or more, or algo.estimator to "iac" or "mareinforce" with '
                     'algo.normalize = "none"'
                 )
         if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
             raise ValueError(
                 "rollout: with branching = 1 no joint action is credited for later turns; set it to 2 or more, or "
                 'set tree = "chains", which continues every joint action at less cost'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critics_fit(self) -> RunConfig:
+        if not self.trains_critics:
+            return self
+        if isinstance(self.env, AgentProgram):
+            raise ValueError(
+                "algo.estimator: critics value the prompts of turns, but a program decides itself which prompts follow "
+                'each other; set the estimator of every agent to one without a critic, such as "magrpo" or "marloo"'
+            )
+        if self.train.lag:
+            raise ValueError(
+                f"train.lag = {self.train.lag} samples several iterations at once, but a critic learns from one after "
+                'another; set train.lag = 0, or the estimator of every agent to one without a critic, such as "magrpo"'
             )
         return self
 
@@ -477,6 +538,11 @@ class RunConfig(Section):
         return agent.estimator or self.algo.estimator
 
     @property
+    def trains_critics(self) -> bool:
+        """Whether the estimator of a trained agent has a critic."""
+        return any(agent.trained and ESTIMATORS[self.estimator_of(agent)].critic != "none" for agent in self.agents)
+
+    @property
     def own_estimators(self) -> dict[str, EstimatorName]:
         """The estimator of each agent that has one of its own."""
         return {agent.name: agent.estimator for agent in self.agents if agent.estimator is not None}
@@ -491,6 +557,13 @@ class RunConfig(Section):
             found.append(
                 "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different "
                 "ones; the paper does not divide by the standard deviation"
+            )
+        if self.critic != CriticConfig() and not self.trains_critics:
+            found.append("critic: no trained agent has an estimator with a critic, so this section has no effect")
+        if self.algo.loss == "madpo" and self.algo.update_epochs == 1:
+            found.append(
+                "algo.loss = 'madpo' with one epoch never leaves the margin 0, where only the order of returns "
+                "matters; set algo.update_epochs to 2 or more"
             )
         if long_warmup := self.optim.describe_long_warmup(self.train.num_iterations):
             found.append(long_warmup)

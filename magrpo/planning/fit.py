@@ -34,6 +34,11 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
         )
     if place.ranks.shard != "none" and config.model.dtype == "mixed":
         yield 'ranks.shard = "base" spreads layers of one precision, but model.dtype = "mixed": remove ranks.shard'
+    if ranks and config.trains_critics:
+        yield (
+            f"ranks.count = {ranks} keeps the base models out of this process, where critics read observations: remove "
+            "ranks, or start a new run with an estimator without a critic"
+        )
     for section, gpus in (("samplers", place.samplers.gpus), ("ranks", place.ranks.gpus)):
         if gpus is not None and config.model.device != "auto" and bool(gpus) != (config.model.device == "cuda"):
             yield f'{section}.gpus = {gpus}, but model.device = "{config.model.device}": remove {section}.gpus'

@@ -100,7 +100,7 @@ def estimate_memory(
     apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
     adapted = [agent.model for agent in apart if agent.weights != "full"]
     full = [agent.model for agent in apart if agent.weights == "full"]
-    references = set(full) if config.algo.beta > 0 else set()
+    references = set(full) if config.algo.beta > 0 or config.trains_critics else set()
     holders = [agent for agent in apart if agent.trained]
     trained = [
         models[agent.model].num_parameters / num_shards

@@ -38,7 +38,7 @@ from magrpo.reports.over_seeds import (
 )
 from magrpo.reports.page import Pictures, ReportTable, Section, write_page
 from magrpo.reports.verdict import judge_run
-from magrpo.run.steps import TRAINING_STAGES
+from magrpo.run.steps import STAGES, TRAINING_STAGES
 from magrpo.types import HEADLINE
 
 NUM_KEYS = 12
@@ -76,7 +76,8 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
         for table in equal_tokens_tables(trained):
             yield Section(table, folded=True)
     costs = [list_run_costs(run) for run in runs]
-    rows = [(name, *(of_run[name] for of_run in costs)) for name in costs[0]]
+    names = dict.fromkeys(name for of_run in costs for name in of_run)
+    rows = [(name, *(of_run.get(name, figures.UNDEFINED) for of_run in costs)) for name in names]
     note = "Stages in seconds, all iterations together; tokens are those sampled."
     yield Section(ReportTable("Cost", ("", *labels), rows, note), folded=True)
 
@@ -132,7 +133,8 @@ def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
     evaluated = sum(row.generated_tokens for report in run.reports for row in report.rows)
     costs = {f"{UNITS[unit]}, training": f"{count:,}" for unit, count in run.budgets[-1].counts.items()}
     costs["tokens generated, evaluation"] = f"{evaluated:,}"
-    costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *TRAINING_STAGES, "evaluate", "report")}
+    needed = [stage for stage in TRAINING_STAGES if STAGES[stage].is_needed(run.config)]
+    costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *needed, "evaluate", "report")}
     return costs | {"all": figures.format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}
 
 

@@ -26,11 +26,16 @@ from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.manifest import check_files
 from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records
-from magrpo.types import EvalReport, NodeScores, Problem, RolloutGroup, ScoredTurn, Split, Turn
+from magrpo.types import Comparison, EvalReport, NodeScores, NodeValues, Problem, RolloutGroup, ScoredTurn, Split, Turn
 
 GROUPS = "groups.jsonl.gz"
 SCORES = "scores.jsonl.gz"
 """The scored joint actions of the nodes whose completions are in the rollout's :data:`GROUPS`."""
+VALUES = "values.jsonl.gz"
+CRITICS = "critics.pt"
+"""The critics of a run with their optimizers, as an iteration left them."""
+COMPARISONS = "_comparisons.jsonl.gz"
+"""The joint actions that preferences compare, beside the samples; no agent's name begins with an underscore."""
 EVALUATION = "report.json"
 TRAJECTORIES = "trajectories.jsonl.gz"
 TIMED_ANSWERS = "timed.jsonl.gz"
@@ -103,6 +108,21 @@ def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> No
     """Write scored nodes for :func:`read_scored`: rewards and reports without the completions."""
     nodes = (NodeScores(group.problem.task_id, group.path, group.turns) for group in groups)
     write_records(folder / SCORES, nodes)
+
+
+def read_values(folder: Path) -> list[NodeValues]:
+    """Read the values committed by ``critic``."""
+    return read_records(folder / VALUES, NodeValues)
+
+
+def read_comparisons(folder: Path) -> list[Comparison]:
+    """Read the comparisons committed by ``credit``."""
+    return read_records(folder / COMPARISONS, Comparison)
+
+
+def list_outputs(pointers: Iterable[Pointer], stage: str) -> list[Pointer]:
+    """Return those outputs among ``pointers`` that a stage has committed, in any part and iteration."""
+    return [pointer for pointer in pointers if Path(pointer["dir"]).name.partition(".")[0] == stage]
 
 
 def read_evaluation(folder: Path) -> EvalReport:

@@ -5,7 +5,7 @@ its line on the console and its place in reports follow from the table.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -35,6 +35,10 @@ class StageSpec:
     """``module:function``, a :data:`magrpo.stages.context.Writer`, which computes a step and writes its files."""
     sections: tuple[str, ...]
     """Sections of the configuration that its output depends on, besides its inputs; they enter its key."""
+    takes_previous: bool = False
+    """Whether it takes its own output of the iteration before, which its last input names."""
+    is_needed: Callable[[RunConfig], bool] = lambda _: True
+    """Whether a run of this configuration computes it."""
     shows_prompts: bool = False
     """Whether it prompts agents; the text of the prompts then enters its key, too."""
     writes_checkpoint: bool = False
@@ -90,9 +94,20 @@ _TRAINING = (
         items="programs",
     ),
     StageSpec(
+        name="critic",
+        when="iteration",
+        inputs=("score", "critic"),
+        writer="magrpo.stages.critic:write_values",
+        sections=("critic", "algo", "agents", "model", "env", "rollout"),
+        takes_previous=True,
+        is_needed=lambda config: config.trains_critics,
+        activity="valuing",
+        items="observations",
+    ),
+    StageSpec(
         name="credit",
         when="iteration",
-        inputs=("score",),
+        inputs=("score", "critic"),
         writer="magrpo.stages.credit:write_samples",
         sections=("algo", "agents", "env", "rollout"),
         activity="credit",
@@ -153,7 +168,7 @@ _BASELINES = (
 
 STAGES: Mapping[str, StageSpec] = {spec.name: spec for spec in (*_TRAINING, *_BASELINES)}
 TRAINING_STAGES = tuple(spec.name for spec in _TRAINING if spec.when in ("turn", "iteration"))
-"""The stages of a training iteration, in order."""
+"""The stages of a training iteration, in order; a run may not need all of them."""
 SAMPLING_STAGES = tuple(name for name in TRAINING_STAGES if not STAGES[name].writes_checkpoint)
 """The stages of an iteration that make its samples; with ``train.lag`` they run beside earlier updates."""
 
@@ -229,16 +244,17 @@ def evaluates_after(config: RunConfig, iteration: int) -> bool:
 
 def _training_steps(config: RunConfig) -> Iterator[Step]:
     plan = _Plan(config.train.lag)
-    yield from plan.add_steps(_TRAINING, "first", 0)
+    table = [spec for spec in _TRAINING if spec.is_needed(config)]
+    yield from plan.add_steps(table, "first", 0)
     for iteration in range(config.train.num_iterations + 1):
         if iteration > 0:
             plan.forget(TRAINING_STAGES)
             for turn in range(config.env.num_turns):
-                yield from plan.add_steps(_TRAINING, "turn", iteration, str(turn))
-            yield from plan.add_steps(_TRAINING, "iteration", iteration)
+                yield from plan.add_steps(table, "turn", iteration, str(turn))
+            yield from plan.add_steps(table, "iteration", iteration)
         if evaluates_after(config, iteration):
-            yield from plan.add_steps(_TRAINING, "evaluation", iteration)
-    yield from plan.add_steps(_TRAINING, "last", config.train.num_iterations)
+            yield from plan.add_steps(table, "evaluation", iteration)
+    yield from plan.add_steps(table, "last", config.train.num_iterations)
 
 
 def _baseline_steps(config: RunConfig) -> Iterator[Step]:
@@ -276,15 +292,18 @@ class _Plan:
                 yield step
 
     def forget(self, stages: Sequence[str]) -> None:
-        """Forget the steps of these stages: a new iteration does not take them as inputs."""
+        """Forget the steps of these stages that a new iteration does not take as inputs."""
         for stage in stages:
-            self._made[stage].clear()
+            if not STAGES[stage].takes_previous:
+                self._made[stage].clear()
 
     def _find_inputs(self, name: str, reader: StageSpec, part: str) -> Sequence[Step]:
         made = self._made[name]
         if name == CHECKPOINT:
             lag = self._lag if reader.name in SAMPLING_STAGES else 0
             return [made[max(len(made) - 1 - lag, 0)]]
+        if STAGES[name].takes_previous:
+            return made[-1:]
         if STAGES[name].when == reader.when == "turn":
             is_earlier = TRAINING_STAGES.index(name) < TRAINING_STAGES.index(reader.name)
             turn = int(part) if is_earlier else int(part) - 1

@@ -27,6 +27,8 @@ class AgentBatch:
     micro_batches: Sequence[Sequence[Row]]
     divisor: float
     """Divisor of the loss, which is a sum over tokens."""
+    numbers: Sequence[int]
+    """The number of each sample among all samples of the update, those without advantage included."""
 
     @cached_property
     def lengths(self) -> list[int]:

@@ -24,6 +24,7 @@ from magrpo.types import Problem, RolloutGroup, Split, T
 if TYPE_CHECKING:
     from magrpo.gateway.player import EpisodePlayer
     from magrpo.model.lineup import Lineup
+    from magrpo.model.policy import Policy
 
 Metrics = Mapping[str, float]
 
@@ -37,6 +38,10 @@ class Resources(Protocol):
     @property
     def updates(self) -> Updates:
         """Computes the updates of the run. Call :meth:`free_gpus` first."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policies in this process, which updates share. Call :meth:`free_gpus` first."""
 
     @property
     def sandbox(self) -> Sandbox: ...

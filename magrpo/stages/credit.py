@@ -1,26 +1,29 @@
 """Credit: returns over the trees of one iteration, and the advantage of every completion over its siblings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev
 
-from magrpo.algo.advantages import EstimatorName, group_advantages
+from magrpo.algo.advantages import ESTIMATORS, EstimatorName, group_advantages
 from magrpo.algo.episodes import credit_episodes
 from magrpo.algo.returns import (
+    Bootstrap,
     TreeNode,
     completion_returns,
     discounted_turns,
+    exact_mean,
     influence_share,
+    preference_scores,
     tree_returns,
     tree_weights,
 )
 from magrpo.algo.stats import mean_or_zero
-from magrpo.config.run import AlgoConfig, RolloutConfig
-from magrpo.run.files import read_scored, samples_file
+from magrpo.config.run import AlgoConfig, RolloutConfig, RunConfig
+from magrpo.run.files import COMPARISONS, list_outputs, read_scored, read_values, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import has_ended
-from magrpo.types import PENDING, Action, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Action, Comparison, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,54 @@ class _Node:
     """Weight of each completion in the gradient; 1 at a root."""
     absorbed: list[float]
     """Rewards of the joint actions that ended their episode here; each is earned again at every later turn."""
+    value: float
+    """The critic's value; 0 without a critic."""
 
 
-_Completion = tuple[_Node, Action, float]
-"""A completion with its node and its return."""
+_Completion = tuple[_Node, Action, float, float]
+"""A completion with its node, its return, and its return less the critic's value of the node."""
+NodeKey = tuple[str, tuple[int, ...]]
+"""The problem and the path of a node."""
+JOINT = ""
+"""Stands for an agent whose return is that of the joint reward alone, which the central critic values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Critique:
+    """What the critics say: ``values[node]`` holds the value by critic, an agent's own or :data:`JOINT`."""
+
+    values: Mapping[NodeKey, Mapping[str, float]] = field(default_factory=dict)
+    gae_lambda: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CreditRules:
+    """Everything besides the nodes that credit depends on; the arguments of :func:`credit`."""
+
+    algo: AlgoConfig
+    estimators: Mapping[str, EstimatorName]
+    rollout: RolloutConfig
+    num_turns: int
+    critique: Critique = field(default_factory=Critique)
+
+    @classmethod
+    def of(cls, config: RunConfig, critique: Critique) -> "CreditRules":
+        """The rules of a run."""
+        return cls(config.algo, config.own_estimators, config.rollout, config.env.num_turns, critique)
+
+    def estimator_of(self, agent: str) -> EstimatorName:
+        """The agent's estimator: its own, or that of ``algo``."""
+        return self.estimators.get(agent, self.algo.estimator)
+
+    def critic_of(self, agent: str) -> str | None:
+        """The critic that judges ``agent``; None: its estimator has none."""
+        match ESTIMATORS[self.estimator_of(agent)].critic:
+            case "own":
+                return agent
+            case "central":
+                return JOINT
+            case "none":
+                return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +102,11 @@ class _Siblings:
             actions = node.group.actions[agent]
             picks = [turn.picks[agent] for turn in node.turns]
             values = completion_returns(node.returns, picks, len(actions))
-            completions += [(node, action, v) for action, v in zip(actions, values, strict=True) if v is not None]
+            completions += [
+                (node, action, value, value - node.value)
+                for action, value in zip(actions, values, strict=True)
+                if value is not None
+            ]
         return completions
 
 
@@ -81,13 +132,20 @@ def credit(
     completion that is part of no other joint action is dropped. The calls of programs are credited by
     :mod:`magrpo.algo.episodes`.
     """
-    own_estimators = estimators or {}
+    return credit_by_rules(groups, agents, CreditRules(algo, estimators or {}, rollout, num_turns))
+
+
+def credit_by_rules(
+    groups: Sequence[RolloutGroup[ScoredTurn]], agents: Sequence[str], rules: CreditRules
+) -> tuple[dict[str, list[Sample]], dict[str, float]]:
+    """As :func:`credit`. An agent with a critic needs the critic's value of every node that the critic reads."""
+    algo = rules.algo
     if any(group.episodes for group in groups):
-        by_agent = {agent: own_estimators.get(agent, algo.estimator) for agent in agents}
+        by_agent = {agent: rules.estimator_of(agent) for agent in agents}
         samples, metrics = credit_episodes(groups, by_agent, algo.normalize, algo.siblings)
         return samples, _reward_metrics(groups) | metrics
-    forest = _Forest(groups, algo, rollout, num_turns)
-    nodes = forest.value_nodes("")
+    forest = _Forest(groups, rules)
+    nodes = forest.value_nodes(JOINT)
     has_local = any(turn.reward.local for group in groups for turn in group.turns)
     metrics = _reward_metrics(groups)
     if any(group.path for group in groups):
@@ -97,8 +155,10 @@ def credit(
     samples = {}
     all_equal: list[bool] = []
     for agent in agents:
-        groups_of_agent = forest.group_siblings(agent, forest.value_nodes(agent) if has_local else nodes)
-        agent_credit = _credit_agent(agent, groups_of_agent, own_estimators.get(agent, algo.estimator), algo.normalize)
+        critic = rules.critic_of(agent)
+        own_nodes = has_local or critic is not None
+        groups_of_agent = forest.group_siblings(agent, forest.value_nodes(agent, critic) if own_nodes else nodes)
+        agent_credit = _credit_agent(agent, groups_of_agent, rules.estimator_of(agent), algo.normalize)
         samples[agent] = agent_credit.samples
         all_equal += agent_credit.groups_equal
         metrics |= agent_credit.metrics()
@@ -133,32 +193,36 @@ def _credit_agent(
         completions = group.list_completions(agent)
         if not completions:
             continue
-        # Episodes that ended earlier enter the baseline too. They come last: zip drops their advantages below, because
-        # they have no completion here to train.
-        returns = [*(value for _, _, value in completions), *group.ended_returns]
+        # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
+        # below, because they have no completion here to train.
+        has_critic = ESTIMATORS[estimator].critic != "none"
+        returns = [*(gain for _, _, _, gain in completions), *([] if has_critic else group.ended_returns)]
         advantages = group_advantages(returns, estimator, normalize)
         for completion, advantage in zip(completions, advantages, strict=False):
             samples.append(_build_sample(agent, completion, advantage, number))
-        groups_equal.append(max(returns) == min(returns))
+        groups_equal.append(not any(advantages) if has_critic else max(returns) == min(returns))
     return _AgentCredit(agent, samples, groups_equal)
 
 
 class _Forest:
     """The trees of all problems of an iteration, with parents before their children."""
 
-    def __init__(
-        self, groups: Sequence[RolloutGroup[ScoredTurn]], algo: AlgoConfig, rollout: RolloutConfig, num_turns: int
-    ) -> None:
-        self._algo, self._rollout, self._num_turns = algo, rollout, num_turns
+    def __init__(self, groups: Sequence[RolloutGroup[ScoredTurn]], rules: CreditRules) -> None:
+        self._algo, self._rollout, self._num_turns = rules.algo, rules.rollout, rules.num_turns
+        self._critique = rules.critique
         self._groups = sorted(groups, key=lambda group: len(group.path))
         self._unmasked = [[j for j, turn in enumerate(group.turns) if not turn.masked] for group in self._groups]
         self._index = {(group.problem.task_id, group.path): n for n, group in enumerate(self._groups)}
         assert len(self._index) == len(self._groups), "two nodes at one place of a tree"
 
-    def value_nodes(self, agent: str) -> list[_Node]:
-        """Every node with its weight and the returns of ``agent``; with "" the returns of the joint reward alone."""
+    def value_nodes(self, agent: str, critic: str | None = None) -> list[_Node]:
+        """Every node with its weight and the returns of ``agent``, or of :data:`JOINT`.
+
+        With ``critic`` the nodes have its values, which enter the returns of the turns before.
+        """
         tree = [self._tree_node(n, agent) for n in range(len(self._groups))]
-        returns = tree_returns(tree, self._algo.gamma, self._num_turns)
+        bootstrap = None if critic is None else Bootstrap(self._find_values(critic), self._critique.gae_lambda)
+        returns = tree_returns(tree, self._algo.gamma, self._num_turns, bootstrap)
         weights = tree_weights(tree, returns, self._algo.gamma)
         nodes = []
         for n, (group, values) in enumerate(zip(self._groups, returns, strict=True)):
@@ -167,8 +231,26 @@ class _Forest:
             size = max(map(len, group.actions.values()))
             weight = weights[n] * self._rollout.group_size / size if group.path else 1.0
             absorbed = [reward for reward in tree[n].absorbed if reward is not None]
-            nodes.append(_Node(group, turns, [value for value in values if value is not None], weight, absorbed))
+            value = None if bootstrap is None else bootstrap.values[n]
+            valid = [value for value in values if value is not None]
+            nodes.append(_Node(group, turns, valid, weight, absorbed, 0.0 if value is None else value))
         return nodes
+
+    def _find_values(self, critic: str) -> list[float | None]:
+        """The values by node; None where the critic has no observation, as its agent does not act there."""
+        values: list[float | None] = []
+        for group in self._groups:
+            if critic != JOINT and critic not in group.actions:
+                values.append(None)
+                continue
+            by_critic = self._critique.values.get((group.problem.task_id, group.path), {})
+            if critic not in by_critic:
+                raise ValueError(
+                    "credit: an estimator with a critic needs its values, which only a whole run computes: use "
+                    "magrpo train, or another estimator"
+                )
+            values.append(by_critic[critic])
+        return values
 
     def group_siblings(self, agent: str, nodes: Sequence[_Node]) -> list[_Siblings]:
         """The groups of siblings within which the advantages of ``agent`` are computed."""
@@ -207,7 +289,7 @@ def _agent_reward(reward: JointReward, agent: str) -> float:
 
 
 def _build_sample(agent: str, completion: _Completion, advantage: float, group: int) -> Sample:
-    node, action, value = completion
+    node, action, value, _ = completion
     return Sample(
         prompt_ids=node.group.prompts[agent].token_ids,
         completion_ids=action.token_ids,
@@ -263,17 +345,73 @@ def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]
     return {f"credit/{agent}/influence": fmean(defined)} if defined else {}
 
 
+def prefer_joint_actions(
+    groups: Sequence[RolloutGroup[ScoredTurn]], agents: Sequence[str], rules: CreditRules
+) -> tuple[dict[str, list[Sample]], list[Comparison], dict[str, float]]:
+    """The samples of every agent, the comparisons of their joint actions, and the metrics, for the loss ``madpo``.
+
+    All joint actions of a node with different joint returns are pairs; local rewards do not count. The advantage of a
+    completion is that of the first epoch, in which every margin is 0: half of ``preference_beta`` for each pair, over
+    the number of the node's pairs. A node counts once in the divisor of the loss, however many completions it has.
+    """
+    samples: dict[str, list[Sample]] = {agent: [] for agent in agents}
+    comparisons: list[Comparison] = []
+    scale = rules.algo.preference_beta / 2
+    for number, node in enumerate(_Forest(groups, rules).value_nodes(JOINT)):
+        scores = preference_scores(node.returns)
+        positions: dict[str, tuple[int, ...]] = {}
+        for agent, actions in node.group.actions.items():
+            picks = [turn.picks[agent] for turn in node.turns]
+            pushes = [0.0] * len(actions)
+            for pick, score in zip(picks, scores, strict=True):
+                pushes[pick] += scale * score
+            values = completion_returns(node.returns, picks, len(actions))
+            found: dict[int, int] = {}
+            for i, value in enumerate(values):
+                if value is not None:
+                    found[i] = len(samples[agent])
+                    sample = _build_sample(agent, (node, actions[i], value, value), pushes[i], number)
+                    samples[agent].append(replace(sample, counts=node.weight / len(set(picks))))
+            positions[agent] = tuple(found[pick] for pick in picks)
+        comparisons.append(Comparison(tuple(node.returns), positions))
+    metrics = _reward_metrics(groups)
+    for agent in agents:
+        advantages = [sample.advantage for sample in samples[agent]]
+        metrics[f"credit/{agent}/advantage_std"] = pstdev(advantages or [0.0])
+    ties = [len(set(comparison.returns)) < 2 for comparison in comparisons if comparison.returns]
+    metrics["reward/frac_groups_equal"] = mean_or_zero(ties)
+    return samples, comparisons, metrics
+
+
+def critic_targets(groups: Sequence[RolloutGroup[ScoredTurn]], critic: str, rules: CreditRules) -> dict[NodeKey, float]:
+    """The return that ``critic`` should have said of each node that it values: the mean over its joint actions.
+
+    With ``gae_lambda`` below 1, returns hold the values of ``rules`` for later turns. A node without a joint action
+    that counts has no target.
+    """
+    nodes = _Forest(groups, rules).value_nodes(critic, critic)
+    return {
+        (node.group.problem.task_id, node.group.path): exact_mean(node.returns)
+        for node in nodes
+        if node.returns and (critic == JOINT or critic in node.group.actions)
+    }
+
+
 def write_samples(context: StageContext) -> Metrics:
     """Compute the return and the advantage of every completion of an iteration, and write the samples."""
     config = context.config
-    samples, metrics = credit(
-        [group for pointer in context.inputs for group in context.read_nodes(pointer, read_scored, last=True)],
-        config.algo,
-        [agent.name for agent in config.agents],
-        config.own_estimators,
-        rollout=config.rollout,
-        num_turns=config.env.num_turns,
-    )
+    values = {}
+    for pointer in list_outputs(context.inputs, "critic"):
+        values = {(node.task_id, node.path): node.values for node in read_values(context.store.folder(pointer))}
+    scores = list_outputs(context.inputs, "score")
+    groups = [group for pointer in scores for group in context.read_nodes(pointer, read_scored, last=True)]
+    names = [agent.name for agent in config.agents]
+    rules = CreditRules.of(config, Critique(values, config.critic.gae_lambda))
+    if config.algo.loss == "madpo":
+        samples, comparisons, metrics = prefer_joint_actions(groups, names, rules)
+        write_records(context.folder / COMPARISONS, comparisons)
+    else:
+        samples, metrics = credit_by_rules(groups, names, rules)
     for name, samples_of_agent in samples.items():
         write_records(context.folder / samples_file(name), samples_of_agent)
     num_trained = sum(len(samples[agent.name]) for agent in config.agents if agent.trained)

@@ -18,12 +18,12 @@ from torch import Tensor
 from magrpo.algo.loss import LossOf, policy_loss
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.model.collate import Batch, collate, count_padded
+from magrpo.model.model_runs import ModelContext, ModelRuns
 from magrpo.model.policy import Policy
 from magrpo.model.side_by_side import Stop, count_updated_at_once, run_side_by_side
 from magrpo.stages.agent_batch import AgentBatch, CompletionCounter, OrderedGradient, PartialSums
 from magrpo.stages.lanes import LanePlan, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
-from magrpo.stages.model_runs import ModelRuns
-from magrpo.stages.update_metrics import list_sums
+from magrpo.stages.update_metrics import list_sums, uses_ratio
 from magrpo_kernels import LossOptions
 
 ResultT = TypeVar("ResultT")
@@ -52,7 +52,7 @@ class GradientComputer:
             importance_cap=self.algo.importance_cap,
             backward_once=True,
         )
-        if self.algo.update_epochs > 1:
+        if uses_ratio(self.algo):
             clip_low, clip_high = self.algo.clip_low, self.algo.clip_high
             self._loss_options = replace(self._loss_options, clip_low=clip_low, clip_high=clip_high)
         self.sum_names = list_sums(self.algo, self.lag)
@@ -181,23 +181,29 @@ class GradientComputer:
     # ------------------------------------------------------------------------------------------ log-probabilities
     def compute_reference(self, batches: Sequence[AgentBatch]) -> list[Tensor]:
         """Log-probabilities of each agent's sampled tokens under its reference; 0 where another rank computes them."""
-        tables = self._run_tasks([partial(self._compute_reference_logps, batch) for batch in batches])
+        return self._compute_logps(self.policy.reference, batches)
+
+    def compute_current(self, batches: Sequence[AgentBatch]) -> list[Tensor]:
+        """As :meth:`compute_reference`, under the present weights."""
+        return self._compute_logps(self.policy.active, batches)
+
+    def _compute_logps(self, context_of: Callable[[str], ModelContext], batches: Sequence[AgentBatch]) -> list[Tensor]:
+        tables = self._run_tasks([partial(self._compute_batch_logps, context_of, batch) for batch in batches])
         for idle in self._idle_micro_batches(batches):
             agent = batches[0].agent
-            self.models.compute_logps(agent, self.policy.reference(agent), idle, self._logps_options)
+            self.models.compute_logps(agent, context_of(agent), idle, self._logps_options)
         return tables
 
     def share_logps(self, batch: AgentBatch, table: Tensor) -> Sequence[Tensor]:
         """The log-probabilities that all ranks have computed, one tensor for each completion."""
         return torch.split(self.ranks.fill_in(table), batch.lengths)
 
-    def _compute_reference_logps(self, batch: AgentBatch, stop: Stop) -> Tensor:
+    def _compute_batch_logps(self, context_of: Callable[[str], ModelContext], batch: AgentBatch, stop: Stop) -> Tensor:
         table = torch.zeros(sum(batch.lengths), device=self.policy.device)
         lanes = self._lanes_of(batch, self.ranks.number)
         for number in takewhile(lambda _: not stop(), chain.from_iterable(lanes)):
             micro_batch = collate(batch.samples, batch.micro_batches[number], self.policy.device)
-            context = self.policy.reference(batch.agent)
-            logps = self.models.compute_logps(batch.agent, context, micro_batch, self._logps_options)
+            logps = self.models.compute_logps(batch.agent, context_of(batch.agent), micro_batch, self._logps_options)
             batch.put_values(table, micro_batch.samples, logps)
         return table
 

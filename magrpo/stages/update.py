@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from magrpo.algo.loss import loss_divisor, tabulate_returns
+from magrpo.algo.preferences import Preferences
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
@@ -31,8 +32,8 @@ from magrpo.stages.gradients import Constants, GradientComputer
 from magrpo.stages.lanes import OneRank, Ranks
 from magrpo.stages.memory_fitting import MemoryFitter
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
-from magrpo.stages.update_metrics import MEANS_OF_AGENTS, summarize_agent
-from magrpo.types import Sample
+from magrpo.stages.update_metrics import MEANS_OF_AGENTS, summarize_agent, uses_ratio
+from magrpo.types import Comparison, Sample
 
 
 class NonFiniteLoss(RuntimeError):
@@ -41,6 +42,37 @@ class NonFiniteLoss(RuntimeError):
 
 class SamplingGapTooLarge(RuntimeError):
     """The samples were drawn from other weights than they claim, or in another precision; the message has remedies."""
+
+
+@dataclass(slots=True)
+class _AgentsPlan:
+    """The batches of agents whose gradients are computed at the same time, and what their epochs leave."""
+
+    samples: Mapping[str, Sequence[Sample]]
+    batches: Sequence[AgentBatch]
+    constants: dict[str, Constants]
+    totals: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metric sums of the newest epoch."""
+
+    def number_logps(self, logps: Mapping[str, Sequence[Tensor]]) -> dict[str, dict[int, Tensor]]:
+        """The log-probabilities by agent and number of the sample."""
+        return {
+            batch.agent: dict(zip(batch.numbers, logps[batch.agent], strict=True))
+            for batch in self.batches
+            if batch.agent in logps
+        }
+
+    def set_advantages(self, advantages: Mapping[str, Tensor]) -> None:
+        """Let these advantages of all samples, by agent, replace those that the samples hold."""
+        for batch in self.batches:
+            chosen = advantages[batch.agent].float()
+            self.constants[batch.agent]["advantages"] = [
+                chosen[number].repeat(length) for number, length in zip(batch.numbers, batch.lengths, strict=True)
+            ]
+
+    def summarize(self) -> dict[str, dict[str, float]]:
+        """The metrics of each agent."""
+        return {agent: summarize_agent(self.totals.get(agent, {}), self.samples[agent]) for agent in self.samples}
 
 
 @dataclass(eq=False)
@@ -85,10 +117,16 @@ class Updater:
         num_iterations, lag = config.train.num_iterations, config.train.lag
         return cls(policy, config.algo, config.optim, config.rollout, num_iterations, dump, ranks or OneRank(), lag)
 
-    def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
+    def update(
+        self,
+        samples: Mapping[str, Sequence[Sample]],
+        progress: Progress | None = None,
+        comparisons: Sequence[Comparison] = (),
+    ) -> dict[str, float]:
         """Take a step for every trained agent; returns the metrics of ``update/``.
 
-        ``samples`` holds the samples of the trained agents only. Agents that share an adapter take one step on the
+        ``samples`` holds the samples of the trained agents only, and ``comparisons`` their joint actions, for
+        ``algo.loss = "madpo"``. Agents that share an adapter take one step on the
         samples of all of them, and the metrics of that step are named after the first. ``progress`` counts completions;
         on several ranks, each rank counts its own.
 
@@ -102,11 +140,19 @@ class Updater:
         metrics = self._set_learning_rates(by_holder)
         by_quantity: dict[str, list[float]] = defaultdict(list)
         waiting = iter(by_holder.items())
-        while together := dict(islice(waiting, self.gradients.num_agents_together)):
-            for agent, result in self._update_agents(together, progress).items():
-                for name in MEANS_OF_AGENTS & result.keys():
-                    by_quantity[name].append(result[name])
-                metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
+        groups = iter(lambda: dict(islice(waiting, self.gradients.num_agents_together)), {})
+        if self.algo.loss == "madpo":
+            preferences = Preferences(comparisons, by_holder, self.algo.preference_beta)
+            results, preferred = self._learn_preferences(list(groups), preferences, progress)
+            metrics |= preferred
+        else:
+            results = {}
+            for together in groups:
+                results |= self._update_agents(together, progress)
+        for agent, result in results.items():
+            for name in MEANS_OF_AGENTS & result.keys():
+                by_quantity[name].append(result[name])
+            metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
         self.policy.version += 1
         metrics["update/micro_batch_tokens"] = float(self.memory.micro_batch_tokens)
         metrics |= {f"update/{name}": fmean(values) for name, values in sorted(by_quantity.items())}
@@ -160,42 +206,105 @@ class Updater:
         self, samples_by_holder: Mapping[str, Mapping[str, Sequence[Sample]]], progress: Progress | None
     ) -> dict[str, dict[str, float]]:
         """Take the steps of agents whose gradients are computed at the same time; returns the metrics of each agent."""
+        plan = self._plan_agents(samples_by_holder, None, progress)
+        for epoch in range(1, self.algo.update_epochs + 1):
+            logps = self._take_steps(plan, epoch, progress)
+            if uses_ratio(self.algo) and epoch == 1:
+                for agent, agent_logps in logps.items():
+                    plan.constants[agent]["old_logps"] = agent_logps
+        return plan.summarize()
+
+    def _learn_preferences(
+        self,
+        groups: Sequence[Mapping[str, Mapping[str, Sequence[Sample]]]],
+        preferences: Preferences,
+        progress: Progress | None,
+    ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+        """Take the steps of all agents, epoch by epoch: each one's gradient depends on the weights of the others.
+
+        The reference are the weights before the update, so all margins are 0 in the first epoch, for which the samples
+        hold the advantages. Returns the metrics of each agent and those of all.
+        """
+        plans = [self._plan_agents(together, preferences, progress) for together in groups]
+        before: dict[str, dict[int, Tensor]] = {}
+        metrics: dict[str, float] = {}
+        for epoch in range(1, self.algo.update_epochs + 1):
+            if epoch > 1:
+                now = {agent: logps for plan in plans for agent, logps in self._compute_current(plan).items()}
+                pushes = preferences.weigh(before, now)
+                metrics = {"update/preference_loss": pushes.loss, "update/preference_accuracy": pushes.accuracy}
+                for plan in plans:
+                    plan.set_advantages(
+                        {name: table.to(self.policy.device) for name, table in pushes.advantages.items()}
+                    )
+            for plan in plans:
+                logps = self._take_steps(plan, epoch, progress)
+                if epoch == 1:
+                    before |= plan.number_logps(logps)
+        return {agent: result for plan in plans for agent, result in plan.summarize().items()}, metrics
+
+    def _compute_current(self, plan: _AgentsPlan) -> dict[str, dict[int, Tensor]]:
+        """The log-probabilities of the samples under the present weights, by agent and number of the sample."""
+        plan.batches, tables = self.memory.fit_memory(plan.batches, self.gradients.compute_current)
+        pairs = zip(plan.batches, tables, strict=True)
+        return plan.number_logps({batch.agent: self.gradients.share_logps(batch, table) for batch, table in pairs})
+
+    def _plan_agents(
+        self,
+        samples_by_holder: Mapping[str, Mapping[str, Sequence[Sample]]],
+        preferences: Preferences | None,
+        progress: Progress | None,
+    ) -> _AgentsPlan:
         samples = {agent: list(chain.from_iterable(parts.values())) for agent, parts in samples_by_holder.items()}
-        batches: Sequence[AgentBatch] = [self._plan_batch(agent, parts) for agent, parts in samples_by_holder.items()]
+        batches: Sequence[AgentBatch] = [
+            self._plan_batch(agent, parts, preferences) for agent, parts in samples_by_holder.items()
+        ]
         if progress and self.ranks.number == 0:
             num_skipped = sum(map(len, samples.values())) - sum(len(batch.samples) for batch in batches)
             progress(num_skipped)
-        totals: dict[str, dict[str, float]] = {agent: {} for agent in samples}
         batches, constants = self._find_constants([batch for batch in batches if batch.samples])
-        for epoch in range(1, self.algo.update_epochs + 1):
-            counter = CompletionCounter(progress if epoch == self.algo.update_epochs else None)
-            compute = partial(self.gradients.compute_gradients, constants, counter)
-            batches, parts = self.memory.fit_memory(batches, compute)
-            for batch, part in zip(batches, parts, strict=True):
-                sums = self.gradients.add_ranks(batch, part)
-                if epoch == 1:
-                    self._check_sampling_gap(batch, sums)
-                    if self.algo.update_epochs > 1:
-                        constants[batch.agent]["old_logps"] = self.gradients.share_logps(batch, part.logps)
-                totals[batch.agent] = self._step(batch, sums)
-        return {agent: summarize_agent(totals[agent], samples[agent]) for agent in samples}
+        return _AgentsPlan(samples, batches, constants)
 
-    def _plan_batch(self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]]) -> AgentBatch:
+    def _take_steps(self, plan: _AgentsPlan, epoch: int, progress: Progress | None) -> dict[str, Sequence[Tensor]]:
+        """Take one step for each agent of ``plan``; returns the log-probabilities before it, if later epochs exist."""
+        counter = CompletionCounter(progress if epoch == self.algo.update_epochs else None)
+        compute = partial(self.gradients.compute_gradients, plan.constants, counter)
+        plan.batches, parts = self.memory.fit_memory(plan.batches, compute)
+        logps: dict[str, Sequence[Tensor]] = {}
+        for batch, part in zip(plan.batches, parts, strict=True):
+            sums = self.gradients.add_ranks(batch, part)
+            if epoch == 1:
+                self._check_sampling_gap(batch, sums)
+                if self.algo.update_epochs > 1:
+                    logps[batch.agent] = self.gradients.share_logps(batch, part.logps)
+            plan.totals[batch.agent] = self._step(batch, sums)
+        return logps
+
+    def _plan_batch(
+        self,
+        agent: str,
+        samples_by_agent: Mapping[str, Sequence[Sample]],
+        preferences: Preferences | None = None,
+    ) -> AgentBatch:
         """Plan the micro-batches of the samples that the loss depends on.
 
         The divisor counts all samples by their weights, or by what they say they count, and the groups hold the returns
         of all samples, kept or not.
         """
         samples = list(chain.from_iterable(samples_by_agent.values()))
-        groups = tabulate_returns(samples_by_agent, self.algo.normalize)
-        chosen = [i for i, sample in enumerate(samples) if sample.weight and (sample.advantage or self.algo.beta)]
+        if preferences is None:
+            groups = tabulate_returns(samples_by_agent, self.algo.normalize)
+            chosen = [i for i, sample in enumerate(samples) if sample.weight and (sample.advantage or self.algo.beta)]
+        else:
+            groups = None
+            chosen = [i for i in preferences.list_paired(agent) if samples[i].weight]
         kept = [samples[i] for i in chosen]
         num_sequences = math.fsum(sample.weight if sample.counts is None else sample.counts for sample in samples)
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         divisor = loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens)
         if groups is not None:
             groups = groups.select_tokens(torch.tensor(chosen, dtype=torch.long)).move_to(self.policy.device)
-        return AgentBatch(agent, kept, groups, self.memory.plan_micro_batches(agent, kept), divisor)
+        return AgentBatch(agent, kept, groups, self.memory.plan_micro_batches(agent, kept), divisor, chosen)
 
     def _find_constants(self, batches: Sequence[AgentBatch]) -> tuple[Sequence[AgentBatch], dict[str, Constants]]:
         """Compute each agent's constant tensors before the first step: reference log-probabilities, for a KL term.

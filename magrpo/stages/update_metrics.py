@@ -16,10 +16,15 @@ MEANS_OF_AGENTS = {"sampling_gap", "importance_mean", "importance_capped_frac", 
 """Per-agent metrics that are also logged as a mean over agents."""
 
 
+def uses_ratio(algo: AlgoConfig) -> bool:
+    """Whether later epochs use the clipped probability ratio; preferences need none."""
+    return algo.update_epochs > 1 and algo.loss == "policy_gradient"
+
+
 def list_sums(algo: AlgoConfig, lag: int) -> list[str]:
     """The names of the sums that a micro-batch contributes to."""
     names = ["loss", "tokens", "sampling_gap"]
-    if algo.update_epochs > 1:
+    if uses_ratio(algo):
         names.append("clipped")
     if algo.beta > 0:
         names.append("kl")

@@ -133,6 +133,12 @@ class Resources:
         return self._updates.get()
 
     @property
+    def policy(self) -> Policy:
+        """The policies in this process, which updates share. Call :meth:`free_gpus` before."""
+        with self._opening:
+            return self._policy
+
+    @property
     def sandbox(self) -> Sandbox:
         return self._sandbox.get()
 

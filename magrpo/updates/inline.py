@@ -8,7 +8,7 @@ from magrpo.config.run import RunConfig
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.model.side_by_side import hold_cores
-from magrpo.run.files import locate_weights, samples_file
+from magrpo.run.files import locate_weights, read_comparisons, samples_file
 from magrpo.run.store import read_records
 from magrpo.stages.update import Updater
 from magrpo.types import Sample
@@ -21,6 +21,7 @@ class InlineUpdates:
         self._policy = policy
         self._updater = Updater.of(policy, config, dump)
         self._trained = [agent.name for agent in config.agents if agent.trained]
+        self._prefers = config.algo.loss == "madpo"
         self._checkpoint: Path | None = None  # that optimizers, and the policy unless its sources differ, are at
 
     def begin(self, out: Path) -> None:
@@ -29,11 +30,12 @@ class InlineUpdates:
 
     def update(self, samples: Path, checkpoint: Path, out: Path, progress: Progress | None = None) -> dict[str, float]:
         batch = {agent: read_records(samples / samples_file(agent), Sample) for agent in self._trained}
+        comparisons = read_comparisons(samples) if self._prefers else ()
         with hold_cores(self._policy.device):
             if self._checkpoint != checkpoint or self._policy.sources != self._weights(checkpoint):
                 self._updater.load(checkpoint)
             self._checkpoint = None
-            metrics = self._updater.update(batch, progress)
+            metrics = self._updater.update(batch, progress, comparisons)
             self._updater.save(out)
         return metrics
 

@@ -17,7 +17,7 @@ from magrpo.interfaces import Progress
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import Shards
-from magrpo.run.files import samples_file
+from magrpo.run.files import read_comparisons, samples_file
 from magrpo.run.store import read_records
 from magrpo.stages.lanes import add_in_pairs
 from magrpo.stages.update import Updater
@@ -84,6 +84,7 @@ class RankUpdates:
         self._saves = is_sharded or ranks.number == 0
         self._updater = Updater.of(policy, config, dump, ranks)
         self._trained = [agent.name for agent in config.agents if agent.trained]
+        self._prefers = config.algo.loss == "madpo"
 
     def load(self, checkpoint: Path) -> None:
         self._updater.load(checkpoint)
@@ -91,7 +92,8 @@ class RankUpdates:
     def update(self, samples: Path, progress: Progress) -> dict[str, float]:
         """Update the weights on the samples of a folder; ``progress`` counts the completions of this rank."""
         batch = {agent: read_records(samples / samples_file(agent), Sample) for agent in self._trained}
-        return self._updater.update(batch, progress)
+        comparisons = read_comparisons(samples) if self._prefers else ()
+        return self._updater.update(batch, progress, comparisons)
 
     def save(self, out: Path) -> None:
         """Write the checkpoint: the first rank alone, or each rank its part."""

@@ -20,6 +20,8 @@ returns = st.lists(st.floats(-10, 10, allow_nan=False, width=32), min_size=1, ma
         ("marloo", [-3.0, 0.0, 3.0]),  # 1 - (3 + 5) / 2, 3 - (1 + 5) / 2, 5 - (1 + 3) / 2
         ("maremax", [-4.0, -2.0, 0.0]),
         ("mareinforce", [1.0, 3.0, 5.0]),
+        ("iac", [1.0, 3.0, 5.0]),  # the critic's value is already subtracted
+        ("maac", [1.0, 3.0, 5.0]),
     ],
 )
 def test_estimators_by_hand(estimator: str, expected: list[float]) -> None:

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.algo.returns import (
+    Bootstrap,
     JointIndex,
     TreeNode,
     completion_returns,
     influence_share,
     tree_returns,
     tree_weights,
+    value_by_others,
 )
 
 rewards = st.floats(-10, 10, allow_nan=False, width=32)
@@ -43,6 +45,28 @@ def test_three_turns_by_hand() -> None:
     returns = tree_returns(tree, 0.5, 3)
     assert returns == [[1 + 0.5 * (2 + 0.5 * 4)], [2 + 0.5 * 4], [4.0]]
     assert tree_weights(tree, returns, 0.5) == [1.0, 0.5, 0.25]
+
+
+def test_generalised_advantages_by_hand() -> None:
+    """A chain of three turns: returns less values are sums of discounted temporal differences."""
+    gamma, gae_lambda, values = 0.5, 0.8, [3.0, 2.0, 5.0]
+    tree = [node([1.0]), node([2.0], (0, 0)), node([4.0], (1, 0))]
+    deltas = [1 + 0.5 * 2 - 3, 2 + 0.5 * 5 - 2, 4 - 5]
+    expected = [deltas[0] + 0.4 * deltas[1] + 0.16 * deltas[2], deltas[1] + 0.4 * deltas[2], deltas[2]]
+    returns = tree_returns(tree, gamma, 3, Bootstrap(values, gae_lambda))
+    assert [found - value for [found], value in zip(returns, values, strict=True)] == pytest.approx(expected)
+    assert tree_returns(tree, gamma, 3, Bootstrap(values, 1.0)) == tree_returns(tree, gamma, 3)
+    assert tree_returns(tree, gamma, 3, Bootstrap(values, 0.0)) == [[1 + 0.5 * 2], [2 + 0.5 * 5], [4.0]]
+
+
+def test_returns_go_through_nodes_that_no_critic_values() -> None:
+    tree = [node([1.0]), node([2.0], (0, 0)), node([4.0], (1, 0))]
+    assert tree_returns(tree, 0.5, 3, Bootstrap([3.0, None, 5.0], 0.0)) == [[1 + 0.5 * (2 + 0.5 * 5)], [4.5], [4.0]]
+
+
+def test_a_node_without_a_critic_yet_is_valued_by_other_problems() -> None:
+    problems, depths = ["a", "a", "b", "c", "c"], [0, 1, 0, 0, 1]
+    assert value_by_others(problems, depths, [9.0, 3.0, 1.0, 2.0, None]) == [1.5, 0.0, 5.5, 5.0, 3.0]
 
 
 def test_without_discount_nothing_counts_but_the_own_reward() -> None:

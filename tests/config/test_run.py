@@ -95,11 +95,11 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("num_iterations=3", "num_iterations: unknown key; did you mean 'train.num_iterations'[?]"),
         ("num_iteration=3", "num_iteration: unknown key; did you mean 'train.num_iterations'[?]"),
         ("seed=3", "seed: unknown key; did you mean 'train.seed' or 'eval.seed'[?]"),
-        ("lr=3", "lr: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
-        ("train.lr=3", "train.lr: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
+        ("lr=3", "lr: unknown key; did you mean 'optim.lr' or 'critic.lr' or 'agents.0.lr'[?]"),
+        ("train.lr=3", "train.lr: unknown key; did you mean 'optim.lr' or 'critic.lr' or 'agents.0.lr'[?]"),
         ("size=3", "size: unknown key; did you mean 'problems.size'[?]"),
         ("optim.learning_rate=3", "optim.learning_rate: unknown key; did you mean 'lr'[?]"),
-        ("learning_rate=3", "learning_rate: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
+        ("learning_rate=3", "learning_rate: unknown key; did you mean 'optim.lr' or 'critic.lr' or 'agents.0.lr'[?]"),
         ("train.epochs=3", "train.epochs: unknown key; did you mean 'num_iterations'[?]"),
         ("train.batch_size=3", "unknown key; did you mean 'rollout.problems_per_iteration'[?]"),
         ("rollout.n=3", "rollout.n: unknown key; did you mean 'group_size'[?]"),
@@ -279,6 +279,11 @@ def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
     [normalized] = load_config(path, ["algo.normalize=std"]).list_warnings()
     assert normalized.startswith("algo.normalize = 'std': groups with nearly equal returns weigh as much")
     assert load_config(path, ["algo.normalize=std", "train.num_iterations=0"]).list_warnings() == []
+    [unused] = load_config(path, ["critic.lr=0.1"]).list_warnings()
+    assert "no effect" in unused
+    assert load_config(path, ["critic.lr=0.1", "agents.0.estimator=iac"]).list_warnings() == []
+    [one_epoch] = load_config(path, ["algo.loss=madpo"]).list_warnings()
+    assert "never leaves the margin 0" in one_epoch
 
 
 def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:

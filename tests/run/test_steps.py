@@ -21,8 +21,8 @@ def test_a_stage_names_a_writer_sections_and_inputs(spec: StageSpec) -> None:
 
 
 def test_every_iteration_samples_before_it_updates() -> None:
-    assert TRAINING_STAGES == ("rollout", "score", "credit", "update")
-    assert SAMPLING_STAGES == ("rollout", "score", "credit")
+    assert TRAINING_STAGES == ("rollout", "score", "critic", "credit", "update")
+    assert SAMPLING_STAGES == ("rollout", "score", "critic", "credit")
 
 
 def inputs_of(every: Sequence[Step], name: str) -> tuple[str, ...]:
@@ -46,3 +46,12 @@ def test_steps_take_the_outputs_of_earlier_ones() -> None:
     for step in every:
         assert set(step.inputs) <= known, f"{step} is computed before its inputs"
         known.add(step.folder)
+
+
+def test_a_critic_goes_on_from_the_iteration_before_and_only_a_run_with_critics_has_one() -> None:
+    path, overrides = "pipelines/configs/embedded_two_turns.toml", ["train.num_iterations=2"]
+    every = steps(load_config(path, [*overrides, "agents.1.estimator=iac"]))
+    assert inputs_of(every, "critic:1") == ("00001/score.0", "00001/score.1")
+    assert inputs_of(every, "critic:2") == ("00002/score.0", "00002/score.1", "00001/critic")
+    assert inputs_of(every, "credit:2") == ("00002/score.0", "00002/score.1", "00002/critic")
+    assert not [step for step in steps(load_config(path, overrides)) if step.stage == "critic"]

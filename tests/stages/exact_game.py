@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from magrpo.config.run import AlgoConfig, RolloutConfig
 from magrpo.interfaces import Progress
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
-from magrpo.stages.credit import credit
+from magrpo.stages.credit import JOINT, CreditRules, Critique, credit_by_rules
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.types import (
     PENDING,
@@ -85,6 +86,12 @@ class Game:
         (gradient,) = torch.autograd.grad(self._value((), 0, logps, gamma), logits)
         return gradient.flatten().numpy()
 
+    def exact_values(self, gamma: float) -> dict[History, float]:
+        """The expected return from every history on."""
+        logps = self.logits.log_softmax(-1)
+        size = 1 if self.sequential else 2
+        return {h: float(self._value(h, len(h) // size, logps, gamma)) for h in self.histories}
+
     def _value(self, history: History, turn: int, logps: Tensor, gamma: float) -> Tensor:
         value = torch.zeros((), dtype=torch.float64)
         acting = [a.name for a in AGENTS if self._acts(a.role, history)]
@@ -139,19 +146,32 @@ def history_of(prompt_ids: Sequence[int]) -> History:
 
 
 def gradients(
-    game: Game, config: RolloutConfig, algos: Sequence[AlgoConfig], num_draws: int, seed: int = 0
+    game: Game,
+    config: RolloutConfig,
+    algos: Sequence[AlgoConfig],
+    num_draws: int,
+    seed: int = 0,
+    critics: Mapping[AlgoConfig, tuple[Mapping[History, float], float]] = MappingProxyType({}),
 ) -> list[NDArray[np.float64]]:
     """``(num_draws, P)`` for each of ``algos``, from the same draws: the gradient that the loss takes from its samples.
 
     A draw is a problem of its own. Its gradient is the sum over samples of weight, advantage and gradient of the
-    log-probability, over ``G``: the sum of the weights is ``G`` for each turn in which the agent acts.
+    log-probability, over ``G``: the sum of the weights is ``G`` for each turn in which the agent acts. ``critics``: the
+    value of every history, and lambda, for algorithms with a critic.
     """
     found = [np.zeros((num_draws, len(game.row), TOKENS)) for _ in algos]
     for start in range(0, num_draws, 500):
         groups = _played(game, config, range(start, min(start + 500, num_draws)), seed)
         for gradient, algo in zip(found, algos, strict=True):
             names = [agent.name for agent in AGENTS]
-            samples, _ = credit(groups, algo, names, rollout=config, num_turns=game.num_turns)
+            values, gae_lambda = critics.get(algo, ({}, 1.0))
+            said = {
+                (group.problem.task_id, group.path): dict.fromkeys((JOINT, *names), values[_seen(group)])
+                for group in groups
+                if values
+            }
+            rules = CreditRules(algo, {}, config, game.num_turns, Critique(said, gae_lambda))
+            samples, _ = credit_by_rules(groups, names, rules)
             for name, members in samples.items():
                 for sample in members:
                     row = game.row[name, history_of(sample.prompt_ids)]
@@ -159,6 +179,11 @@ def gradients(
                     gradient[sample.prompt_ids[0], row] -= step * game.probabilities[row]
                     gradient[sample.prompt_ids[0], row, sample.completion_ids[0]] += step
     return [gradient.reshape(num_draws, -1) for gradient in found]
+
+
+def _seen(group: RolloutGroup[ScoredTurn]) -> History:
+    prompt = next(iter(group.prompts.values()))
+    return history_of(prompt.token_ids)
 
 
 def _played(game: Game, config: RolloutConfig, draws: Sequence[int], seed: int) -> list[RolloutGroup[ScoredTurn]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from magrpo.config.run import OptimConfig
 from magrpo.stages.lanes import LanePlan, add_in_pairs, deal_batches, put_gradient, take_gradient
+from magrpo.types import Comparison
 from tests.stages.updating import assert_close, assert_equal, gradients_used, make, make_samples, weights_of
 
 
@@ -109,7 +110,7 @@ class ThreadRanks:
         return add_in_pairs([branches[rank].clone() for rank in owners])
 
 
-@pytest.mark.parametrize("algo", [{}, {"update_epochs": 2, "beta": 0.1}])
+@pytest.mark.parametrize("algo", [{}, {"update_epochs": 2, "beta": 0.1}, {"update_epochs": 2, "loss": "madpo"}])
 @pytest.mark.parametrize(("lanes", "count"), [(1, 2), (2, 2), (2, 4)])
 def test_ranks_take_the_steps_of_one_process(
     base: Path, dump: Path, lanes: int, count: int, algo: dict[str, Any]
@@ -118,8 +119,10 @@ def test_ranks_take_the_steps_of_one_process(
     agents = ("helper", "main")
     options: dict[str, Any] = {"algo": algo, "agents": agents, "lanes": lanes}
     samples = [{agent: make_samples(2 * i + k) for k, agent in enumerate(agents)} for i in range(2)]
+    groups = [range(start, start + 4) for start in (0, 4, 8)]
+    comparisons = [Comparison((3.0, 1.0, 2.0, 1.0), dict.fromkeys(agents, tuple(group))) for group in groups]
     alone = make(base, dump, micro_batch_tokens=30, **options)
-    expected = [alone.update(batch) for batch in samples]
+    expected = [alone.update(batch, None, comparisons) for batch in samples]
     runs_out = not algo
     metrics: list[list[dict[str, float]]] = [[] for _ in range(count)]
     reported: list[int] = []
@@ -133,7 +136,7 @@ def test_ranks_take_the_steps_of_one_process(
     def work(number: int) -> None:
         try:
             for batch in samples:
-                metrics[number].append(updaters[number].update(batch, reported.append))
+                metrics[number].append(updaters[number].update(batch, reported.append, comparisons))
         except BaseException:
             barrier.abort()
             raise

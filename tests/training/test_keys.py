@@ -46,13 +46,14 @@ def test_an_option_at_its_default_is_in_no_key() -> None:
 @pytest.mark.parametrize(
     ("override", "changed"),
     [
-        ("rollout.temperature=0.5", {"prepare", "rollout", "credit", "evaluate", "baseline"}),
-        ("algo.gamma=0.5", {"start", "credit", "update"}),
-        ("env.feedback_tests=1", {"rollout", "credit", "evaluate"}),
+        ("rollout.temperature=0.5", {"prepare", "rollout", "critic", "credit", "evaluate", "baseline"}),
+        ("algo.gamma=0.5", {"start", "critic", "credit", "update"}),
+        ("env.feedback_tests=1", {"rollout", "critic", "credit", "evaluate"}),
         ("sandbox.workers=3", {"score", "evaluate", "baseline"}),
         ("penalty.copied=0.5", {"score", "evaluate"}),
         ("train.num_iterations=7", {"start", "rollout", "update"}),
         ("train.seed=7", {"start", "rollout", "update"}),
+        ("critic.gae_lambda=0.5", {"critic"}),
         ("tracking.traces=0", set()),
     ],
 )
