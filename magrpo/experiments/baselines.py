@@ -131,12 +131,12 @@ class Baseline:
     order: Literal["own", "at_once", "in_turn", "alone"] = "own"
     """Who writes when: as in the run; all agents at the same time, even where the run's agents take turns; one after
     the other; or one agent that writes everything."""
-    shuffled: bool = False
-    """Whether each agent sees the texts that its partners wrote on another problem."""
     votes: Literal["none", "majority", "best"] = "none"
     oracle: Literal["none", "stop", "retry"] = "none"
     """``stop``: end a trajectory where its reward exceeds ``eval.stop_above`` (None: where it is largest).
     ``retry``: do the same, but start again where it does not, until there are as many tries as the run has turns."""
+    shuffled: bool = False
+    """Whether each agent sees the texts that its partners wrote on another problem."""
 
 
 ONE_ANSWER = {"num_turns": 1, "feedback": "plain"}

@@ -10,7 +10,6 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from pydantic import Field
 
@@ -46,9 +45,9 @@ class Relay(Plugin):
     """Number of held-out problems whose constants differ from those in training."""
     num_ood: int = Field(96, ge=4)
     """Number of held-out problems with pairs of neighbouring operations that training does not have."""
-    lengths: tuple[Literal[3, 4], ...] = Field((3,), min_length=1)
-    """Numbers of steps, in equal shares. 3: the middle step is shown to both programmers, and one must do it; 4: no
-    step is shown twice. With both, neither programmer can see in its own view which is the case."""
+    apart_frac: float = Field(0.0, ge=0, le=1)
+    """Share of problems of four steps, in which no step is shown to both programmers. In the others there are three,
+    the middle one is shown to both, and exactly one of them must do it. No view shows which is the case."""
 
     def load(self) -> dict[Split, list[Problem]]:
         """All splits, ordered by number of steps and kind of the seam, then in a fixed random order.
@@ -60,7 +59,7 @@ class Relay(Plugin):
 
     @functools.lru_cache(maxsize=4)  # noqa: B019  # takes seconds, and a process loads the same few sets again and again
     def _generate(self) -> dict[Split, list[Problem]]:
-        strata = list(itertools.product(self.lengths, _TURNS))
+        strata = list(itertools.product((3, 4), _TURNS))
         trained = [_list_families(length, kinds, held_out=False) for length, kinds in strata]
         others = [_list_families(length, kinds, held_out=True) for length, kinds in strata]
         train = self._take("train", self.num_train, [list_compositions(families, "train") for families in trained])
@@ -74,10 +73,11 @@ class Relay(Plugin):
         }
 
     def _take(self, split: Split, total: int, strata: Sequence[Iterator[Composition]]) -> list[Problem]:
-        """Take an equal share of problems from each stratum."""
+        """Take problems of three and of four steps, half of either with each kind of seam."""
         problems: list[Problem] = []
-        for index, compositions in enumerate(strata):
-            number = total * (index + 1) // len(strata) - total * index // len(strata)
+        num_apart = round(total * self.apart_frac)
+        numbers = [number for half in (total - num_apart, num_apart) for number in (half - half // 2, half // 2)]
+        for number, compositions in zip(numbers, strata, strict=True):
             made = (problem for composition in compositions if (problem := make_problem(composition, split)))
             chosen = list(itertools.islice(made, number))
             if len(chosen) < number:

@@ -308,13 +308,14 @@ class BaselineTable:
             )
         difference = interval_over_seeds(less_mixed, self.config.eval.seed)
         assert difference is not None, "rows are evaluated on the same problems"
+        maximum = _name_maximum(self._ranked_quantity)
         role = self.rows[0].row.env.roles()[0]
         yield ReportTable(
             f"Cross-play: {role} from the run of the row, its partners from the run of the column",
             ("", *runs),
             [[first, *(cells[first, rest] for rest in runs)] for first in runs],
-            f"Percent of the {_name_maximum(self._ranked_quantity)}. Teams of one run (the diagonal) less teams of two, "
-            f"paired by problem: {format_seed_difference(difference, len(runs))} percentage points.",
+            f"Percent of the {maximum}. Teams of one run (the diagonal) less teams of two, paired by problem: "
+            f"{format_seed_difference(difference, len(runs))} percentage points.",
         )
 
     @property
