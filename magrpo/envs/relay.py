@@ -58,7 +58,7 @@ class RelayInTurnEnv(RelayEnv):
         (text,) = history[-1].texts.values()
         (last,) = seen.messages
         if self.prompt == "bare":
-            return Observation((Message("user", f"# partner\n{text}\n{last.content}"),))
+            return Observation((Message("user", f"{last.content}# partner\n{text}\n"),))
         return Observation((Message("user", f"{last.content}\n\nYour partner wrote:\n```python\n{text}\n```"),))
 
 
