@@ -116,7 +116,7 @@ def test_parts_have_namespaces_of_their_own(sandbox: Sandbox) -> None:
 
 def test_held_out_compositions(splits: Mapping[Split, list[Problem]]) -> None:
     keys = {split: {problem.tags["steps"] for problem in problems} for split, problems in splits.items()}
-    assert [len(splits[split]) for split in ("train", "test", "ood")] == [400, 16, 16]
+    assert [len(splits[split]) for split in ("train", "test", "ood")] == [240, 16, 16]
     assert not keys["train"] & (keys["test"] | keys["ood"])
     for split, problems in splits.items():
         for problem in problems:
