@@ -24,6 +24,7 @@ from magrpo.text import replace_surrogates
 TABLES: Mapping[str, Mapping[str, str]] = {
     "problems": {
         "coopcode": "magrpo.problems.coopcode:CoopCode",
+        "relay": "magrpo.problems.relay:Relay",
         "humaneval": "magrpo.problems.humaneval:HumanEval",
         "coophumaneval": "magrpo.problems.humaneval:CoopHumanEval",
         "humanevalplus": "magrpo.problems.humaneval:HumanEvalPlus",
@@ -43,6 +44,9 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "writing": "magrpo.envs.writing:WritingEnv",
         "writing_solo": "magrpo.envs.writing:SoloWritingEnv",
         "writing_sequential": "magrpo.envs.writing:SequentialWritingEnv",
+        "relay": "magrpo.envs.relay:RelayEnv",
+        "relay_in_turn": "magrpo.envs.relay:RelayInTurnEnv",
+        "relay_solo": "magrpo.envs.relay:SoloRelayEnv",
         "program": "magrpo.envs.program:AgentProgram",
     },
     "reward": {
@@ -51,6 +55,8 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "team": "magrpo.rewards.coding:TeamReward",
         "writing": "magrpo.rewards.writing:WritingReward",
         "writing_solo": "magrpo.rewards.writing:SoloWritingReward",
+        "relay": "magrpo.rewards.relay:RelayReward",
+        "relay_solo": "magrpo.rewards.relay:RelayReward",
         "returned": "magrpo.rewards.returned:ReturnedReward",
     },
     "sandbox": {

@@ -283,6 +283,8 @@ class BaselineRow(Section):
     untrained."""
     max_new_tokens: int = Field(ge=1)
     """Maximum length of a completion, in tokens."""
+    shuffled: bool = False
+    """Whether each agent sees, in place of its partners' texts, those of the same agents on another problem."""
     votes: Literal["none", "majority", "best"] = "none"
     """Choose one of several answers: the ``majority`` by behaviour on the tests' inputs, or the ``best`` by reward."""
     stop_above: float | None = None

@@ -116,6 +116,7 @@ class Family:
 
 FAMILIES = (
     Family(("coding", "solo", "team"), "coding", "sequential", "solo", runs_programs=True),
+    Family(("relay", "relay_solo"), "relay", "relay_in_turn", "relay_solo", runs_programs=True),
     Family(("writing", "writing_solo"), "writing", "writing_sequential", "writing_solo", runs_programs=False),
 )
 
@@ -134,6 +135,8 @@ class Baseline:
     oracle: Literal["none", "stop", "retry"] = "none"
     """``stop``: end a trajectory where its reward exceeds ``eval.stop_above`` (None: where it is largest).
     ``retry``: do the same, but start again where it does not, until there are as many tries as the run has turns."""
+    shuffled: bool = False
+    """Whether each agent sees the texts that its partners wrote on another problem."""
 
 
 ONE_ANSWER = {"num_turns": 1, "feedback": "plain"}
@@ -149,6 +152,8 @@ BASELINES: dict[str, Baseline] = {
     "magrpo": Baseline("MAGRPO", "run"),
     "one_turn": Baseline("MAGRPO, one turn", "run", {"num_turns": 1}),
     "two_turns": Baseline("MAGRPO, two turns", "run", {"num_turns": 2}),
+    "no_message": Baseline("MAGRPO, no message", "run", {"message": "none"}),
+    "shuffled_message": Baseline("MAGRPO, message of another problem", "run", shuffled=True),
     "oracle_stop": Baseline("MAGRPO, oracle stop", "run", oracle="stop"),
     "retry": Baseline("MAGRPO, one turn, retry (oracle)", "run", {"num_turns": 1}, oracle="retry"),
     "voting": Baseline("voting, single agent", "untrained", ONE_ANSWER, "alone", "majority"),
@@ -210,6 +215,8 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
         if stop_above is None:  # just below the largest reward; fractions are linear in the reward
             least = float(config.reward.fraction(0.0))
             stop_above = (1 - 1e-6 - least) / (float(config.reward.fraction(1.0)) - least)
+    if entry.shuffled and num_turns == 1:
+        raise LeftOut("the run has a single turn, so no agent sees what its partner wrote")
     # A single agent may write as much as all agents together.
     num_writers = len(config.agents) if len(roles) == 1 else 1
     for suffix, title, seats in seat_agents(entry.seating, teams, roles):
@@ -221,6 +228,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
             penalty=config.penalty,
             agents=_load_weights(seats, roles, config.agents),
             max_new_tokens=config.rollout.max_new_tokens * num_writers,
+            shuffled=entry.shuffled,
             votes=entry.votes,
             stop_above=stop_above,
             max_tries=num_turns if entry.oracle == "retry" else 1,

@@ -50,7 +50,7 @@ _NUM_KEYS = 2
 """Number of inputs whose results form the lookup key. Functions with equal keys are compared on all inputs."""
 _WARM_START: dict[Difficulty, int] = {"1": 3212, "2": 2913, "3": 4267}
 """Number of compositions of each level, the first of the train split, that the embedded base model was trained on."""
-_SEPARATORS = {2: ("", ", then "), 3: ("", ", ", ", then ")}
+_SEPARATORS = {2: ("", ", then "), 3: ("", ", ", ", then "), 4: ("", ", ", ", ", ", then ")}
 
 
 class CoopCode(Plugin):
@@ -87,7 +87,7 @@ class CoopCode(Plugin):
         problem = make_problem(composition, "test")
         if problem is None:
             return None, "no five tests distinguish it from its parts, so no training problem asks for it"
-        return replace(problem, prompt=_write_prompt(composition, split_phrases(text))), remark
+        return replace(problem, prompt=write_prompt(composition, split_phrases(text))), remark
 
     @functools.lru_cache(maxsize=4)  # noqa: B019  # takes two seconds, and a process loads the same few sets again and again
     def _generate(self) -> dict[Split, list[Problem]]:
@@ -98,15 +98,15 @@ class CoopCode(Plugin):
         for i, level in enumerate(self.levels):
             trained = _list_families(level, held_out=False)
             others = _list_families(level, held_out=True)
-            train += self._take("train", i, self.num_train, _list_compositions(trained, "train"))
+            train += self._take("train", i, self.num_train, list_compositions(trained, "train"))
             # For ``test``, compositions met in training come first; with a large training split, no others are used.
             met = {parse_composition(problem).family for problem in train}
             trained.sort(key=lambda family: " ".join(operation.name for operation in family) not in met)
             families_by_level.append((trained, others))
-        seen = _collect_seen_functions(train)
+        seen = collect_seen_functions(_list_seen_compositions(train))
         for i, (trained, others) in enumerate(families_by_level):
-            test += self._take("test", i, self.num_test, _drop_seen(_list_compositions(trained, "test"), seen))
-            ood += self._take("ood", i, self.num_ood, _drop_seen(_list_compositions(others, "ood"), seen))
+            test += self._take("test", i, self.num_test, drop_seen(list_compositions(trained, "test"), seen))
+            ood += self._take("ood", i, self.num_ood, drop_seen(list_compositions(others, "ood"), seen))
         return {"train": train, "test": test, "ood": ood}
 
     def _take(self, split: Split, index: int, total: int, compositions: Iterable[Composition]) -> list[Problem]:
@@ -133,7 +133,7 @@ def make_problem(composition: Composition, split: Split) -> Problem | None:
     _, *body = composition.write_function(composition.entry_point).splitlines(keepends=True)
     return Problem(
         task_id=f"coopcode/{composition.key.replace(' ', '/')}",
-        prompt=_write_prompt(composition, phrases),
+        prompt=write_prompt(composition, phrases),
         entry_point=composition.entry_point,
         test=_write_check(tests),
         canonical_solution="".join(body) + "\n",
@@ -141,7 +141,7 @@ def make_problem(composition: Composition, split: Split) -> Problem | None:
     )
 
 
-def _write_prompt(composition: Composition, phrases: Sequence[str]) -> str:
+def write_prompt(composition: Composition, phrases: Sequence[str]) -> str:
     """Write the signature, and a docstring that asks for each step by its phrase."""
     signature = composition.write_function(composition.entry_point).partition("\n")[0]
     text = "".join(itertools.chain(*zip(_SEPARATORS[len(phrases)], phrases, strict=True)))
@@ -197,16 +197,17 @@ def _list_families(level: Difficulty, *, held_out: bool) -> list[tuple[Operation
     return [
         family
         for family in families
-        if any(_is_kept_out(a.name, b.name) for a, b in itertools.pairwise(family)) == held_out
+        if any(is_kept_out(a.name, b.name) for a, b in itertools.pairwise(family)) == held_out
     ]
 
 
 @functools.cache
-def _is_kept_out(first: str, second: str) -> bool:
+def is_kept_out(first: str, second: str) -> bool:
+    """Whether the operations named ``first`` and ``second`` never follow each other in training."""
     return derive_seed("coopcode", "ood", first, second) % 100 < _OOD_PERCENT
 
 
-def _list_compositions(families: Sequence[tuple[Operation, ...]], split: Split) -> Iterator[Composition]:
+def list_compositions(families: Sequence[tuple[Operation, ...]], split: Split) -> Iterator[Composition]:
     """Compositions in rounds, each with one set of constants for every family; the sets are in a fixed random order."""
     queues = [_bind_constants(family, split) for family in families]
     while queues:
@@ -260,22 +261,28 @@ class SeenFunctions:
         return kind, repr([function(value) for value in self._inputs[kind][:_NUM_KEYS]])
 
 
-def _collect_seen_functions(train: Sequence[Problem]) -> SeenFunctions:
-    """Collect the functions of ``train``, and of the problems that the embedded base model was trained on."""
+def _list_seen_compositions(train: Sequence[Problem]) -> Iterable[Composition]:
+    """List the compositions of ``train``, and of the problems that the embedded base model was trained on."""
     compositions = {problem.tags["steps"]: parse_composition(problem) for problem in train}
     for level, number in _WARM_START.items():
-        warm_start = _list_compositions(_list_families(level, held_out=False), "train")
+        warm_start = list_compositions(_list_families(level, held_out=False), "train")
         compositions |= {composition.key: composition for composition in itertools.islice(warm_start, number)}
+    return compositions.values()
+
+
+def collect_seen_functions(compositions: Iterable[Composition]) -> SeenFunctions:
+    """Collect the functions of ``compositions``."""
     rng = random.Random(derive_seed("coopcode", "probes"))
     seen = SeenFunctions(
         {kind: [*first, *(_draw_input(kind, rng) for _ in range(_NUM_PROBES))] for kind, first in _PROBES.items()}
     )
-    for composition in compositions.values():
+    for composition in compositions:
         seen.add_function(composition.argument_kind, functools.partial(_compute_probe, composition))
     return seen
 
 
-def _drop_seen(compositions: Iterable[Composition], seen: SeenFunctions) -> Iterator[Composition]:
+def drop_seen(compositions: Iterable[Composition], seen: SeenFunctions) -> Iterator[Composition]:
+    """Leave out the compositions that compute a function of ``seen``."""
     for composition in compositions:
         if not seen.has_equal(composition.argument_kind, functools.partial(_compute_probe, composition)):
             yield composition

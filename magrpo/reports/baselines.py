@@ -22,9 +22,9 @@ from magrpo.reports.evaluations import (
     measure_texts,
     subtract_means,
 )
-from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, has_interval
+from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, format_seed_difference, has_interval
 from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_page
-from magrpo.run.files import TIMED_ANSWERS, read_evaluation
+from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import HEADLINE, PENALTY, EvalReport, Interval, TimedAnswer
@@ -252,6 +252,7 @@ class BaselineTable:
         """Yield every table, the summary first."""
         yield self.summary_table()
         yield self.paper_table()
+        yield from self.cross_play_tables()
         for key in figures.sort_summary_keys(self.rows[0].means):
             yield self._quality_table(key)
         yield self._settings_table()
@@ -282,6 +283,40 @@ class BaselineTable:
         )
         columns = ("", *heads, *map(figures.quantity_title, solved), "tokens", "seconds")
         return ReportTable("Held-out problems, sampled: summary", columns, lines, note)
+
+    def cross_play_tables(self) -> Iterator[ReportTable]:
+        """Yield the table of returns of teams made of two runs, if there are such rows in a single table.
+
+        The note subtracts from the return of each run's own team the mean of the teams that mix it with another run.
+        """
+        returns: dict[tuple[str, str], Mapping[str, float]] = {}
+        cells: dict[tuple[str, str], str] = {}
+        for result in self.rows:
+            if result.row.name == "magrpo" or result.row.name.startswith("partners_"):
+                runs = [run_of_weights(agent.start_from) for agent in result.row.agents if agent.start_from is not None]
+                pair = runs[0], runs[-1]
+                returns[pair] = result.means[HEADLINE][self._ranked_quantity]
+                cells[pair] = self._format_value(result, HEADLINE, self._ranked_quantity)
+        runs = list(dict.fromkeys(first for first, _ in returns))
+        if len(runs) < 2 or len(returns) < len(runs) ** 2 or self._num_runs > 1:
+            return
+        less_mixed = []
+        for run in runs:
+            mixed = [means for pair, means in returns.items() if run in pair and pair != (run, run)]
+            less_mixed.append(
+                {task_id: own - fmean(means[task_id] for means in mixed) for task_id, own in returns[run, run].items()}
+            )
+        difference = interval_over_seeds(less_mixed, self.config.eval.seed)
+        assert difference is not None, "rows are evaluated on the same problems"
+        maximum = _name_maximum(self._ranked_quantity)
+        role = self.rows[0].row.env.roles()[0]
+        yield ReportTable(
+            f"Cross-play: {role} from the run of the row, its partners from the run of the column",
+            ("", *runs),
+            [[first, *(cells[first, rest] for rest in runs)] for first in runs],
+            f"Percent of the {maximum}. Teams of one run (the diagonal) less teams of two, paired by problem: "
+            f"{format_seed_difference(difference, len(runs))} percentage points.",
+        )
 
     @property
     def _common(self) -> list[str]:

@@ -175,6 +175,11 @@ def checkpoint_weights(store: RunStore, iteration: int) -> Path:
     return store.stage_folder(Step("update", iteration).folder) / WEIGHTS
 
 
+def run_of_weights(weights: Path) -> str:
+    """The id of the run whose checkpoint holds the folder ``weights`` of an agent; see :func:`checkpoint_weights`."""
+    return weights.parents[4].name
+
+
 def locate_weights(checkpoint: Path, agents: Iterable[str]) -> dict[str, Path]:
     """Locate the trained weights in the folder of a checkpoint, by agent."""
     return {agent: checkpoint / WEIGHTS / agent for agent in agents}

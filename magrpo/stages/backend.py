@@ -28,11 +28,14 @@ class Team:
     env: Env
     reward: Reward
     penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
+    shuffled: bool = False
+    """Whether each agent sees, in place of its partners' texts, those of the same agents on another problem."""
 
     @classmethod
     def of(cls, config: RunConfig | BaselineRow) -> Team:
         """The team of a run, or that of one row of the table of baselines."""
-        return cls(config.agents, config.env, config.reward, config.penalty)
+        shuffled = isinstance(config, BaselineRow) and config.shuffled
+        return cls(config.agents, config.env, config.reward, config.penalty, shuffled)
 
     @property
     def roles(self) -> dict[str, str]:

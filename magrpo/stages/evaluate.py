@@ -4,6 +4,7 @@ A trajectory is judged by the joint action of its last turn. Quantities are frac
 intervals over problems.
 """
 
+import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from magrpo.interfaces import Reward
 from magrpo.run.files import EVALUATION, NOTABLE_EXECUTIONS, TRAJECTORIES
 from magrpo.run.store import write_records
 from magrpo.sandboxes.notable_executions import write_notable_executions
+from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Splits, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import Node, child_node, has_ended, rollout, sampling_params
@@ -128,8 +130,27 @@ def play_trajectories(
                 if len(steps) % num_turns == 0:  # the next try begins
                     node = replace(node, history=())
                 unfinished.append(start._replace(node=node, steps=steps))
-        starts = unfinished
+        starts = shuffle_texts(unfinished, seed) if team.shuffled else unfinished
     return finished
+
+
+def shuffle_texts(starts: Sequence[Start], seed: int) -> list[Start]:
+    """Show in each node the history of another problem of the same split and mode, chosen at random.
+
+    The problems form one random circle, and each is shown the next one's history; a problem alone keeps its own.
+    """
+    by_problem: dict[tuple[Split, Mode], dict[str, list[Start]]] = defaultdict(lambda: defaultdict(list))
+    for start in starts:
+        by_problem[start.split, start.mode][start.node.problem.task_id].append(start)
+    shuffled = []
+    for (split, mode), members in by_problem.items():
+        circle = sorted(members)
+        random.Random(derive_seed(seed, "shuffle", split, mode)).shuffle(circle)
+        for task_id, other in zip(circle, [*circle[1:], circle[0]], strict=True):
+            for index, start in enumerate(members[task_id]):
+                shown = members[other][index % len(members[other])].node.history if other != task_id else ()
+                shuffled.append(start._replace(node=replace(start.node, shown=shown)))
+    return shuffled
 
 
 def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRow]:

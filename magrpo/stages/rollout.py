@@ -10,7 +10,7 @@ import random
 import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from magrpo.algo.answers import answer_metrics, list_actions, list_written, measure_answer, read_prompt
@@ -40,6 +40,17 @@ class Node:
     history: tuple[PastTurn, ...]
     sampling: SamplingParams
     group_size: int
+    shown: tuple[PastTurn, ...] = ()
+    """The history of another problem, in which agents see their partners' texts in place of those of ``history``."""
+
+    def seen_by(self, agent: str) -> tuple[PastTurn, ...]:
+        """The history that the agent sees: always with its own texts."""
+        if not self.shown:
+            return self.history
+        return tuple(
+            replace(past, texts={name: (past if name == agent else other).texts[name] for name in past.texts})
+            for past, other in zip(self.history, self.shown, strict=True)
+        )
 
 
 def sampling_params(config: RolloutConfig) -> SamplingParams:
@@ -167,7 +178,7 @@ def _build_prompts(nodes: Sequence[Node], team: Team, backend: Backend) -> list[
         prompts = {}
         for agent in team.agents:
             if agent.role in acting:
-                seen = observe_problem(team.env, node.problem, agent.role, node.history, agent.name)
+                seen = observe_problem(team.env, node.problem, agent.role, node.seen_by(agent.name), agent.name)
                 prompts[agent.name] = Prompt(seen, backend.render(agent.name, seen))
         built.append(prompts)
     return built

@@ -70,7 +70,7 @@ def test_who_plays_in_every_row(root: Path) -> None:
     assert {len(row.agents) for row in rows.values()} == {2}
     left_out = RunStore.open(root, "table").config().baselines.left_out
     assert left_out["one_turn"] == "the same as magrpo"
-    known = "coding, solo, team, writing, writing_solo"
+    known = "coding, solo, team, relay, relay_solo, writing, writing_solo"
     assert left_out["single"] == f"it needs one of the rewards {known}, not tests.plugins:Reward"
     assert left_out["discussion"] == "env 'tests.plugins:Env' has no field 'feedback'"
 
@@ -92,6 +92,33 @@ def test_rows_find_what_the_runs_found(root: Path) -> None:
     ]
     assert greedy[0] == greedy[1]
     assert played("table", "00000/baseline.swap") != played("a", "00001/evaluate")
+
+
+def test_cross_play_table(root: Path) -> None:
+    """The mean of the diagonal less that of the rest, by hand from the evaluations of the rows."""
+    store = RunStore.open(root, "table")
+    [table] = BaselineTable(store.config(), read_baselines(store, store.config())).cross_play_tables()
+    assert table.title.startswith("Cross-play: helper from the run of the row")
+    assert table.columns == ("", "a", "b")
+
+    def mean_return(row: str) -> float:
+        report = read_evaluation(store.path / f"stages/00000/baseline.{row}")
+        by_task: dict[str, list[float]] = {}
+        for one in report.rows:
+            if (one.split, one.mode) == ("test", "sampled"):
+                by_task.setdefault(one.task_id, []).append(50 * one.returns[-1])
+        return fmean(map(fmean, by_task.values()))
+
+    names = [["magrpo", "partners_a_b"], ["partners_b_a", "partners_b_b"]]
+    means = [[mean_return(name) for name in line] for line in names]
+    for line, (first, *cells) in zip(means, table.rows, strict=True):
+        assert first in ("a", "b")
+        assert [cell.partition(" ")[0] for cell in cells] == [f"{mean:.1f}" for mean in line]
+    difference = (means[0][0] + means[1][1] - means[0][1] - means[1][0]) / 2
+    assert f"paired by problem: {difference:+.1f} percentage points" in table.note.replace("\u2212", "-")
+    by_name = {result.row.name: result for result in read_baselines(store, store.config())}
+    incomplete = BaselineTable(store.config(), [by_name["naive"], by_name["magrpo"], by_name["partners_a_b"]])
+    assert not list(incomplete.cross_play_tables())
 
 
 def test_tables(root: Path) -> None:
