@@ -210,11 +210,11 @@ def fix_study(study: Study) -> dict[str, Any]:
         taken = [name for _, _, name in study.list_reported()] + [run.run_id for run in study.list_pilots()]
         if clash := next((name for name in taken if RunStore(study.root, name).exists()), None):
             raise ConfigError(f"run {clash} exists in {study.root}: choose another --name for the study")
-        record = {"when": f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}", "digest": digest(now), "fixed": now}
+        first = {"when": f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}", "digest": digest(now), "fixed": now}
         study.folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(record, indent=1).encode())
-    record = dict(read_json(path))
-    then = record["fixed"]
+        atomic_write(path, json.dumps(first, indent=1).encode())
+    record: dict[str, Any] = read_json(path)
+    then: dict[str, object] = record["fixed"]
     keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != json.loads(json.dumps(now.get(key)))]
     if keys:
         changes = "\n".join(f"  {key}: {_show(then, key)} -> {_show(now, key)}" for key in keys)

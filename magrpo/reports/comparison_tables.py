@@ -42,7 +42,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
             yield Section(_run_table(runs, key), folded=True)
     trained = [run for run in runs if run.budgets[-1].updates]
     if len(trained) > 1:
-        yield Section(_equal_tokens_table(trained), folded=True)
+        yield Section(equal_tokens_table(trained), folded=True)
     costs = [list_run_costs(run) for run in runs]
     rows = [(name, *(of_run[name] for of_run in costs)) for name in costs[0]]
     note = "Stages in seconds, all iterations together; tokens are those sampled."
@@ -104,7 +104,7 @@ def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
     return costs | {"all": figures.format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}
 
 
-def _equal_tokens_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
+def equal_tokens_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
     """Tabulate each run at its evaluation nearest to the tokens of the cheapest run."""
     tokens = min(run.budgets[-1].tokens for run in runs)
     nearest = [(run, run.reports[run.nearest_evaluation(tokens)]) for run in runs]

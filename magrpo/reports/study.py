@@ -30,10 +30,12 @@ _TWO_SEEDS = (
     "With two seeds Student's t has one degree of freedom, so an interval reaches 12.7 standard errors or more to each "
     "side: this shows how a study works, not which arm is better."
 )
+_PAIRED = "Differences are paired by seed, p is that of the paired t test"
 _CORRECTED = (
-    "Differences to {reference} are paired by seed. p is that of the paired t test, adjusted by Holm's procedure for "
-    "all {tests}; an interval has the error of the step of that procedure, so it excludes 0 where p is below 0.05."
+    f"{_PAIRED}, adjusted by Holm's procedure for all {{tests}}. The interval of a difference has the error of its "
+    "step of that procedure, so it excludes 0 where p is below 0.05."
 )
+_SINGLE = f"{_PAIRED}; a single comparison needs no correction."
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +182,10 @@ class StudyReport:
             difference = figures.format_difference(arm.difference) if arm.difference else figures.UNDEFINED
             p = figures.UNDEFINED if arm.p is None else f"{arm.p:.2g}"
             rows.append((arm.name, self._format_rate(arm.name), str(len(arm.outcomes)), mean, difference, p))
-        reference = self.study.arms[0].name
-        tests = format_count(len(self.study.arms) - 1, "comparisons")
+        reference, num_tests = self.study.arms[0].name, len(self.study.arms) - 1
         note = "Held-out problems, sampled; percent, with 95 % intervals of Student's t over seeds. "
-        note += _CORRECTED.format(reference=reference, tests=tests) if len(self.study.arms) > 1 else ""
+        if num_tests:
+            note += _SINGLE if num_tests == 1 else _CORRECTED.format(tests=f"{num_tests} comparisons")
         if len(self.study.seeds) == 2:
             note += f" {_TWO_SEEDS}"
         columns = ("arm", "optim.lr", "seeds", self.outcome_title, f"minus {reference}", "p (Holm)")
@@ -210,8 +212,8 @@ class StudyReport:
                 ends = (f"{100 * values[name]:.1f}" for name in self.shown)
                 outcome = f"{100 * run.measure(self.study, self.study.tokens):.1f}"
                 rows.append((arm.name, str(seed), outcome, *ends, str(iteration), f"{tokens:,}"))
-        ends = [f"{figures.quantity_title(name)} at the end" for name in self.shown]
-        columns = ("arm", "seed", self.outcome_title, *ends, "iterations", "tokens")
+        titles = (f"{figures.quantity_title(name)} at the end" for name in self.shown)
+        columns = ("arm", "seed", self.outcome_title, *titles, "iterations", "tokens")
         note = "Percent. A run ends with the iteration that reaches the budget, so its tokens exceed it a little."
         return ReportTable("Reported runs", columns, rows, note)
 
@@ -240,8 +242,8 @@ class StudyReport:
                 rows.append((arm.name, f"{rate:g}", *cells, mean, chosen))
         columns = ("arm", "optim.lr", *(f"seed {seed}" for seed in pilots.seeds), "mean", "")
         note = (
-            f"Percent, the primary outcome for {tokens:,} tokens. The rate with the best mean is chosen; of equal ones, "
-            "the first. No reported seed is among these."
+            f"Percent, the primary outcome for {tokens:,} tokens. The rate with the best mean is chosen, and of equal "
+            "ones the first. No reported seed is among these."
         )
         return ReportTable("Pilots: the choice of the learning rates", columns, rows, note)
 
@@ -274,8 +276,7 @@ class StudyReport:
         for arm in self.study.arms:
             found = [run.curve(self.study.quantity) for run in self.reported if run.arm == arm.name]
             if found:
-                table = np.array([np.interp(places, *zip(*curve, strict=True)) for curve in found])  # (S, P)
-                columns = table.T.tolist()
+                columns = np.array([_interpolate(curve, places) for curve in found]).T.tolist()  # (P, S)
                 values = [seed_interval(one) if len(one) > 2 else _point(one) for one in columns]
                 curves[arm.name] = list(zip((places / 1000).tolist(), filter(None, values), strict=True))
         return curves
@@ -321,6 +322,11 @@ class StudyReport:
         print_banners(self.list_banners(), console)
         page = shorten_path(folder / "study.html")
         console.print(f"page: {page}; study.csv in the same folder", soft_wrap=True, markup=False)
+
+
+def _interpolate(curve: Sequence[tuple[float, float]], places: np.ndarray) -> list[float]:
+    tokens, values = np.array(curve, dtype=float).T
+    return list(np.interp(places, tokens, values))
 
 
 def _point(values: Sequence[float]) -> Interval | None:

@@ -1,19 +1,20 @@
 """``magrpo study``: executes a study, or goes on with it, and compares its arms."""
 
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from magrpo.experiments.study import Study, check_study_place, fix_study, list_samples, load_study, run_study
+from magrpo.experiments.study import Study, fix_study, list_samples, load_study, run_study
 from magrpo.process.environment import set_verbosity, shorten_path
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.reports.budget import format_count
 from magrpo.run.files import is_finished, keep_place
 from magrpo.run.lock import hold_run
-from pipelines.arguments import GivenPlace, Quiet, Root, RunName, StudyFile, Verbose, locate_config
+from pipelines.arguments import STUDIES, GivenPlace, Quiet, Root, RunName, StudyFile, Verbose, locate_config
 from pipelines.commands.inputs import check_inputs
-from pipelines.commands.train import report_interrupt, resume_command
+from pipelines.commands.train import check_given_place, report_interrupt, resume_command
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 
@@ -40,19 +41,21 @@ def start_study(
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     study = load_study(file, name, root, locate_config)
-    check_study_place(study, place)
+    for run in list_samples(study):
+        config = study.configure_run(run)
+        check_given_place(config, place)
+        check_inputs(config, for_plan=dry_run)
     if dry_run:
         _list_runs(study)
         return 0
-    for run in list_samples(study):
-        check_inputs(study.configure_run(run))
     record = fix_study(study)
     keep_place(study.folder_store, place)
     console = open_console()
     runs = format_count(len(study.list_pilots()) + len(study.list_reported()), "runs")
     folder = shorten_path(study.folder)
     console.print(f"study {study.name}, {runs}, in {folder}; fixed on {record['when']}", markup=False, soft_wrap=True)
-    again = resume_command("study", str(shorten_path(file)), study.root, local=local)
+    given = file.stem if file.parent == STUDIES else str(shorten_path(file))
+    again = resume_command("study", shlex.quote(given), study.root, local=local)
     if study.name != file.stem:
         again += f" --name {study.name}"
     with hold_run(study.folder_store):

@@ -12,7 +12,7 @@ import pytest
 from magrpo.config.run import PenaltyConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import compare_means, judge_difference, judge_settings, match_budgets
-from magrpo.reports.comparison_tables import comparison_sections, equal_tokens_tables, list_run_costs
+from magrpo.reports.comparison_tables import comparison_sections, equal_tokens_table, list_run_costs
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.run.store import RunStore
@@ -240,8 +240,8 @@ def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path
     tokens = one.budgets[-1].tokens
     for dearer, iteration in ((tokens + 1, 1), (3 * tokens, 0)):  # hardly, so that its end is nearest; by far
         two.label, two.budgets = "B", [Budget(), Budget(1, tokens=dearer, updates=1)]
-        [section] = equal_tokens_tables({run.label: [run] for run in (one, two)})
-        taken = [(row[0], row[2], row[3]) for row in section.rows]
+        section = equal_tokens_table([one, two])
+        taken = [tuple(row[:3]) for row in section.rows]
         assert taken == [("A", "1", f"{tokens:,}"), ("B", str(iteration), f"{dearer * iteration:,}")]
         ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[iteration])]
         returns = [row[section.columns.index("return")].split()[0] for row in section.rows]
