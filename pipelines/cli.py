@@ -28,7 +28,9 @@ from pipelines.arguments import (
     RunId,
     RunName,
     RunOrConfig,
+    StudyFile,
     Verbose,
+    locate_config,
     locate_source,
 )
 
@@ -94,11 +96,6 @@ config = _make_group("config", "Explain and show configurations.")
 app.register_install_completion_command(help="Install shell completion of commands, runs and keys.")
 
 LAZY_COMMANDS = {
-    "study": (
-        "commands.study:start_study",
-        "Compare ways to train: arms, seeds, a budget of tokens and an outcome, fixed in a file before the first run. "
-        "Started again, a study goes on where it stopped.\n\nExample: magrpo study tiny",
-    ),
     "runs": ("commands.runs:list_runs", "List the runs in a folder, newest first."),
     "show": (
         "commands.show:show_run",
@@ -325,6 +322,37 @@ def resume(
     from pipelines.commands.train import resume_run
 
     return resume_run(store, from_stage, place, local=local)
+
+
+@app.command(usage="Usage: magrpo study FILE [OPTIONS]", help_epilogue="", **place_in_help("study"))
+def study(
+    file: StudyFile,
+    /,
+    *,
+    name: RunName | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    root: Root | None = None,
+    place: GivenPlace | None = None,
+    local: bool = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Compare ways to train: arms, seeds, a budget and an outcome, fixed in a file before the first run.
+
+    Started again, a study goes on where it stopped. Example: magrpo study tiny
+
+    Args:
+        file: TOML file of the study, or the name of a shipped study.
+        name: Name of the study and prefix of its runs' names; by default the file's name.
+        dry_run: Check the study, its problems and models, and list its runs; train nothing.
+        local: Run without Prefect.
+    """
+    set_verbosity(quiet=quiet, verbose=verbose)
+    from magrpo.experiments.study import load_study
+    from pipelines.commands.study import list_runs, start_study
+
+    chosen = load_study(file, name, root, locate_config)
+    return list_runs(chosen) if dry_run else start_study(chosen, place, local=local)
 
 
 @app.command(usage="Usage: magrpo evaluate RUN [KEY=VALUE...] [OPTIONS]", help_epilogue="", **place_in_help("evaluate"))

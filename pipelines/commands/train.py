@@ -142,6 +142,6 @@ def report_interrupt(error: KeyboardInterrupt, resume: str, console: Console) ->
 
 
 def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
-    """Return the command line that resumes the run or the study ``name``."""
+    """Return the command line that resumes the run or the study ``name``, or shows a run."""
     line = f"{find_command('magrpo')} {command} {name} --root {shlex.quote(str(shorten_path(root)))}"
     return f"{line} --local" if local else line

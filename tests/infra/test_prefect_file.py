@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from magrpo.experiments.study import load_study
-from pipelines.arguments import locate_config
 from prefect.cli.deploy._models import PrefectYamlModel
 from prefect.flows import load_flow_from_entrypoint
 from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
 from magrpo.config.run import load_config
+from magrpo.experiments.study import load_study
+from pipelines.arguments import locate_config
 
 ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text())
