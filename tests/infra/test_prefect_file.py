@@ -56,6 +56,7 @@ def test_the_night_goes_on_from_the_champion_that_the_week_evaluates() -> None:
             ROOT / "pipelines" / "configs" / "embedded.toml", deployment["parameters"]["overrides"]
         )
         for deployment in FILE["deployments"]
+        if "overrides" in deployment["parameters"]
     }
     night, week = configs["nightly"], configs["weekly-evaluation"]
     assert night.registry.model == week.registry.model
