@@ -79,8 +79,8 @@ class Study:
         return [
             StudyRun(arm, seed, rate, True, f"{self.name}-{arm.name}-pilot-lr{rate:g}-s{seed}")
             for arm in self.config.arms
-            if len(self._list_rates(arm)) > 1
-            for rate in self._list_rates(arm)
+            if len(self.list_rates(arm)) > 1
+            for rate in self.list_rates(arm)
             for seed in pilots.seeds
         ]
 
@@ -89,11 +89,16 @@ class Study:
         names = [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
         return [(arm, seed, f"{self.name}-{arm.name}-s{seed}") for arm, seed in names]
 
+    def list_samples(self) -> list[StudyRun]:
+        """List one run of each arm, with its first seed and candidate, for checks before anything runs."""
+        firsts = [(arm, next(iter(self.list_rates(arm)), None)) for arm in self.config.arms]
+        return [StudyRun(arm, self.config.seeds[0], rate, False, "") for arm, rate in firsts]
+
     def choose_rates(self) -> dict[str, float | None]:
         """Choose the learning rate of each arm by its finished pilots; arms with unfinished pilots are left out."""
         rates: dict[str, float | None] = {}
         for arm in self.config.arms:
-            candidates = self._list_rates(arm)
+            candidates = self.list_rates(arm)
             outcomes: dict[float, list[float]] = {rate: [] for rate in candidates}
             pilots = [run for run in self.list_pilots() if run.arm is arm]
             if not pilots:
@@ -118,21 +123,24 @@ class Study:
     def _read(self, run: StudyRun) -> StudiedRun:
         return read_studied_run(self.find_store(run.run_id), run.arm.name, run.seed, run.rate, is_pilot=run.is_pilot)
 
-    def _list_rates(self, arm: Arm) -> Sequence[float]:
+    def list_rates(self, arm: Arm) -> Sequence[float]:
+        """List the candidates for the learning rate of an arm; none: that of its configuration is used."""
         if self.config.pilots is None:
             return ()
         return list(dict.fromkeys(arm.rates or self.config.pilots.rates))
 
     def _budget(self, run: StudyRun) -> int:
-        pilot_tokens = self.config.pilots.tokens if self.config.pilots else None
-        return (run.is_pilot and pilot_tokens) or self.config.tokens
+        pilots = self.config.pilots
+        if run.is_pilot and pilots is not None and pilots.tokens is not None:
+            return pilots.tokens
+        return self.config.tokens
 
     def configure_run(self, run: StudyRun) -> RunConfig:
         """Return the configuration of a run. Raises ConfigError if a value is unusable."""
         tokens = self._budget(run)
         changes = [*self.config.set, *run.arm.set, f"root={self.root}", f"train.seed={run.seed}"]
         changes += [f"train.max_tokens={tokens}"] + ([] if run.rate is None else [f"optim.lr={run.rate!r}"])
-        config = self._load(run.arm, changes)
+        config = self.load_config(run.arm, changes)
         if run.rate is not None and (own := next((agent for agent in config.agents if agent.lr is not None), None)):
             raise ConfigError(
                 f"{self.path}: arm {run.arm.name!r}: agent {own.name!r} has a learning rate of its own, so the pilots' "
@@ -144,7 +152,8 @@ class Study:
         most = min(math.ceil(tokens / completions), MAX_STEPS // (2 * config.env.num_turns + 2))
         return config.model_copy(update={"train": config.train.model_copy(update={"num_iterations": most})})
 
-    def _load(self, arm: Arm, changes: Sequence[str]) -> RunConfig:
+    def load_config(self, arm: Arm, changes: Sequence[str]) -> RunConfig:
+        """Load the configuration of an arm with changes; the message of a ConfigError names the arm."""
         try:
             return load_config(self.sources[arm.name], changes)
         except ConfigError as error:
@@ -172,20 +181,12 @@ def load_study(path: Path, name: str | None, root: Path | None, locate: Callable
         sources[arm.name] = beside if beside.is_file() else locate(given)
     study = Study(path, check_run_name(name or path.stem, longest=60), config, root or Path("runs"), sources)
     if root is None:
-        first = study._load(config.arms[0], [*config.set, *config.arms[0].set])
+        first = study.load_config(config.arms[0], [*config.set, *config.arms[0].set])
         study = Study(path, study.name, config, first.root, sources)
-    configs = [study.configure_run(run) for run in list_samples(study)]
+    configs = [study.configure_run(run) for run in study.list_samples()]
     for arm, other in zip(config.arms, configs, strict=True):
         _check_comparable(study, arm, configs[0], other)
     return study
-
-
-def list_samples(study: Study) -> list[StudyRun]:
-    """Return one run of each arm, with its first seed and candidate, for checks before anything runs."""
-    first = {arm.name: study._list_rates(arm) for arm in study.config.arms}
-    return [
-        StudyRun(arm, study.config.seeds[0], next(iter(first[arm.name]), None), False, "") for arm in study.config.arms
-    ]
 
 
 def _check_comparable(study: Study, arm: Arm, first: RunConfig, other: RunConfig) -> None:
@@ -232,7 +233,7 @@ def _show(values: dict[str, object], key: str) -> str:
 def check_study_place(study: Study, place: Place | None) -> None:
     """Raise ConfigError if a run of the study cannot run at ``place``."""
     if place is not None:
-        for run in list_samples(study):
+        for run in study.list_samples():
             check_place(study.configure_run(run), place)
 
 
@@ -244,7 +245,7 @@ def run_study(study: Study, run_one: Callable[[RunStore], object], console: Cons
     """
     record = fix_study(study)
     pilots, reported = study.list_pilots(), study.list_reported()
-    some_config = study.configure_run(list_samples(study)[0])
+    some_config = study.configure_run(study.list_samples()[0])
     open_tracker = partial(MlflowTracker, some_config.tracking, study.root, study.name, study.folder, STUDY_TAG)
     parent = open_tracker()
     parent.record_start()

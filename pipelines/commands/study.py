@@ -5,7 +5,7 @@ import shlex
 from rich.console import Console
 
 from magrpo.config.place import Place
-from magrpo.experiments.study import Study, fix_study, list_samples, run_study
+from magrpo.experiments.study import Study, fix_study, run_study
 from magrpo.process.environment import shorten_path
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.reports.budget import format_count
@@ -23,7 +23,7 @@ def start_study(study: Study, place: Place | None = None, *, local: bool) -> int
 
     Raises ConfigError before anything is written if the study cannot run, or is not the one that was fixed.
     """
-    for run in list_samples(study):
+    for run in study.list_samples():
         config = study.configure_run(run)
         check_given_place(config, place)
         check_inputs(config)
@@ -77,7 +77,7 @@ def _run_flow(study: Study) -> str:
 
 def list_runs(study: Study) -> int:
     """Check what a study needs; print its runs and mark the finished ones; return the exit code."""
-    for run in list_samples(study):
+    for run in study.list_samples():
         check_inputs(study.configure_run(run), for_plan=True)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     rates = study.choose_rates()
