@@ -13,11 +13,13 @@ from magrpo.plugins import ConfigError
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the shipped configurations."""
+STUDIES = Path(__file__).parent / "studies"
+"""Folder of the shipped studies."""
 
 
-def list_shipped() -> list[str]:
-    """Return the names of the shipped configurations."""
-    return sorted(path.stem for path in CONFIGS.glob("*.toml"))
+def list_shipped(folder: Path = CONFIGS) -> list[str]:
+    """Return the names of the shipped configurations, or of the shipped studies."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def locate_config(name: Path | str) -> Path:
@@ -25,17 +27,26 @@ def locate_config(name: Path | str) -> Path:
 
     A missing file in an existing folder is returned, too: :func:`magrpo.config.run.load_config` names its neighbours.
     """
-    path = Path(name)
+    return _locate_shipped(Path(name), CONFIGS)
+
+
+def locate_study(name: Path | str) -> Path:
+    """Locate the study's file ``name``, or the shipped study of that name, like :func:`locate_config`."""
+    return _locate_shipped(Path(name), STUDIES)
+
+
+def _locate_shipped(path: Path, folder: Path) -> Path:
     if path.is_file():
         return path
-    shipped = list_shipped()
+    shipped = list_shipped(folder)
     is_name = path.parent == Path() and not path.suffix
     if is_name and path.name in shipped:
-        return CONFIGS / f"{path.name}.toml"
+        return folder / f"{path.name}.toml"
     if is_name or not path.parent.is_dir():
         near = difflib.get_close_matches(path.stem, shipped, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"{path}: no such file; {hint}shipped configurations: {', '.join(shipped)}")
+        kind = "studies" if folder == STUDIES else "configurations"
+        raise ConfigError(f"{path}: no such file; {hint}shipped {kind}: {', '.join(shipped)}")
     return path
 
 
@@ -67,6 +78,12 @@ def complete_configs(context: CompletionContext) -> Iterator[str]:
     yield from complete_toml(context)
 
 
+def complete_studies(context: CompletionContext) -> Iterator[str]:
+    """Complete names of shipped studies, then TOML files and folders."""
+    yield from list_shipped(STUDIES)
+    yield from complete_toml(context)
+
+
 def complete_places(context: CompletionContext) -> Iterator[str]:
     """Complete ``none``, then TOML files and folders."""
     yield "none"
@@ -95,6 +112,10 @@ def _convert_config(_: type, tokens: Sequence[Token]) -> Path:
     return locate_config(tokens[0].value)
 
 
+def _convert_study(_: type, tokens: Sequence[Token]) -> Path:
+    return locate_study(tokens[0].value)
+
+
 def _convert_place(_: type, tokens: Sequence[Token]) -> Place:
     return parse_place(tokens[0].value)
 
@@ -108,6 +129,8 @@ def _convert_name(_: type, tokens: Sequence[Token]) -> str:
 Root = Annotated[Path, Parameter(help="Folder of run directories.")]
 ConfigFile = Annotated[Path, Parameter(converter=_convert_config, completer=complete_configs)]
 """A TOML file, or the name of a shipped configuration."""
+StudyFile = Annotated[Path, Parameter(converter=_convert_study, completer=complete_studies)]
+"""A TOML file, or the name of a shipped study."""
 PlaceFile = Annotated[Path, Parameter(validator=validators.Path(dir_okay=False), completer=complete_toml)]
 GivenPlace = Annotated[
     Place,
@@ -122,7 +145,7 @@ GivenPlace = Annotated[
 """Place where a run is executed, read from a TOML file, or ``none``."""
 RunId = Annotated[str, Parameter(completer=complete_runs)]
 RunName = Annotated[str, Parameter(converter=_convert_name)]
-"""The name of a new run, sweep or schedule."""
+"""The name of a new run, study or schedule."""
 RunOrConfig = Annotated[str, Parameter(completer=complete_sources)]
 Overrides = Annotated[str, Parameter(help="section.key=value: change one value of the configuration.")]
 Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]

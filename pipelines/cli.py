@@ -28,7 +28,9 @@ from pipelines.arguments import (
     RunId,
     RunName,
     RunOrConfig,
+    StudyFile,
     Verbose,
+    locate_config,
     locate_source,
 )
 
@@ -42,7 +44,7 @@ app = App(
   magrpo resume seed-1
   magrpo ask seed-1
   magrpo evaluate seed-1 eval.num_samples=16
-  magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,maremax
+  magrpo study tiny
   magrpo runs
   magrpo compare seed-0 seed-1
   magrpo score --problems p.jsonl.gz --completions c.jsonl --output r.jsonl
@@ -61,7 +63,7 @@ For details: `magrpo COMMAND --help`.""",
 TRAIN, LOOK = Group("Train", sort_key=1), Group("Look at runs", sort_key=2)
 USE, OPERATE = Group("Use the agents", sort_key=3), Group("Operate", sort_key=4)
 COMMANDS = {
-    TRAIN: ("train", "resume", "sweep", "evaluate", "schedule"),
+    TRAIN: ("train", "resume", "study", "evaluate", "schedule"),
     LOOK: ("runs", "show", "compare"),
     USE: ("ask", "export", "score"),
     OPERATE: ("config", "doctor", "sync", "bench"),
@@ -103,7 +105,7 @@ LAZY_COMMANDS = {
     "compare": (
         "commands.compare:compare_runs",
         "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nBaseline runs are merged into "
-        "one table, with intervals over problems and seeds; sweeps are compared over their seeds.",
+        "one table, with intervals over problems and seeds.",
     ),
     "score": (
         "commands.score:score_files",
@@ -149,7 +151,7 @@ for command, (function, text) in LAZY_COMMANDS.items():
         parent.command(path, name=name, help=text, help_epilogue="")
 
 
-LONG_COMMANDS = ("train", "resume", "sweep", "evaluate", "schedule")
+LONG_COMMANDS = ("train", "resume", "study", "evaluate", "schedule")
 """Commands that keep running when their output is no longer read."""
 
 
@@ -205,7 +207,7 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
 @contextmanager
 def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
     """Show the activity of a command that runs stages from the start; ``from_shell``: it has the process to itself."""
-    runs_stages = tokens[:1] in (["train"], ["resume"], ["sweep"], ["evaluate"])
+    runs_stages = tokens[:1] in (["train"], ["resume"], ["study"], ["evaluate"])
     if not runs_stages or {"-h", "--help", "--dry-run"} & set(tokens):
         yield
         return
@@ -225,7 +227,7 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
     """Explain why a command line cannot be parsed; a key written as a flag is shown as an override."""
     if isinstance(error.__cause__, ConfigError):
         return str(error.__cause__)
-    if isinstance(error, UnknownOptionError) and tokens[0] in ("train", "sweep", "evaluate", "schedule"):
+    if isinstance(error, UnknownOptionError) and tokens[0] in ("train", "evaluate", "schedule"):
         from magrpo.config.run import RunConfig  # a twentieth of a second, which --help need not spend
 
         flag, _, value = (error.token.keyword or error.token.value).partition("=")
@@ -322,61 +324,35 @@ def resume(
     return resume_run(store, from_stage, place, local=local)
 
 
-@app.command(
-    usage="Usage: magrpo sweep CONFIG [KEY=VALUE...] --set KEY=VALUE,VALUE [OPTIONS]",
-    help_epilogue="",
-    **place_in_help("sweep"),
-)
-def sweep(
-    config: ConfigFile | None = None,
+@app.command(usage="Usage: magrpo study FILE [OPTIONS]", help_epilogue="", **place_in_help("study"))
+def study(
+    file: StudyFile,
     /,
-    *overrides: Overrides,
-    settings: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    seeds: Positive | None = None,
+    *,
     name: RunName | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
-    resume: RunId | None = None,
     root: Root | None = None,
     place: GivenPlace | None = None,
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Train every combination of some values with several seeds, one run after another, and compare them.
+    """Compare ways to train: arms, seeds, a budget and an outcome, fixed in a file before the first run.
 
-    Example: magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,maremax
+    Started again, a study goes on where it stopped. Example: magrpo study tiny
 
     Args:
-        config: TOML file, or the name of a shipped configuration.
-        settings: section.key=value,value,...: the values to try for one key; repeatable.
-        seeds: Runs per combination, with the seeds train.seed, train.seed + 1, ...; 1 by default.
-        name: Name of the sweep and prefix of its runs' names; by default sweep- and the date.
-        dry_run: Check the problems and models, and list the runs; train nothing.
-        resume: Resume this sweep; finished runs are kept.
+        file: TOML file of the study, or the name of a shipped study.
+        name: Name of the study and prefix of its runs' names; by default the file's name.
+        dry_run: Check the study, its problems and models, and list its runs; train nothing.
         local: Run without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
-    from magrpo.experiments.sweep_grid import check_sweep_place, load_sweep, plan_sweep, save_sweep, show_sweep
-    from pipelines.commands.inputs import check_sweep_inputs
-    from pipelines.commands.train import launch_sweep
+    from magrpo.experiments.study import load_study
+    from pipelines.commands.study import list_runs, start_study
 
-    if resume is not None:
-        if config or overrides or settings or seeds or name:
-            raise ConfigError("--resume uses the sweep's own runs: only --local, --place and --root can be added")
-        chosen = load_sweep(root or Path("runs"), resume)
-    elif config is None:
-        raise ConfigError("sweep needs a configuration file, or --resume NAME (see magrpo sweep --help)")
-    else:
-        chosen = plan_sweep(config, overrides, settings or [], seeds or 1, name, root)
-    check_sweep_place(chosen, place)
-    if resume is None:
-        check_sweep_inputs(chosen)
-    if dry_run:
-        show_sweep(chosen)
-        return 0
-    if resume is None:
-        save_sweep(chosen)
-    return launch_sweep(chosen, place, local=local)
+    chosen = load_study(file, name, root, locate_config)
+    return list_runs(chosen) if dry_run else start_study(chosen, place, local=local)
 
 
 @app.command(usage="Usage: magrpo evaluate RUN [KEY=VALUE...] [OPTIONS]", help_epilogue="", **place_in_help("evaluate"))

@@ -40,6 +40,7 @@ SPLIT = ("tests/stages/test_exact_game.py", "tests/training/test_embedded.py")
 SLOW = (
     "tests/training/test_embedded.py::test_two_agents_learn",
     "tests/test_newcomer.py",
+    "tests/experiments/test_study.py",
     "tests/test_wheel.py",
     "tests/pipelines/flows/test_kills.py",
     "ray",

@@ -24,14 +24,14 @@ BLOCKS = re.findall(
 COMMANDS = [line for language, block in BLOCKS if language == "sh" for line in block.splitlines()]
 SMALL = ["eval.num_samples=1", "eval.max_problems=2", "tracking.system_metrics=false"]
 SMALL_TRAINING = [*SMALL, "train.num_iterations=1", "rollout.problems_per_iteration=2", "rollout.group_size=2"]
-ADDED = {"train": [*SMALL_TRAINING, "--local"], "sweep": ["--dry-run"], "evaluate": [*SMALL, "--local"]}
-"""Added to a command of the tutorial, for seconds in place of minutes; the four runs of the sweep are only planned."""
+ADDED = {"train": [*SMALL_TRAINING, "--local"], "study": ["--dry-run"], "evaluate": [*SMALL, "--local"]}
+"""Added to a command of the tutorial, for seconds in place of minutes; the runs of the study are only planned."""
 
 
 def write_files(folder: Path) -> None:
     """Write the blocks that begin with a file's name."""
     named = [re.match(r"# (\S+\.(?:py|toml))\n", block) for language, block in BLOCKS if language != "sh"]
-    assert [name[1] for name in named if name] == ["make_problems.py", "mine.toml", "my_plugins.py"]
+    assert [name[1] for name in named if name] == ["make_problems.py", "mine.toml", "my_plugins.py", "study.toml"]
     assert all(named), "a block without a file's name"
     for name in named:
         assert name is not None
@@ -74,7 +74,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             continue
         with blank_pictures():
             assert main([*words, *ADDED.get(words[0], [])]) == 0, line
-    assert ran == ["train", "train", "train", "train", "compare", "evaluate", "sweep", "schedule"]
+    assert ran == ["train", "train", "train", "train", "compare", "evaluate", "study", "schedule"]
     assert len((tmp_path / "problems.jsonl").read_text().splitlines()) == 56
     assert (tmp_path / "runs" / "comparisons" / "plain-vs-own" / "compare.html").exists()
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -89,8 +90,10 @@ def bootstrap_difference(minuend: Sequence[float], subtrahend: Sequence[float], 
     return Interval(float(np.mean(minuend) - np.mean(subtrahend)), float(low), float(high))
 
 
-def seed_interval(values: Sequence[float]) -> Interval:
+def seed_interval(values: Sequence[float], error: float = 0.05) -> Interval:
     """The mean of one value for each seed, two at least, with a 95 % interval for new seeds on the same problems.
+
+    ``error``: chance that the interval misses the true mean, if another than 5 %.
 
     Use it for quantities without a value for each problem, such as the tokens of a run, and else
     :func:`crossed_interval`.
@@ -98,11 +101,66 @@ def seed_interval(values: Sequence[float]) -> Interval:
     assert len(values) > 1, "one seed says nothing about others"
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return _student_interval(mean, variance / len(values), float(len(values) - 1))
+    return _student_interval(mean, variance / len(values), float(len(values) - 1), error)
 
 
-def _student_interval(mean: float, variance: float, freedom: float) -> Interval:
+def _student_interval(mean: float, variance: float, freedom: float, error: float = 0.05) -> Interval:
     from scipy.special import stdtrit  # half a second, which commands that print no interval need not spend
 
-    half = float(stdtrit(freedom, 0.975)) * math.sqrt(variance)
+    half = float(stdtrit(freedom, 1 - error / 2)) * math.sqrt(variance)
     return Interval(mean, mean - half, mean + half)
+
+
+def paired_p_value(differences: Sequence[float]) -> float:
+    """The two-sided p-value of the paired t test that the mean of ``differences``, two at least, is 0."""
+    from scipy.special import stdtr  # half a second, which commands that print no interval need not spend
+
+    count, mean = len(differences), fmean(differences)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (count - 1))
+    if deviation == 0:
+        return 0.0 if mean else 1.0
+    return float(2 * stdtr(count - 1, -abs(mean) / (deviation / math.sqrt(count))))
+
+
+@dataclass(frozen=True, slots=True)
+class HolmTest:
+    """The result of one of several tests by Holm's step-down procedure."""
+
+    p: float
+    """The adjusted p-value: the smallest familywise error at which the procedure rejects this test."""
+    error: float
+    """The error of the test's interval: that of the step that rejected it, or of the step that stopped. The interval of
+    this error excludes 0 exactly where the procedure rejects."""
+
+
+def adjust_holm(p_values: Sequence[float], error: float = 0.05) -> list[HolmTest]:
+    """Test several p-values at once with a familywise ``error`` (Holm 1979, Scandinavian Journal of Statistics 6).
+
+    The smallest of m p-values is tested at ``error / m``, the next at ``error / (m - 1)`` and so on, until one fails.
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    tests: dict[int, HolmTest] = {}
+    adjusted, step_error, stopped = 0.0, error, False
+    for rank, index in enumerate(order):
+        num_left = len(p_values) - rank
+        adjusted = max(adjusted, min(1.0, num_left * p_values[index]))
+        if not stopped:
+            step_error = error / num_left
+        stopped = stopped or adjusted > error
+        tests[index] = HolmTest(adjusted, step_error)
+    return [tests[index] for index in range(len(p_values))]
+
+
+def mean_over_budget(curve: Sequence[tuple[float, float]], budget: float) -> float:
+    """The area under a learning curve up to ``budget``, over ``budget``: the mean value while it was spent.
+
+    ``curve``: cost so far and value of each evaluation, from cost 0 in ascending order to ``budget`` at least. Between
+    evaluations the value is interpolated, so curves that were measured at other costs can be compared.
+    """
+    costs, values = np.array(curve, dtype=float).T
+    assert costs[0] == 0, "the curve starts before training"
+    assert costs[-1] >= budget > 0, "the curve ends before the budget"
+    within = costs < budget
+    places = np.append(costs[within], budget)
+    heights = np.append(values[within], np.interp(budget, costs, values))
+    return float(np.trapezoid(heights, places) / budget)

@@ -234,6 +234,10 @@ class TrainConfig(Section):
 
     num_iterations: int = Field(100, ge=0)
     """Number of training iterations; each consists of rollout, score, credit and update."""
+    max_tokens: int | None = Field(None, ge=1)
+    """End training after the first iteration by which it has generated this many tokens, even if ``num_iterations`` is
+    larger; the run then evaluates, and its configuration states the iterations that it took. Studies set it
+    (docs/studies.md). None: no limit."""
     seed: int = Field(0, ge=0)
     """Seed for everything random in the run."""
     lag: Literal[0, 1, 2] = 0
@@ -509,6 +513,16 @@ class RunConfig(Section):
                 f"train.lag = {self.train.lag} trains on samples drawn from older weights; correct for that with "
                 "algo.importance_cap = 2, or set train.lag to 0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_end_at_tokens(self) -> RunConfig:
+        if self.train.max_tokens is not None:
+            end = "train.max_tokens decides which iteration is the last"
+            if self.optim.schedule != "constant":
+                raise ValueError(f'{end}, so the learning rate cannot decay towards it: set optim.schedule="constant"')
+            if self.train.lag:
+                raise ValueError(f"{end}, so no later one may be sampled before: set train.lag=0")
         return self
 
     @model_validator(mode="after")

@@ -88,7 +88,7 @@ class RunConsole:
             redirect_stderr=self._alive and sys.stderr.isatty(),
             get_time=get_time,
         )
-        self._run = self.live.add_task("", total=state.num_iterations + state.num_rows + 1)  # plus the report
+        self._run = self.live.add_task("", total=None)
         self._tasks: dict[int, TaskID] = {_NO_STEP: self._add_task("starting")}
         """The task shown for each thread that computes a step, by thread id, and for work outside the steps."""
         self._heartbeat = Heartbeat(self.say_progress)
@@ -120,7 +120,9 @@ class RunConsole:
             self._remove_task(_NO_STEP)
             self._remove_task(get_ident())
             task = self._tasks[get_ident()] = self._add_task(step.spec.activity, step)
-            self.live.update(self._run, completed=self._state.trained_iterations + self._state.finished_rows)
+            state = self._state
+            total = state.num_iterations + state.num_rows + 1  # plus the report
+            self.live.update(self._run, total=total, completed=state.trained_iterations + state.finished_rows)
 
         def advance(finished: int) -> None:
             self.live.advance(task, finished)

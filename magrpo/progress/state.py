@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from magrpo.config.run import RunConfig
 from magrpo.config.services import NotifyConfig
 from magrpo.interfaces import Reward
 from magrpo.plugins import ConfigError
-from magrpo.reports.budget import format_count
+from magrpo.reports.budget import count_tokens, format_count
 from magrpo.run.files import has_samples
 from magrpo.run.steps import Step, first_missing, steps
 from magrpo.run.store import RunStore
@@ -38,17 +40,31 @@ class RunState:
     credited_iterations: int = 0
     held_out_returns: dict[int, float] = field(default_factory=dict)
     """Held-out return by iteration."""
+    max_tokens: int | None = None
+    """Tokens at which training ends; ``num_iterations`` is then an estimate, from the tokens generated so far."""
+    tokens: float = 0.0
+    """Tokens generated in training."""
     num_rows: int = 0
     """Number of rows of a run of baselines; 0 for other runs."""
     finished_rows: int = 0
     finished_lines: dict[Step, str] = field(default_factory=dict)
     """One line of text for each step computed by this process: ``00007/update: 1.8 s``."""
+    _most_iterations: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._most_iterations = self.num_iterations
+
+    @classmethod
+    def begin(cls, config: RunConfig) -> RunState:
+        """Return the state of a run that has done nothing yet."""
+        train, num_rows = config.train, len(config.baselines.rows)
+        return cls(train.num_iterations, config.reward, max_tokens=train.max_tokens, num_rows=num_rows)
 
     @classmethod
     def read(cls, store: RunStore) -> RunState:
         """Read the state from a run directory; its step is the first one left to compute."""
         config = store.config()
-        state = cls(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows))
+        state = cls.begin(config)
         every = steps(config)
         missing = first_missing(config, store)
         for step in every:
@@ -68,6 +84,7 @@ class RunState:
         self.step = step
         self.under_way.pop(step, None)
         self.num_computed += not reused
+        self.tokens += count_tokens(metrics)
         figures = [f"{metrics.get(f'time/{step.stage}_s', 0.0):.1f} s"]
         if step.stage == "credit" and "reward/joint" in metrics:
             fraction = self.reward.fraction(metrics["reward/joint"])
@@ -76,6 +93,9 @@ class RunState:
             figures.append(f"joint return {fraction:.1%}")
         elif step.stage == "update":
             self.trained_iterations = step.iteration
+            if self.max_tokens is not None and self.tokens:
+                missing = math.ceil(max(self.max_tokens - self.tokens, 0) * step.iteration / self.tokens)
+                self.num_iterations = min(step.iteration + missing, self._most_iterations)
         elif step.stage == "baseline":
             self.finished_rows += 1
         elif step.stage == "evaluate":

@@ -22,7 +22,6 @@ from magrpo.reports.evaluations import (
     measure_texts,
     subtract_means,
 )
-from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, format_seed_difference, has_interval
 from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_page
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
@@ -173,10 +172,10 @@ class BaselineTable:
             self.config.eval.seed,
         )
         assert lead is not None, "rows are evaluated on the same problems"
-        is_clear = lead.low > 0 and has_interval(self._num_runs)
+        is_clear = lead.low > 0 and figures.has_interval(self._num_runs)
         word = "clear winner" if is_clear else "no clear winner"
         mean, _, interval = figures.format_difference(lead).partition(" ")
-        certainty = interval if has_interval(self._num_runs) else "too few seeds for an interval"
+        certainty = interval if figures.has_interval(self._num_runs) else "too few seeds for an interval"
         sentence = (
             f"{best.row.title} reaches {share}; {other.row.title} reaches {self._format_mean(other, quantity)} "
             f"(difference {mean} percentage points, {certainty})."
@@ -229,9 +228,9 @@ class BaselineTable:
     def _describe_intervals(self) -> str:
         if self._num_runs == 1:
             return "95 % intervals over problems"
-        if has_interval(self._num_runs):
+        if figures.has_interval(self._num_runs):
             return f"95 % intervals for new seeds on new problems, from {self._num_runs} runs"
-        return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {MIN_SEEDS}"
+        return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {figures.MIN_SEEDS}"
 
     def _mean(self, result: BaselineResult, quantity: str) -> float:
         return fmean(fmean(one.values()) for one in result.list_means(HEADLINE, quantity))
@@ -246,7 +245,7 @@ class BaselineTable:
         trained = [result.row.title for result in self.rows if result.row.name == "magrpo"]
         measured = "Joint return" if quantity == "return" else "Common parts"
         title = f"{measured}, percent of the maximum"
-        return dot_panel(title, dots, trained, with_intervals=has_interval(self._num_runs))
+        return dot_panel(title, dots, trained, with_intervals=figures.has_interval(self._num_runs))
 
     def list_tables(self) -> Iterator[ReportTable]:
         """Yield every table, the summary first."""
@@ -308,6 +307,9 @@ class BaselineTable:
             )
         difference = interval_over_seeds(less_mixed, self.config.eval.seed)
         assert difference is not None, "rows are evaluated on the same problems"
+        shown = figures.format_difference(difference)
+        if not figures.has_interval(len(runs)):
+            shown = shown.partition(" [")[0]
         maximum = _name_maximum(self._ranked_quantity)
         role = self.rows[0].row.env.roles()[0]
         yield ReportTable(
@@ -315,7 +317,7 @@ class BaselineTable:
             ("", *runs),
             [[first, *(cells[first, rest] for rest in runs)] for first in runs],
             f"Percent of the {maximum}. Teams of one run (the diagonal) less teams of two, paired by problem: "
-            f"{format_seed_difference(difference, len(runs))} percentage points.",
+            f"{shown} percentage points.",
         )
 
     @property
@@ -364,11 +366,11 @@ class BaselineTable:
         return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
-        return format_over_seeds(quantity, self._interval(result, key, quantity), self._num_runs)
+        return figures.format_over_seeds(quantity, self._interval(result, key, quantity), self._num_runs)
 
     def _format_difference(self, result: BaselineResult, key: str, quantity: str) -> str:
         difference = self._subtract_reference(result, key, quantity)
-        if difference is not None and not has_interval(self._num_runs):
+        if difference is not None and not figures.has_interval(self._num_runs):
             return figures.format_difference(difference).partition(" [")[0]
         return figures.format_tested_difference(difference)
 

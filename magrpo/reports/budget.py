@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from magrpo.config.run import RunConfig
 from magrpo.run.steps import TRAINING_STAGES
 
 UNITS = {
@@ -47,6 +48,16 @@ class Budget:
         return {unit: getattr(self, unit) for unit in UNITS}
 
 
+def count_tokens(metrics: Mapping[str, float]) -> float:
+    """Return the tokens that a stage of training generated: 0 for stages that generate none."""
+    return metrics.get("rollout/tokens", 0.0)
+
+
+def has_spent(config: RunConfig, tokens: float) -> bool:
+    """Whether training that has generated ``tokens`` has reached the limit of its configuration, if there is one."""
+    return config.train.max_tokens is not None and tokens >= config.train.max_tokens
+
+
 def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[Budget]:
     """Return the budget after every iteration with an update, preceded by the empty budget of iteration 0.
 
@@ -57,7 +68,7 @@ def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) 
         name = stage.partition(".")[0]
         if iteration > 0 and name in TRAINING_STAGES:
             cost = costs[iteration]
-            cost["tokens"] += metrics.get("rollout/tokens", 0.0)
+            cost["tokens"] += count_tokens(metrics)
             cost["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
             cost["executions"] += metrics.get("sandbox/executions", 0.0)
             cost["updates"] += name == "update"

@@ -180,6 +180,18 @@ def comparison_panels(
     return panels
 
 
+def budget_panels(title: str, curves: Mapping[str, Curve]) -> list[Panel]:
+    """Draw curves over thousands of generated tokens, at most as many in a panel as there are colours.
+
+    The first curve is in every panel.
+    """
+    (first, reference), *others = curves.items()
+    size = len(COLOURS) - 1
+    groups = [dict(others[start : start + size]) for start in range(0, max(len(others), 1), size)]
+    xlabel = "thousands of tokens generated in training"
+    return [Panel(title, partial(_draw_curves, curves={first: reference, **group}, xlabel=xlabel)) for group in groups]
+
+
 def _make_curve(reports: Sequence[EvalReport], split: str, name: str) -> Curve:
     return [(report.policy_version, report.summary[f"{split}/{MODE}"][name]) for report in reports]
 

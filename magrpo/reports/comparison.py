@@ -1,4 +1,4 @@
-"""The verdicts of ``magrpo compare`` and of sweeps: each run, or each setting over its seeds, against the first one."""
+"""The verdicts of ``magrpo compare``: each run against the first one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,6 @@ from magrpo.algo.stats import bootstrap_difference
 from magrpo.reports import figures
 from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain
-from magrpo.reports.over_seeds import (
-    MIN_SEEDS,
-    Settings,
-    format_seed_difference,
-    subtract_over_seeds,
-)
 from magrpo.reports.page import Banner
 from magrpo.reports.verdict import Word, judge_gain
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
@@ -30,11 +24,11 @@ _EQUAL_TOKENS = "The page has their curves over tokens; evaluate more often (eva
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """The verdict on a run, or a setting of a sweep, against the first one, on held-out problems, sampled."""
+    """The verdict on a run against the first one, on held-out problems, sampled."""
 
     label: str
     reference: str
-    word: Word | Literal["not comparable", "unequal budgets", "too few seeds"]
+    word: Word | Literal["not comparable", "unequal budgets"]
     sentence: str
     """The verdict in words, on one line."""
     advice: str
@@ -94,7 +88,7 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
         return RunComparison(*labels, "unequal budgets", sentence, _EQUAL_TOKENS, quantity, value, iterations)
     num_problems = min(len(run.means[-1][HEADLINE][quantity]) for run in (first, second))
     word = judge_gain(value, num_problems)
-    seeds = "The interval covers other problems, not other seeds of the training: magrpo sweep --seeds 3 does."
+    seeds = "The interval covers other problems, not other seeds of the training: magrpo study does."
     advice = seeds if word != "no reliable change" else f"{seeds} More problems or samples narrow it."
     where = "" if matched == _AT_THE_ENDS else _describe_match(second.label, iterations, budgets)
     sentence = f"{_describe_relation(*labels, word)}{where}: {figures_text}."
@@ -141,49 +135,6 @@ def score_alike(first: EvaluatedRun, second: EvaluatedRun) -> bool:
     one, other = first.config.reward, second.config.reward
     same_penalty = first.config.penalty == second.config.penalty
     return same_penalty and one.kind == other.kind and dict(one.maxima) == dict(other.maxima)
-
-
-def judge_settings(settings: Settings) -> list[RunComparison]:
-    """Judge every setting but the first against the first, at the end of training, paired by seed."""
-    first, *others = settings
-    return [_judge_setting(label, first, settings) for label in others]
-
-
-def _judge_setting(label: str, first: str, settings: Settings) -> RunComparison:
-    by_seed = [{run.config.train.seed: run for run in settings[name]} for name in (label, first)]
-    pairs = [(run, by_seed[1][seed]) for seed, run in by_seed[0].items() if seed in by_seed[1]]
-    every = (*settings[first], *settings[label])
-    found = [match_budgets(run, base) for run, base in pairs]
-    matched = [indices for indices in found if indices is not None]
-    indices = matched if len(matched) == len(pairs) else [_AT_THE_ENDS] * len(pairs)
-    evaluations = [((run, i), (base, j)) for (run, base), (i, j) in zip(pairs, indices, strict=True)]
-    value = subtract_over_seeds(evaluations, "return") if pairs else None
-    if value is None or not all(score_alike(every[0], run) for run in every):
-        reason, advice = "their rewards differ", ""
-        if value is None:
-            reason, advice = "they have no seed with equal problems in common", "Train them with the same seeds."
-        return _refuse(label, first, f"{label} and {first} cannot be compared: {reason}.", advice)
-    (run, index), (base, base_index) = evaluations[0]
-    iterations = run.reports[index].policy_version, base.reports[base_index].policy_version
-    budgets = _describe_budgets(run, base)
-    return_gain = f"held-out return {format_seed_difference(value, len(pairs))} percentage points"
-    seeds = format_count(len(pairs), "seeds")
-    if len(matched) < len(pairs):
-        sentence = f"{label} trained {budgets}, so neither is called better: at their ends {return_gain} ({seeds})."
-        return RunComparison(label, first, "unequal budgets", sentence, _EQUAL_TOKENS, "return", value, iterations)
-    is_at_ends = all(pair == _AT_THE_ENDS for pair in indices)
-    where = "" if is_at_ends else _describe_match(label, iterations, budgets)
-    if len(pairs) < MIN_SEEDS:
-        sentence = f"{label} against {first}{where}: {return_gain} with {seeds}, too few seeds for an interval."
-        advice = f"Train more seeds: magrpo sweep --seeds {MIN_SEEDS}"
-        return RunComparison(label, first, "too few seeds", sentence, advice, "return", value, iterations)
-    word = judge_gain(value, len(run.means[-1][HEADLINE]["return"]))
-    sentence = (
-        f"{_describe_relation(label, first, word)}{where}: {return_gain} (95 % interval for new seeds on new problems; "
-        f"{seeds})."
-    )
-    advice = "Train more seeds." if word == "no reliable change" else ""
-    return RunComparison(label, first, word, sentence, advice, "return", value, iterations)
 
 
 def _refuse(label: str, reference: str, sentence: str, advice: str = "") -> RunComparison:

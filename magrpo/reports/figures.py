@@ -19,6 +19,9 @@ BEFORE = "before training"
 LOADED = "before training (start_from)"
 NO_DIFFERENCE = "~: the interval holds 0, so no difference is shown."
 UNDEFINED = "-"
+MIN_SEEDS = 3
+"""Fewest seeds for an interval in tables of baselines. With two, Student's t has one degree of freedom: 12.7 standard
+errors to each side."""
 EVALUATION_COLUMNS = ("policy_version", "split", "mode", "quantity", "mean", "low", "high")
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
 
@@ -127,6 +130,17 @@ def format_interval(name: str, value: Interval | None) -> str:
     digits = {"seconds": 3, "tokens_per_s": 0}.get(name, 1)
     mean, low, high = (f"{figure * scale:.{digits}f}" for figure in (value.mean, value.low, value.high))
     return f"{mean} [{low}, {high}]"
+
+
+def has_interval(num_seeds: int) -> bool:
+    """Whether so many seeds give an interval: one seed has the one over problems, two have none of use."""
+    return num_seeds == 1 or num_seeds >= MIN_SEEDS
+
+
+def format_over_seeds(name: str, value: Interval | None, num_seeds: int) -> str:
+    """``mean [low, high]`` of the quantity ``name``; only the mean if there are too few seeds for an interval."""
+    text = format_interval(name, value)
+    return text if has_interval(num_seeds) else text.partition(" [")[0]
 
 
 def quantity_scale(name: str) -> float:

@@ -136,13 +136,13 @@ def _advise(word: Word, num_problems: int, iterations: int, config: RunConfig) -
     if word.startswith("better"):
         return ""
     if word == "worse":
-        return "try a smaller learning rate (optim.lr) or other seeds (magrpo sweep --seeds 3)"
+        return "try a smaller learning rate (optim.lr) or other seeds (magrpo study)"
     parts = [f"train more iterations (train.num_iterations, now {iterations})"]
     if config.eval.max_problems is not None and config.eval.max_problems <= num_problems:
         parts.append(f"evaluate more problems (eval.max_problems, now {config.eval.max_problems})")
     else:
         parts.append(f"draw more samples of each problem (eval.num_samples, now {config.eval.num_samples})")
-    parts.append("repeat with other seeds (magrpo sweep --seeds 3)")
+    parts.append("repeat with other seeds (magrpo study)")
     too_few = f"{format_count(num_problems, 'problems')}: too few for a verdict, {MIN_PROBLEMS} are needed; "
     advice = ", ".join(parts)
     return too_few + advice if num_problems < MIN_PROBLEMS else advice

@@ -46,7 +46,7 @@ CONFIG = "config.json"
 """File in the run directory with its configuration."""
 RESERVED = (
     "prefect",
-    "sweeps",
+    "studies",
     "comparisons",
     "champions",
     "mlartifacts",

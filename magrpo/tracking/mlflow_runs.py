@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 
 RUN_TAG = "magrpo.run_id"
 """The MLflow tag by which a resumed run finds its MLflow run."""
-SWEEP_TAG = "magrpo.sweep"
-"""The tag of the MLflow run that stands for a sweep."""
+STUDY_TAG = "magrpo.study"
+"""The tag of the MLflow run that stands for a study."""
 PARENT_TAG = "magrpo.parent"
-"""The tag with the name of the run's sweep, below whose own run MLflow shows the run."""
+"""The tag with the name of the run's study, below whose own run MLflow shows the run."""
 SYSTEM_PREFIX = "system/"
 """Prefix of the metrics under which MLflow records the use of the machine."""
 # Limits of MLflow: lengths in characters, and records in one request.
@@ -173,7 +173,7 @@ class MlflowSink:
 
         values = {key: value for record in records for key, value in record["values"].items()}
         if PARENT_TAG in values:
-            values["mlflow.parentRunId"] = self._find_run(SWEEP_TAG, values[PARENT_TAG])
+            values["mlflow.parentRunId"] = self._find_run(STUDY_TAG, values[PARENT_TAG])
         self._log_batches("tags", [RunTag(key, value) for key, value in values.items()])
 
     def _log_batches(self, kind: str, entities: Sequence[Any]) -> None:

@@ -79,11 +79,7 @@ def execute(
     """
     store = RunStore.open(root, run_id)
     config = store.config()
-    attempt = Attempt(
-        store,
-        config.notify,
-        RunState(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows)),
-    )
+    attempt = Attempt(store, config.notify, RunState.begin(config))
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, wrap, tags, observers)
         if config.train.num_iterations and not makes_tables(config):

@@ -29,6 +29,7 @@ def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
     if "train" in sections and config.optim.schedule == "constant":
         # The length of the run matters only to a learning rate that decays.
         sections["train"].pop("num_iterations", None)
+        sections["train"].pop("max_tokens", None)
     if not sections.get("penalty", True):
         del sections["penalty"]  # a whole section at its defaults must not change the keys of older runs
     prompts: list[Any] = []

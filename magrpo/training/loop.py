@@ -4,7 +4,7 @@ With ``train.lag`` a thread makes the samples of an iteration; it starts as soon
 from is committed. Updates, evaluations and records stay in the calling thread, in the order of the steps.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -14,6 +14,7 @@ from threading import Event
 from types import TracebackType
 
 from magrpo.config.run import RunConfig
+from magrpo.reports.budget import count_tokens, has_spent
 from magrpo.run.steps import SAMPLING_STAGES, Step, steps
 from magrpo.run.store import Pointer, RunStore
 from magrpo.training.recorder import RunRecorder
@@ -44,11 +45,13 @@ def run_steps(
 
     An error ends the run after the steps in progress. An interrupt calls ``abort``, which ends steps in other threads.
     """
-    checkpoint, evaluations = "", {}
+    checkpoint, evaluations, tokens = "", {}, 0.0
     every = steps(config)
+    waiting = deque(every)
     outputs = _Outputs(store, run_step)
     with _SamplingThreads(config, every, outputs, abort) as threads:
-        for step in every:
+        while waiting:
+            step = waiting.popleft()
             pointer = threads.wait_for(step) if threads.computes(step) else outputs.compute(step)
             if pointer is None:
                 continue
@@ -58,8 +61,21 @@ def run_steps(
             elif step.stage == "evaluate":
                 evaluations[step.iteration] = pointer
             recorder.record_step(step, pointer)
+            tokens += count_tokens(store.metrics(pointer))
+            if step.stage == "update" and has_spent(config, tokens):
+                config = _end_training(config, store, step.iteration)
+                every = steps(config)
+                waiting = deque(every[every.index(step) + 1 :])
     pointers = outputs.pointers
     return Outcome(pointers[every[0].folder], pointers[checkpoint], evaluations, pointers[every[-1].folder])
+
+
+def _end_training(config: RunConfig, store: RunStore, iteration: int) -> RunConfig:
+    """Make ``iteration`` the last one of the run, also in its directory, where every command reads it."""
+    if config.train.num_iterations != iteration:
+        config = config.model_copy(update={"train": config.train.model_copy(update={"num_iterations": iteration})})
+        store.write_config(config)
+    return config
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``magrpo compare``: compares runs, runs of baselines, or sweeps; prints the result and writes a page."""
+"""``magrpo compare``: compares runs, or runs of baselines; prints the result and writes a page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from magrpo.experiments.baselines import BASELINES
-from magrpo.experiments.sweep_grid import load_sweep
-from magrpo.experiments.sweep_run import finished_runs, short_titles
 from magrpo.plugins import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels
 from magrpo.reports.comparison import compare_with_first, list_differences
-from magrpo.reports.comparison_tables import comparison_sections, setting_table, summary_table, write_settings
+from magrpo.reports.comparison_tables import comparison_sections, summary_table
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
-from magrpo.reports.over_seeds import average_evaluations
 from magrpo.reports.page import Pictures, Section, print_banners, print_tables, write_page
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
@@ -31,10 +28,10 @@ NUM_PRINTED = 6
 
 
 def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False, root: Root = Path("runs")) -> int:
-    """Compare runs, or sweeps, by name; the exit code, 0. Raises ConfigError for names that cannot be compared.
+    """Compare runs by id; the exit code, 0. Raises ConfigError for names that cannot be compared.
 
     Args:
-        run: Ids of runs, or names of sweeps; each is compared with the first.
+        run: Ids of runs; each is compared with the first.
         output: Folder to write to; by default ROOT/comparisons/RUN-vs-RUN.
     """
     names = run
@@ -46,20 +43,14 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
     console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:
         console.width = 160
-    sweeps = [name for name in names if (root / "sweeps" / name).is_dir()]
-    if sweeps and len(sweeps) < len(names):
-        raise ConfigError(f"compare: {sweeps[0]} is a sweep, but the others are not; compare sweeps only with sweeps")
-    if sweeps:
-        tree = _compare_sweeps(names, root, folder, console)
-    else:
-        stores = [RunStore.open(root, name) for name in names]
-        tables = [store.run_id for store in stores if makes_tables(store.config())]
-        if tables and len(tables) < len(stores):
-            raise ConfigError(
-                f"compare: run {tables[0]} compares baselines, but the others do not; compare only like with like"
-            )
-        compare = _compare_baselines if tables else _compare_trainings
-        tree = compare(stores, root, folder, console)
+    stores = [RunStore.open(root, name) for name in names]
+    tables = [store.run_id for store in stores if makes_tables(store.config())]
+    if tables and len(tables) < len(stores):
+        raise ConfigError(
+            f"compare: run {tables[0]} compares baselines, but the others do not; compare only like with like"
+        )
+    compare = _compare_baselines if tables else _compare_trainings
+    tree = compare(stores, root, folder, console)
     if as_json:
         print(json.dumps(tree, indent=1))
     return 0
@@ -101,30 +92,6 @@ def _describe_run(run: EvaluatedRun) -> dict[str, Any]:
 
 def _describe_summary(summary: Mapping[str, Mapping[str, Interval]]) -> dict[str, dict[str, Any]]:
     return {key: {name: asdict(value) for name, value in values.items()} for key, values in summary.items()}
-
-
-def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Console) -> dict[str, Any]:
-    """Compare the settings of all sweeps over their seeds, at equal generated tokens."""
-    settings: dict[str, Sequence[EvaluatedRun]] = {}
-    for name in names:
-        sweep = load_sweep(root, name)
-        runs_by_setting = finished_runs(sweep)
-        if not runs_by_setting:
-            raise ConfigError(f"sweep {name} has no finished run yet; resume it: magrpo sweep --resume {name}")
-        short = short_titles(sweep)
-        for title, runs in runs_by_setting.items():
-            settings[f"{name} {short[title]}" if len(short) > 1 else name] = runs
-    title = _title_comparison([f"the sweeps {names[0]}", *names[1:]])
-    comparisons = write_settings(folder / "compare.html", title, settings)
-    print_banners([comparison.banner for comparison in comparisons], console)
-    print_tables([setting_table(settings)], console)
-    _print_written(folder / "compare.html", console)
-    ends = {title: average_evaluations(runs)[-1].summary for title, runs in settings.items()}
-    return {
-        "settings": {title: _describe_summary(summary) for title, summary in ends.items()},
-        "comparisons": [asdict(comparison) for comparison in comparisons],
-        "page": str(folder / "compare.html"),
-    }
 
 
 def _title_comparison(names: Sequence[str]) -> str:

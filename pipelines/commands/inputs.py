@@ -8,8 +8,7 @@ from pathlib import Path
 
 from magrpo.assets import FOLDER, locate_model, looks_like_folder
 from magrpo.config.agents import AgentConfig, LoraConfig
-from magrpo.config.run import RunConfig, load_resolved
-from magrpo.experiments.sweep_grid import Sweep
+from magrpo.config.run import RunConfig
 from magrpo.files import hub
 from magrpo.interfaces import ChecksSource
 from magrpo.plugins import ConfigError
@@ -28,17 +27,6 @@ def check_inputs(config: RunConfig, *, for_plan: bool = False) -> None:
         obstacle = _contact_hub(on_hub)
         if missing_data and obstacle and not for_plan:
             raise ConfigError(f"problems: {missing_data}, and {obstacle}; give a local copy: problems.source=FILE")
-
-
-def check_sweep_inputs(sweep: Sweep) -> None:
-    """Check the runs of a sweep like :func:`check_inputs`; equal problems and agents are checked once."""
-    checked = []
-    for child in sweep.children:
-        config = load_resolved(child.config)
-        inputs = config.problems, config.agents, config.rollout.problems_per_iteration
-        if inputs not in checked:
-            check_inputs(config)
-            checked.append(inputs)
 
 
 def _read_problems(config: RunConfig) -> str:

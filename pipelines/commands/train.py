@@ -1,17 +1,16 @@
-"""``magrpo train``, ``resume``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
+"""``magrpo train``, ``resume`` and ``schedule``: start or resume runs, with or without Prefect."""
 
 import shlex
 import shutil
 from asyncio import CancelledError
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from magrpo.config.place import Place, load_place
 from magrpo.config.run import RunConfig, load_config
-from magrpo.experiments.sweep_grid import Sweep, keep_sweep_place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
 from magrpo.process.environment import find_command, is_quiet, shorten_path
@@ -75,7 +74,7 @@ def train_run(
         result = run_stages(store, local=local)
     except KeyboardInterrupt as error:
         console.quiet = False
-        return _report_interrupt(error, resume, console)
+        return report_interrupt(error, resume, console)
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
             error.filename = str(store.path)
@@ -116,32 +115,6 @@ def rewind_run(store: RunStore, name: str) -> None:
             print(f"{format_count(len(repeated), 'committed stages')}, from {repeated[0]} on, set aside in {folder}")
 
 
-def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> int:
-    """Execute the unfinished runs of ``sweep`` at ``place``; the exit code is 1 if a run failed."""
-    from magrpo.experiments.sweep_run import run_sweep  # imports matplotlib, which a run's first line need not wait for
-
-    keep_sweep_place(sweep, place)
-    console = open_console()
-    folder = shorten_path(sweep.folder)
-    console.print(f"sweep {sweep.name}, {format_count(len(sweep.children), 'runs')}, in {folder}", markup=False)
-    resume = resume_command("sweep --resume", sweep.name, sweep.root, local=local)
-    with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one server for all runs
-        if server is not None:
-            with show_activity(LOADING["Prefect"]):
-                server.wait_until_ready()
-        try:
-            failures = run_sweep(sweep, lambda store: run_stages(store, local=local), console)
-        except KeyboardInterrupt as error:
-            return _report_interrupt(error, resume, console)
-    for run_id, reason in failures.items():
-        console.print(f"failed: {run_id}: {reason}", markup=False)
-    if failures:
-        console.print(
-            f"tracebacks: {folder}/RUN.error.txt. To retry these runs:\n  {resume}", markup=False, soft_wrap=True
-        )
-    return 1 if failures else 0
-
-
 def serve_schedule(
     config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int, place: Path | None
 ) -> int:
@@ -161,7 +134,7 @@ def serve_schedule(
     return 0
 
 
-def _report_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
+def report_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
     """Print how the command ended and how to resume it; return its exit code."""
     text = f"\n{describe_interrupt(error)}; finished work is kept. Resume with:\n  {resume}"
     console.print(text, markup=False, soft_wrap=True)
@@ -169,6 +142,6 @@ def _report_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -
 
 
 def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
-    """Return the command line that resumes a run (``command`` is ``resume``) or a sweep (``sweep --resume``)."""
+    """Return the command line that resumes the run or the study ``name``, or shows a run."""
     line = f"{find_command('magrpo')} {command} {name} --root {shlex.quote(str(shorten_path(root)))}"
     return f"{line} --local" if local else line

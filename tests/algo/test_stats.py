@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.algo.stats import (
+    adjust_holm,
     bootstrap_difference,
     bootstrap_interval,
     crossed_interval,
+    mean_over_budget,
+    paired_p_value,
     pass_at_k,
     seed_interval,
 )
@@ -219,3 +222,39 @@ def test_pairing_is_tighter_than_two_samples() -> None:
     unpaired = bootstrap_difference(list(ours.values()), list(theirs.values()), 0)
     assert (paired.low, paired.high) == pytest.approx((0.1, 0.1))
     assert unpaired.low < 0 < unpaired.high
+
+
+def test_holm_by_hand() -> None:
+    """0.005 * 4, 0.01 * 3, 0.03 * 2; the last, 0.04 * 1, may not lie below the one before."""
+    tests = adjust_holm([0.01, 0.04, 0.03, 0.005])
+    assert [test.p for test in tests] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    # 0.005 and 0.01 are below 0.05 / 4 and 0.05 / 3; 0.03 is above 0.05 / 2, where the procedure stops.
+    assert [test.error for test in tests] == pytest.approx([0.05 / 3, 0.05 / 2, 0.05 / 2, 0.05 / 4])
+    assert adjust_holm([]) == []
+    assert [test.p for test in adjust_holm([0.9, 0.8])] == [1.0, 1.0]
+
+
+@given(st.lists(st.lists(st.floats(-1, 1), min_size=2, max_size=5), min_size=1, max_size=5))
+def test_intervals_with_the_errors_of_holm_exclude_zero_where_it_rejects(samples: list[list[float]]) -> None:
+    samples = [values for values in samples if len(set(values)) > 1] or [[0.0, 1.0]]
+    tests = adjust_holm([paired_p_value(values) for values in samples])
+    for values, test in zip(samples, tests, strict=True):
+        interval = seed_interval(values, test.error)
+        if min(abs(interval.low), abs(interval.high)) > 1e-9:
+            assert (test.p < 0.05) == (not interval.low <= 0 <= interval.high)
+
+
+def test_paired_p_by_hand() -> None:
+    """t = 2 / (1 / sqrt(3)) with two degrees of freedom, whose distribution is known: p = 1 - t / sqrt(2 + t^2)."""
+    assert paired_p_value([1.0, 2.0, 3.0]) == pytest.approx(1 - 12**0.5 / 14**0.5)
+    assert paired_p_value([0.0, 0.0]) == 1.0
+
+
+def test_area_under_a_curve_by_hand() -> None:
+    """Up to 20 tokens: a triangle to 10, then flat. Beyond the budget, nothing counts but the line towards it."""
+    assert mean_over_budget([(0, 0.0), (10, 1.0), (30, 1.0)], 20) == pytest.approx((5 + 10) / 20)
+    assert mean_over_budget([(0, 0.0), (40, 2.0)], 20) == pytest.approx(0.5), "it crosses the budget at 1"
+    every_ten = [(cost, cost / 100) for cost in range(0, 101, 10)]
+    unequal = [(0, 0.0), (7, 0.07), (63, 0.63), (110, 1.1)]
+    assert mean_over_budget(every_ten, 90) == pytest.approx(mean_over_budget(unequal, 90)), "one line, two grids"
+    assert mean_over_budget([(0, 1.0), (20, 1.0)], 20) == 1.0, "it ends at the budget exactly"

@@ -229,9 +229,9 @@ def test_experiments_have_the_names_that_mlflow_takes(path: Path) -> None:
 
 
 def test_a_reserved_name_is_refused_in_upper_case_too() -> None:
-    assert check_name("Sweep-1", "--name", {"sweeps"}) == "Sweep-1"
-    with pytest.raises(ConfigError, match="--name 'Sweeps' is reserved"):
-        check_name("Sweeps", "--name", {"sweeps"})
+    assert check_name("Study-1", "--name", {"studies"}) == "Study-1"
+    with pytest.raises(ConfigError, match="--name 'Studies' is reserved"):
+        check_name("Studies", "--name", {"studies"})
 
 
 def test_a_long_value_is_quoted_by_its_beginning() -> None:

@@ -13,7 +13,8 @@ from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
 from magrpo.config.run import load_config
-from magrpo.experiments.sweep_grid import plan_sweep
+from magrpo.experiments.study import load_study
+from pipelines.arguments import locate_config
 
 ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text())
@@ -30,19 +31,22 @@ def test_a_deployment_fits_its_flow(deployment: dict, monkeypatch: pytest.Monkey
     monkeypatch.chdir(ROOT)
     flow = load_flow_from_entrypoint(deployment["entrypoint"])
     inspect.signature(flow.fn).bind(**deployment["parameters"])
-    config = ROOT / Path(deployment["parameters"]["config"]).relative_to("/opt/magrpo")
-    load_config(config, deployment["parameters"]["overrides"])
+    if "config" in deployment["parameters"]:
+        load_config(locate_shipped(deployment["parameters"]["config"]), deployment["parameters"]["overrides"])
     assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
     for schedule in deployment.get("schedules", []):
         CronSchedule(**schedule)
 
 
-def test_the_sweep_that_is_deployed_can_be_planned(tmp_path: Path) -> None:
-    [deployment] = [deployment for deployment in FILE["deployments"] if deployment["name"] == "sweep"]
+def locate_shipped(path: str) -> Path:
+    """The file in this repository that the images have at ``path``."""
+    return ROOT / Path(path).relative_to("/opt/magrpo")
+
+
+def test_the_study_that_is_deployed_is_usable(tmp_path: Path) -> None:
+    [deployment] = [deployment for deployment in FILE["deployments"] if deployment["name"] == "study"]
     given = deployment["parameters"]
-    config = ROOT / Path(given["config"]).relative_to("/opt/magrpo")
-    planned = plan_sweep(config, given["overrides"], given["settings"], given["seeds"], given["name"], tmp_path)
-    assert len(planned.children) == 2 * given["seeds"]
+    assert load_study(locate_shipped(given["file"]), given["name"], tmp_path, locate_config).list_pilots()
     assert "schedules" not in deployment, "only a person starts it"
 
 
@@ -52,6 +56,7 @@ def test_the_night_goes_on_from_the_champion_that_the_week_evaluates() -> None:
             ROOT / "pipelines" / "configs" / "embedded.toml", deployment["parameters"]["overrides"]
         )
         for deployment in FILE["deployments"]
+        if "overrides" in deployment["parameters"]
     }
     night, week = configs["nightly"], configs["weekly-evaluation"]
     assert night.registry.model == week.registry.model

@@ -29,7 +29,8 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
     [
         (["train", "embeded"], f"embeded: no such file; did you mean 'embedded'? {SHIPPED}"),
         (["train", "nowhere/embedded.toml"], "nowhere/embedded.toml: no such file; did you mean 'embedded'?"),
-        (["sweep", "zzz"], f"zzz: no such file; {SHIPPED}"),
+        (["evaluate", "zzz.toml"], "zzz.toml: no such file"),
+        (["study", "tinny"], "tinny: no such file; did you mean 'tiny'? shipped studies: coopcode, tiny"),
         (["train", "run.tml"], "run.tml: no such file; did you mean run.toml?"),
         (["train", "embedded", "--seed", "1"], "--seed. Keys of the configuration are written train.seed=1 or eval."),
         (
@@ -37,7 +38,7 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
             "Unknown option: --seed. Keys of the configuration are written train.seed=2",
         ),
         (["train", "embedded", "--num-iterations", "3"], "are written train.num_iterations=3"),
-        (["sweep", "embedded", "--train.seed", "3"], "are written train.seed=3"),
+        (["evaluate", "embedded", "--train.seed", "3"], "are written train.seed=3"),
         (["train", "embedded", "--bogus"], "(see magrpo train --help)"),
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
         (["schedule", "embedded"], "schedule needs either --cron or --interval"),
@@ -149,7 +150,7 @@ def test_help_lists_daily_commands_first_and_every_command_once(capsys: pytest.C
     titles = re.findall(r"^╭─ (.*?) ─", said, re.MULTILINE)
     assert titles == ["Train", "Look at runs", "Use the agents", "Operate", "Options"]
     listed = re.findall(r"^\W{1,3}([a-z][a-z-]+)  ", said, re.MULTILINE)
-    assert listed[:5] == ["train", "resume", "sweep", "evaluate", "schedule"]
+    assert listed[:5] == ["train", "resume", "study", "evaluate", "schedule"]
     assert sorted(listed) == sorted(name for name in cli.app if not name.startswith("-"))
 
 

@@ -238,7 +238,7 @@ def test_of_runs_created_at_once_with_one_name_one_wins_with_its_own_configurati
 NAMES = ["", ".", "..", "../x", "/x", "x/y", "-x", ".x", "a b", "x\n", "Jürgen", "x?", "x#y", "[x]", "x" * 201, "a\0"]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "prefect", "sweeps", "mlflow.db", "MLFLOW.DB", "comparisons"])
+@pytest.mark.parametrize("name", [*NAMES, "prefect", "studies", "mlflow.db", "MLFLOW.DB", "comparisons"])
 def test_names_that_no_run_can_have(tmp_path: Path, name: str) -> None:
     config = load_config(_config(tmp_path))
     with pytest.raises(ConfigError, match=r"run name .* (cannot be used|is reserved)") as caught:

@@ -85,7 +85,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("words", [["train"], ["train", "--dry-run"], ["sweep", "--seeds", "2"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["train"], ["train", "--dry-run"]], ids=" ".join)
 def test_a_missing_folder_is_refused_without_heavy_libraries(words: list[str], tmp_path: Path) -> None:
     arguments = [words[0], "embedded", "agents.1.model=/nowhere/base", f"root={tmp_path / 'runs'}", *words[1:]]
     done = subprocess.run([sys.executable, "-c", WITHOUT_LIBRARIES, *arguments], capture_output=True, text=True)

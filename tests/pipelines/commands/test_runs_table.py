@@ -106,7 +106,7 @@ def test_an_argument_that_is_no_name_of_a_run_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [["train", "embedded"], ["sweep", "embedded"], ["evaluate", "embedded"]])
+@pytest.mark.parametrize("command", [["train", "embedded"], ["study", "tiny"], ["evaluate", "embedded"]])
 @pytest.mark.parametrize("name", ["prefect", "../x", "x" * 101, "[/x]"])
 def test_a_name_that_no_run_can_have_is_refused(
     tmp_path: Path, command: list[str], name: str, capsys: pytest.CaptureFixture[str]

@@ -20,7 +20,7 @@ from prefect.utilities.callables import parameter_schema
 from magrpo.plugins import ConfigError
 from magrpo.process.children import list_family
 from pipelines.flows.schedule import build_schedule, scheduled
-from pipelines.flows.sweep import swept
+from pipelines.flows.study import study
 from pipelines.flows.timetable import Timetable
 from pipelines.flows.train import train
 from tests.pipelines.micro import start, write_config
@@ -54,10 +54,9 @@ def test_the_deployment_keeps_the_time_zone(flags: dict[str, Any]) -> None:
 
 
 def test_every_field_of_a_deployments_form_is_described() -> None:
-    for flow in (scheduled, swept, train):
+    for flow in (scheduled, study, train):
         fields = parameter_schema(flow).model_dump()["properties"]
         assert [name for name, field in fields.items() if not field.get("description")] == []
-    assert parameter_schema(swept).properties["seeds"]["minimum"] == 1
 
 
 def completed(root: Path) -> list[tuple[str, str]]:

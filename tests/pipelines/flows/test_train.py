@@ -397,30 +397,23 @@ def test_with_a_lag_tasks_of_one_flow_run_overlap_and_a_failed_one_is_retried(fl
     assert runs.outcome("lag") == runs.outcome("lag-local")
 
 
-def test_the_runs_of_a_sweep_are_flows_of_their_own(flows: Flows) -> None:
-    log = flows.log("sweep")
-    arguments = ["sweep", str(flows.config), "--name", "sweep"]
-    assert flows.command(arguments, log) == 0, log.read_text()
-    [run] = flows.seen("sweep-s0")
-    assert run.state_name == "Completed"
-    assert flows.tracked("sweep-s0")[1]["prefect.flow_run_id"] == str(run.id)
+STUDY = """
+config = "run.toml"
+outcome = "final_return"
+tokens = 10
+seeds = [0]
+
+[[arms]]
+name = "only"
+"""
+
+
+def test_the_runs_of_a_study_are_flows_below_its_own(flows: Flows) -> None:
+    log, file = flows.log("study"), flows.config.with_name("study.toml")
+    file.write_text(STUDY)
+    assert flows.command(["study", str(file)], log) == 0, log.read_text()
+    [run], [parent] = flows.seen("study-only-s0"), flows.seen("study")
+    assert (run.state_name, parent.state_name) == ("Completed", "Completed")
+    assert run.parent_task_run_id is not None
+    assert flows.tracked("study-only-s0")[1]["prefect.flow_run_id"] == str(run.id)
     assert "starting Prefect" not in log.read_text()
-
-
-@pytest.mark.slow
-def test_a_deployed_sweep_has_its_runs_below_it(flows: Flows) -> None:
-    log = flows.log("deployed")
-    deployed = partial(sweep_as_deployed, str(flows.config), str(flows.root))
-    assert flows.command(["runs", "--root", str(flows.root)], log, deployed) == 0, log.read_text()
-    [child] = [path.name for path in flows.root.glob("manual-*-s0")]
-    [run] = flows.seen("manual")
-    assert run.state_name == "Completed"
-    [below] = flows.seen(child)
-    assert below.parent_task_run_id is not None
-
-
-def sweep_as_deployed(config: str, root: str) -> None:
-    """The flow that a deployment runs, in this process."""
-    from pipelines.flows.sweep import swept
-
-    swept(config, [], 1, [], root, "manual")

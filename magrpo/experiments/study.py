@@ -1,0 +1,307 @@
+"""Studies: which runs a study has, in which order they are executed, and what is fixed before the first of them.
+
+The folder ``<root>/studies/<name>`` holds ``study.json``, a copy of everything that was fixed. Each run's own directory
+shows whether it is finished, so starting a study again goes on where it stopped. This module does not import Prefect.
+"""
+
+import json
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from magrpo.config.place import Place
+from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
+from magrpo.config.study import Arm, StudyConfig
+from magrpo.files.writing import atomic_write
+from magrpo.planning.fit import check_place
+from magrpo.plugins import ConfigError, read_toml, validate_config
+from magrpo.reports.study import StudiedRun, StudyReport, read_studied_run
+from magrpo.run.config_diff import flatten_tree
+from magrpo.run.files import is_finished, keep_place, read_place
+from magrpo.run.manifest import digest
+from magrpo.run.store import RunStore, check_run_name, read_json
+from magrpo.tracking.mlflow_runs import PARENT_TAG, STUDY_TAG, MlflowTracker
+from magrpo.tracking.outbox import Outbox
+
+FIXED = "study.json"
+_LOCATIONS = ("root", "tracking.", "notify.")
+"""Beginnings of keys that change no result and may change while a study is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRun:
+    """One run of a study. ``rate``: its ``optim.lr``; None: that of the configuration."""
+
+    arm: Arm
+    seed: int
+    rate: float | None
+    is_pilot: bool
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A study, read from its file."""
+
+    path: Path
+    name: str
+    config: StudyConfig
+    root: Path
+    sources: dict[str, Path]
+    """The file of the configuration of each arm."""
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "studies" / self.name
+
+    @property
+    def folder_store(self) -> RunStore:
+        """Return the study's folder as a store, which keeps the place for runs that have not begun."""
+        return RunStore(self.folder.parent, self.name)
+
+    def find_store(self, run_id: str) -> RunStore:
+        return RunStore(self.root, run_id)
+
+    def list_pilots(self) -> list[StudyRun]:
+        """List the runs that choose the learning rates; none for an arm with a single candidate."""
+        pilots = self.config.pilots
+        if pilots is None:
+            return []
+        return [
+            StudyRun(arm, seed, rate, True, f"{self.name}-{arm.name}-pilot-lr{rate:g}-s{seed}")
+            for arm in self.config.arms
+            if len(self.list_rates(arm)) > 1
+            for rate in self.list_rates(arm)
+            for seed in pilots.seeds
+        ]
+
+    def list_reported(self) -> list[tuple[Arm, int, str]]:
+        """List arm, seed and name of the reported runs: every arm with a seed before the next seed."""
+        names = [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
+        return [(arm, seed, f"{self.name}-{arm.name}-s{seed}") for arm, seed in names]
+
+    def list_samples(self) -> list[StudyRun]:
+        """List one run of each arm, with its first seed and candidate, for checks before anything runs."""
+        firsts = [(arm, next(iter(self.list_rates(arm)), None)) for arm in self.config.arms]
+        return [StudyRun(arm, self.config.seeds[0], rate, False, "") for arm, rate in firsts]
+
+    def choose_rates(self) -> dict[str, float | None]:
+        """Choose the learning rate of each arm by its finished pilots; arms with unfinished pilots are left out."""
+        rates: dict[str, float | None] = {}
+        for arm in self.config.arms:
+            candidates = self.list_rates(arm)
+            outcomes: dict[float, list[float]] = {rate: [] for rate in candidates}
+            pilots = [run for run in self.list_pilots() if run.arm is arm]
+            if not pilots:
+                rates[arm.name] = candidates[0] if candidates else None
+            elif all(is_finished(self.find_store(run.run_id)) for run in pilots):
+                for run in pilots:
+                    assert run.rate is not None, "a pilot tries a rate"
+                    outcomes[run.rate].append(self._read(run).measure(self.config, self._budget(run)))
+                rates[arm.name] = max(candidates, key=lambda rate: fmean(outcomes[rate]))
+        return rates
+
+    def read_finished(self) -> list[StudiedRun]:
+        """Read the finished runs, pilots first."""
+        rates = self.choose_rates()
+        reported = [
+            StudyRun(arm, seed, rates[arm.name], False, name)
+            for arm, seed, name in self.list_reported()
+            if arm.name in rates
+        ]
+        return [self._read(run) for run in [*self.list_pilots(), *reported] if is_finished(self.find_store(run.run_id))]
+
+    def _read(self, run: StudyRun) -> StudiedRun:
+        return read_studied_run(self.find_store(run.run_id), run.arm.name, run.seed, run.rate, is_pilot=run.is_pilot)
+
+    def list_rates(self, arm: Arm) -> Sequence[float]:
+        """List the candidates for the learning rate of an arm; none: that of its configuration is used."""
+        if self.config.pilots is None:
+            return ()
+        return list(dict.fromkeys(arm.rates or self.config.pilots.rates))
+
+    def _budget(self, run: StudyRun) -> int:
+        pilots = self.config.pilots
+        if run.is_pilot and pilots is not None and pilots.tokens is not None:
+            return pilots.tokens
+        return self.config.tokens
+
+    def configure_run(self, run: StudyRun) -> RunConfig:
+        """Return the configuration of a run. Raises ConfigError if a value is unusable."""
+        tokens = self._budget(run)
+        changes = [*self.config.set, *run.arm.set, f"root={self.root}", f"train.seed={run.seed}"]
+        changes += [f"train.max_tokens={tokens}"] + ([] if run.rate is None else [f"optim.lr={run.rate!r}"])
+        config = self.load_config(run.arm, changes)
+        if run.rate is not None and (own := next((agent for agent in config.agents if agent.lr is not None), None)):
+            raise ConfigError(
+                f"{self.path}: arm {run.arm.name!r}: agent {own.name!r} has a learning rate of its own, so the pilots' "
+                "would change nothing; remove its lr, or the section pilots"
+            )
+        # The budget ends training. So many iterations suffice even if every completion has a single token.
+        levels = count_levels(config.rollout, config.count_acting())
+        completions = sum(completions for completions, _ in levels) * config.rollout.problems_per_iteration
+        most = min(math.ceil(tokens / completions), MAX_STEPS // (2 * config.env.num_turns + 2))
+        return config.model_copy(update={"train": config.train.model_copy(update={"num_iterations": most})})
+
+    def load_config(self, arm: Arm, changes: Sequence[str]) -> RunConfig:
+        """Load the configuration of an arm with changes; the message of a ConfigError names the arm."""
+        try:
+            return load_config(self.sources[arm.name], changes)
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: arm {arm.name!r}: {error}") from None
+
+    def list_fixed(self) -> dict[str, object]:
+        """Return everything that is fixed before the first run, by key: the study's file and its configurations."""
+        fixed = flatten_tree(self.config.model_dump(mode="json", exclude_defaults=True))
+        for source in dict.fromkeys(self.sources.values()):
+            tree = flatten_tree(read_toml(source))
+            fixed |= {f"{source.name}: {k}": value for k, value in tree.items() if not k.startswith(_LOCATIONS)}
+        return fixed
+
+
+def load_study(path: Path, name: str | None, root: Path | None, locate: Callable[[str], Path]) -> Study:
+    """Read a study and check all its configurations, without writing anything; ``locate`` finds shipped ones.
+
+    Raises ConfigError if a value is unusable, or the arms cannot be compared.
+    """
+    config = validate_config(StudyConfig, read_toml(path), (), str(path))
+    sources = {}
+    for arm in config.arms:
+        given = arm.config or config.config
+        beside = path.parent / given
+        sources[arm.name] = beside if beside.is_file() else locate(given)
+    study = Study(path, check_run_name(name or path.stem, longest=60), config, root or Path("runs"), sources)
+    if root is None:
+        first = study.load_config(config.arms[0], [*config.set, *config.arms[0].set])
+        study = Study(path, study.name, config, first.root, sources)
+    configs = [study.configure_run(run) for run in study.list_samples()]
+    for arm, other in zip(config.arms, configs, strict=True):
+        _check_comparable(study, arm, configs[0], other)
+    return study
+
+
+def _check_comparable(study: Study, arm: Arm, first: RunConfig, other: RunConfig) -> None:
+    where, reference = f"{study.path}: arm {arm.name!r}", study.config.arms[0].name
+    if first.problems != other.problems:
+        raise ConfigError(f"{where} has other problems than {reference!r}, so the two cannot be compared")
+    rewards = [(config.reward.kind, dict(config.reward.maxima), config.penalty) for config in (first, other)]
+    if study.config.quantity == "return" and rewards[0] != rewards[1]:
+        raise ConfigError(
+            f"{where} has another reward or penalty than {reference!r}, so their returns cannot be compared; set "
+            f'outcome = "{study.config.outcome.replace("return", "pass_at_1")}"'
+        )
+
+
+def fix_study(study: Study) -> dict[str, Any]:
+    """Write down what the study fixes, or compare it with what was written down before the first run.
+
+    Returns the record: time, digest and content. Raises ConfigError, which names every change, if the two differ.
+    """
+    path, now = study.folder / FIXED, study.list_fixed()
+    if not path.exists():
+        taken = [name for _, _, name in study.list_reported()] + [run.run_id for run in study.list_pilots()]
+        if clash := next((name for name in taken if RunStore(study.root, name).exists()), None):
+            raise ConfigError(f"run {clash} exists in {study.root}: choose another --name for the study")
+        first = {"when": f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}", "digest": digest(now), "fixed": now}
+        study.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(first, indent=1).encode())
+    record: dict[str, Any] = read_json(path)
+    then: dict[str, object] = record["fixed"]
+    keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != json.loads(json.dumps(now.get(key)))]
+    if keys:
+        changes = "\n".join(f"  {key}: {_show(then, key)} -> {_show(now, key)}" for key in keys)
+        raise ConfigError(
+            f"{study.path}: study {study.name} was fixed on {record['when']}, before its first run, and has changed:\n"
+            f"{changes}\nundo the change, or start another study: --name NAME"
+        )
+    return record
+
+
+def _show(values: dict[str, object], key: str) -> str:
+    return json.dumps(values[key]) if key in values else "(none)"
+
+
+def check_study_place(study: Study, place: Place | None) -> None:
+    """Raise ConfigError if a run of the study cannot run at ``place``."""
+    if place is not None:
+        for run in study.list_samples():
+            check_place(study.configure_run(run), place)
+
+
+def run_study(study: Study, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
+    """Execute the unfinished runs in turn, pilots first, even after failures; return the reason of each failure.
+
+    Then prints and writes the report. An arm begins only when its pilots are finished, all of them, because a rate that
+    was chosen without some of them might change later.
+    """
+    record = fix_study(study)
+    pilots, reported = study.list_pilots(), study.list_reported()
+    some_config = study.configure_run(study.list_samples()[0])
+    open_tracker = partial(MlflowTracker, some_config.tracking, study.root, study.name, study.folder, STUDY_TAG)
+    parent = open_tracker()
+    parent.record_start()
+    parent.params({"digest": record["digest"], **record["fixed"]})
+    parent.flush()  # before the runs, which look the parent up
+    failures: dict[str, str] = {}
+    total, status = len(pilots) + len(reported), "FAILED"
+    execute = partial(_execute_run, study, run_one, console, failures)
+    try:
+        for number, pilot in enumerate(pilots, 1):
+            execute(f"[{number}/{total}]", pilot)
+        rates = study.choose_rates()
+        for number, (arm, seed, name) in enumerate(reported, len(pilots) + 1):
+            if arm.name in rates:
+                execute(f"[{number}/{total}]", StudyRun(arm, seed, rates[arm.name], False, name))
+            else:
+                failures[name] = "not started: pilots of its arm are not finished"
+        status = "FAILED" if failures else "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        console.quiet = False  # --quiet hides the progress of the runs, not the result
+        parent = open_tracker()
+        report = StudyReport(study.name, study.config, study.read_finished(), study.choose_rates(), failures, record)
+        for path in report.write_files(study.folder):
+            parent.artifact(path, "study")
+        report.print(console, study.folder)
+        parent.close(status)
+    return failures
+
+
+def _execute_run(
+    study: Study,
+    run_one: Callable[[RunStore], object],
+    console: Console,
+    failures: dict[str, str],
+    number: str,
+    run: StudyRun,
+) -> None:
+    """Execute a run unless it is finished; a failure is printed and noted."""
+    store = study.find_store(run.run_id)
+    already = is_finished(store)
+    rate = "" if run.rate is None else f", optim.lr={run.rate:g}"
+    console.print(f"\n{number} {run.run_id}{rate}{', finished already' if already else ''}", markup=False)
+    if already:
+        return
+    try:
+        if not store.exists():
+            RunStore.create(study.configure_run(run), run.run_id)
+        keep_place(store, read_place(study.folder_store))
+        with closing(Outbox(store.path)) as outbox:
+            if not outbox.size:  # attach the run to the study before its first record
+                outbox.append({"kind": "tags", "values": {PARENT_TAG: study.name}})
+        run_one(store)
+    except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
+        failures[run.run_id] = f"{type(error).__name__}: {error}".partition("\n")[0]
+        (study.folder / f"{run.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        console.print(f"{run.run_id} failed: {failures[run.run_id]}", markup=False)

@@ -1,0 +1,93 @@
+"""``magrpo study``: executes a study, or goes on with it, and compares its arms."""
+
+import shlex
+
+from rich.console import Console
+
+from magrpo.config.place import Place
+from magrpo.experiments.study import Study, fix_study, run_study
+from magrpo.process.environment import shorten_path
+from magrpo.progress.activity import LOADING, open_console, show_activity
+from magrpo.reports.budget import format_count
+from magrpo.run.files import is_finished, keep_place
+from magrpo.run.lock import hold_run
+from pipelines.arguments import STUDIES
+from pipelines.commands.inputs import check_inputs
+from pipelines.commands.train import check_given_place, report_interrupt, resume_command
+from pipelines.flows.launch import run_stages
+from pipelines.flows.local_server import LocalServer
+
+
+def start_study(study: Study, place: Place | None = None, *, local: bool) -> int:
+    """Execute the unfinished runs of a study at ``place``; the exit code is 1 if a run failed.
+
+    Raises ConfigError before anything is written if the study cannot run, or is not the one that was fixed.
+    """
+    for run in study.list_samples():
+        config = study.configure_run(run)
+        check_given_place(config, place)
+        check_inputs(config)
+    record = fix_study(study)
+    keep_place(study.folder_store, place)
+    console = open_console()
+    runs = format_count(len(study.list_pilots()) + len(study.list_reported()), "runs")
+    folder = shorten_path(study.folder)
+    console.print(f"study {study.name}, {runs}, in {folder}; fixed on {record['when']}", markup=False, soft_wrap=True)
+    file = study.path
+    given = file.stem if file.parent == STUDIES else str(shorten_path(file))
+    again = resume_command("study", shlex.quote(given), study.root, local=local)
+    if study.name != file.stem:
+        again += f" --name {study.name}"
+    with hold_run(study.folder_store):
+        try:
+            failures = _run_locally(study, console) if local else _run_flow(study)
+        except KeyboardInterrupt as error:
+            return report_interrupt(error, again, console)
+    if failures:
+        retry = f"failed runs have tracebacks in {folder}/RUN.error.txt. To retry them:\n  {again}"
+        console.print(f"failed: {failures}\n{retry}", markup=False, soft_wrap=True)
+        return 1
+    console.quiet = False
+    _, _, first = study.list_reported()[0]
+    look = resume_command("show", first, study.root, local=False)
+    console.print(f"next: look at a run: {look} --open", markup=False, soft_wrap=True)
+    return 0
+
+
+def _run_locally(study: Study, console: Console) -> str:
+    failures = run_study(study, lambda store: run_stages(store, local=True), console)
+    return "; ".join(f"{run_id}: {reason}" for run_id, reason in failures.items())
+
+
+def _run_flow(study: Study) -> str:
+    with LocalServer(study.root / "prefect") as server:  # one server for all runs
+        with show_activity(LOADING["Prefect"]):
+            from pipelines.flows import study as flows  # prefect, loaded while the server starts
+            from pipelines.flows.train import mark_killed, name_server
+
+            server.wait_until_ready()
+        with name_server():
+            mark_killed(study.name)
+            try:
+                flows.study(str(study.path.absolute()), str(study.root), study.name)
+            except flows.StudyFailed as error:
+                return str(error)
+    return ""
+
+
+def list_runs(study: Study) -> int:
+    """Check what a study needs; print its runs and mark the finished ones; return the exit code."""
+    for run in study.list_samples():
+        check_inputs(study.configure_run(run), for_plan=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    rates = study.choose_rates()
+    lines = [(run.run_id, f"pilot, optim.lr={run.rate:g}") for run in study.list_pilots()]
+    for arm, _, name in study.list_reported():
+        rate = rates.get(arm.name)
+        chosen = "optim.lr as configured" if rate is None else f"optim.lr={rate:g}"
+        lines.append((name, chosen if arm.name in rates else "optim.lr chosen by its pilots"))
+    width = max(len(name) for name, _ in lines)
+    for name, remark in lines:
+        state = "finished" if is_finished(study.find_store(name)) else ""
+        console.print(f"  {name:{width}}  {remark}  {state}".rstrip())
+    return 0

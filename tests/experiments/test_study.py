@@ -1,0 +1,336 @@
+"""``magrpo study``: what it fixes, which runs it makes, how it survives failures and kills, and what it concludes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from rich.console import Console
+
+from magrpo.algo.stats import seed_interval
+from magrpo.config.run import load_config
+from magrpo.config.study import StudyConfig
+from magrpo.experiments.study import Study, fix_study, load_study, run_study
+from magrpo.plugins import ConfigError
+from magrpo.reports.budget import build_ledger
+from magrpo.reports.study import StudiedRun, StudyReport
+from magrpo.run.files import is_finished
+from magrpo.run.steps import steps
+from magrpo.run.store import RunStore
+from pipelines.arguments import STUDIES, list_shipped, locate_config
+from pipelines.cli import main
+from tests.pipelines.micro import run_locally, start, write_config
+from tests.reports.pages import Page
+
+TEXT = """
+config = "run.toml"
+outcome = "final_return"
+tokens = 100
+seeds = [0, 1, 2]
+
+[pilots]
+seeds = [7, 8]
+rates = [1e-2, 2e-2]
+
+[[arms]]
+name = "plain"
+
+[[arms]]
+name = "loo"
+set = ["algo.estimator=marloo"]
+"""
+QUIET = Console(quiet=True)
+
+
+def write_study(folder: Path, *changes: tuple[str, str]) -> Path:
+    """Write the study above, with some of its text replaced, beside the configuration of a micro run."""
+    write_config(folder)
+    text = TEXT
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "s.toml"
+    path.write_text(text)
+    return path
+
+
+def load(path: Path) -> Study:
+    return load_study(path, None, None, locate_config)
+
+
+def fake_outcome(store: RunStore) -> float:
+    """0.01 is better with the seeds of the pilots, 0.02 with the reported ones; ``loo`` is better throughout."""
+    config = store.config()
+    best = 0.01 if config.train.seed >= 7 else 0.02
+    is_better = config.algo.estimator == "marloo"
+    return 0.5 + 0.2 * (config.optim.lr == best) + 0.1 * is_better + 0.01 * config.train.seed * (1 + is_better)
+
+
+def fake_run(store: RunStore) -> None:
+    """Commit an evaluation before training, an iteration of 120 tokens, an evaluation after it and the report."""
+    config = store.config()
+    store.write_config(config.model_copy(update={"train": config.train.model_copy(update={"num_iterations": 1})}))
+    metrics = {"rollout": {"rollout/tokens": 120.0}, "evaluate": {"eval/return": 0.4, "eval/pass_at_1": 0.3}}
+    for step in steps(store.config()):
+        values = metrics.get(step.stage, {})
+        if step.stage == "evaluate" and step.iteration:
+            values = {"eval/return": fake_outcome(store), "eval/pass_at_1": 0.5}
+        store.commit(step.folder, "key", lambda _, values=values: values)  # type: ignore[misc]
+
+
+class Runner:
+    """Makes fake runs, and raises the error planned for a run instead."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.errors: dict[str, BaseException] = {}
+
+    def __call__(self, store: RunStore) -> None:
+        if store.run_id in self.errors:
+            raise self.errors.pop(store.run_id)
+        self.made.append(store.run_id)
+        fake_run(store)
+
+
+# ------------------------------------------------------------------------------------------------------- the protocol
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds = [7, 8]", "seeds = [7, 2]", "pilots.seeds: 2 are reported seeds; a learning rate must be chosen on"),
+        ("seeds = [0, 1, 2]", "seeds = [0, 0]", "seeds: must be different numbers"),
+        ('name = "loo"', 'name = "plain"', "arms: names must differ, got plain, plain"),
+        ("algo.estimator=marloo", "optim.lr=1", "arm 'loo': optim.lr cannot be set; the pilots choose it"),
+        ("algo.estimator=marloo", "train.seed=1", "arm 'loo': train.seed cannot be set; it follows from seeds"),
+        ("algo.estimator=marloo", "algo.estimator=marlo", "s.toml: arm 'loo': .*did you mean 'marloo'"),
+        ("algo.estimator=marloo", "agents.0.lr=0.1", "agent 'helper' has a learning rate of its own"),
+        ("algo.estimator=marloo", "optim.schedule=linear", 'cannot decay towards it: set optim.schedule="constant"'),
+        ("algo.estimator=marloo", "problems.size=7", "arm 'loo' has other problems than 'plain'"),
+        (
+            "algo.estimator=marloo",
+            "penalty.cut_off=1",
+            'their returns cannot be compared; set outcome = "final_pass_at_1"',
+        ),
+        ('"final_return"', '"final_retrun"', "outcome.*'final_retrun'"),
+        ('"run.toml"', '"other"', "other: no such file; .*shipped configurations"),
+    ],
+)
+def test_each_mistake_is_explained_before_anything_runs(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(write_study(tmp_path, (old, new)))
+    assert not (tmp_path / "runs" / "studies").exists()
+
+
+@pytest.mark.parametrize("name", list_shipped(STUDIES))
+def test_a_shipped_study_is_usable(name: str, tmp_path: Path) -> None:
+    study = load_study(STUDIES / f"{name}.toml", None, tmp_path, locate_config)
+    pilots = study.list_pilots()
+    assert pilots
+    for run in pilots:
+        config = study.configure_run(run)
+        assert (config.optim.lr, config.train.seed) == (run.rate, run.seed)
+        assert config.train.max_tokens == study.config.pilots.tokens  # type: ignore[union-attr]
+
+
+def test_the_runs_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_study(tmp_path, ('name = "loo"', 'name = "loo"\nrates = [0.5]'))
+    study = load(path)
+    pilots = [f"s-plain-pilot-lr{rate}-s{seed}" for rate in ("0.01", "0.02") for seed in (7, 8)]
+    assert [run.run_id for run in study.list_pilots()] == pilots, "an arm with one candidate needs no pilots"
+    reported = [f"s-{arm}-s{seed}" for seed in (0, 1, 2) for arm in ("plain", "loo")]
+    assert [name for _, _, name in study.list_reported()] == reported
+    assert study.choose_rates() == {"loo": 0.5}
+    assert main(["study", str(path), "--dry-run"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*pilots, *reported]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mlflow.db"], "nothing new"
+
+
+def test_what_is_fixed_cannot_change(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    first = fix_study(load(path))
+    path.write_text("# another comment\n" + path.read_text())
+    assert fix_study(load(path)) == first, "a comment changes nothing"
+    write_study(tmp_path, ('"final_return"', '"area_return"'), ("seeds = [0, 1, 2]", "seeds = [0, 1]"))
+    message = r'has changed:\n  outcome: "final_return" -> "area_return"\n  seeds: \[0, 1, 2\] -> \[0, 1\]\nundo'
+    with pytest.raises(ConfigError, match=message):
+        fix_study(load(path))
+    write_study(tmp_path)
+    config = tmp_path / "run.toml"
+    config.write_text(config.read_text().replace("group_size = 4", "group_size = 8"))
+    with pytest.raises(ConfigError, match=r"run.toml: rollout.group_size: 4 -> 8"):
+        fix_study(load(path))
+    assert load_study(path, "other", None, locate_config).folder.name == "other"
+
+
+def test_a_study_leaves_other_runs_alone(tmp_path: Path) -> None:
+    study = load(write_study(tmp_path))
+    RunStore.create(load_config(tmp_path / "run.toml"), "s-loo-s1")
+    with pytest.raises(ConfigError, match=r"run s-loo-s1 exists in .*: choose another --name"):
+        fix_study(study)
+
+
+# ------------------------------------------------------------------------------------------------------------- the runs
+def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
+    study, runner = load(write_study(tmp_path)), Runner()
+    runner.errors = {"s-plain-pilot-lr0.02-s7": RuntimeError("no luck"), "s-loo-s1": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, runner, QUIET)
+    assert "no luck" in (study.folder / "s-plain-pilot-lr0.02-s7.error.txt").read_text()
+    assert "s-plain-s0" not in runner.made, "a pilot of its arm is missing"
+    assert study.choose_rates() == {"loo": 0.01}
+    assert "not finished" in Page((study.folder / "study.html").read_text()).text
+
+    runner.errors = {"s-loo-s2": RuntimeError("still none")}
+    assert run_study(study, runner, QUIET) == {"s-loo-s2": "RuntimeError: still none"}
+    assert run_study(study, runner, QUIET) == {}
+    assert run_study(study, runner, QUIET) == {}
+    names = [run.run_id for run in study.list_pilots()] + [name for _, _, name in study.list_reported()]
+    assert sorted(runner.made) == sorted(names), "every run was made once"
+    check_report(study)
+    check_tracking(study, names)
+
+
+def check_report(study: Study) -> None:
+    """The pilots' seeds like 0.01, the reported ones 0.02: the rates come from the former."""
+    assert study.choose_rates() == {"plain": 0.01, "loo": 0.01}
+    page = Page((study.folder / "study.html").read_text())
+    _, *rows = page.tables["Primary outcome: return after 100 tokens"]
+    assert [row[:3] for row in rows] == [["plain", "0.01", "3"], ["loo", "0.01", "3"]]
+    assert [row[3].split()[0] for row in rows] == ["51.0", "62.0"]
+    assert rows[1][4].startswith("+11.0"), "10, and one more for each seed"
+    assert rows[1][5] == "0.0027", "of t = 11 / (1 / sqrt(3)) = 19.05 with two degrees of freedom"
+    _, *pilots = page.tables["Pilots: the choice of the learning rates"]
+    assert [(row[0], row[1], row[-1]) for row in pilots] == [
+        *(("plain", "0.01", "chosen"), ("plain", "0.02", "")),
+        *(("loo", "0.01", "chosen"), ("loo", "0.02", "")),
+    ]
+    assert "loo is better than plain" in page.text
+    assert study.folder.joinpath("study.json").read_text().count('"digest"') == 1
+    with (study.folder / "study.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2 * (8 + 6), "two evaluations of each run"
+
+
+def check_tracking(study: Study, names: list[str]) -> None:
+    client = MlflowClient(f"sqlite:///{study.root / 'mlflow.db'}")
+    [parent] = client.search_runs(["1"], "tags.`magrpo.study` = 's'")
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["outcome"] == "final_return"
+    logged = {Path(file.path).name for file in client.list_artifacts(parent.info.run_id, "study")}
+    assert logged == {"study.html", "study.csv"}
+    for name in names:
+        first = json.loads((study.root / name / "tracking.jsonl").read_text().splitlines()[0])
+        assert first["values"]["magrpo.parent"] == "s"
+
+
+def test_training_ends_at_its_tokens_as_a_shorter_run_would(tmp_path: Path) -> None:
+    """A limit of tokens changes no result, only the iteration that is the last."""
+    path = write_config(tmp_path, iterations=50)
+    whole = ["eval.every=1"]
+    store, _, outcome = run_locally(load_config(path, [*whole, "train.max_tokens=120"]))
+    length = store.config().train.num_iterations
+    assert is_finished(store)
+    tokens = {budget.iteration: budget.tokens for budget in build_ledger(store.stage_metrics())}
+    assert tokens[length - 1] < 120 <= tokens[length]
+    shorter, _, other = run_locally(load_config(path, [*whole, f"train.num_iterations={length}"]))
+    assert outcome.checkpoint["sha"] == other.checkpoint["sha"]
+    assert list(outcome.evaluations) == list(other.evaluations) == list(range(length + 1))
+    first = store.manifest_of(f"{length:05d}/update")["key"]
+    assert first == shorter.manifest_of(f"{length:05d}/update")["key"]
+
+
+# ------------------------------------------------------------------------------------------------------ the conclusions
+def report_of(outcomes: dict[str, Sequence[float]], study: str = "area_return") -> StudyReport:
+    """The report of a study whose runs rose from 0 to twice these outcomes over 100 tokens."""
+    num_seeds = max(map(len, outcomes.values()))
+    tree = {"config": "x", "outcome": study, "tokens": 100, "seeds": list(range(num_seeds))}
+    config = StudyConfig.model_validate({**tree, "arms": [{"name": name} for name in outcomes]})
+    runs = [
+        StudiedRun(name, name, seed, None, False, [(0, 0, {"return": 0.0}), (4, 100, {"return": 2 * value})])
+        for name, values in outcomes.items()
+        for seed, value in enumerate(values)
+    ]
+    return StudyReport("s", config, runs, dict.fromkeys(outcomes), {}, {"when": "", "digest": "", "fixed": {}})
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """The seeds differ far more than the arms do, which differ by 2 points, give or take 1."""
+    report = report_of({"base": [0.1, 0.3, 0.5], "arm": [0.11, 0.32, 0.53]})
+    base, arm = report.arms
+    assert base.difference is None
+    assert arm.difference is not None
+    assert astuple(arm.difference) == pytest.approx(astuple(seed_interval([0.01, 0.02, 0.03])))
+    assert arm.p == pytest.approx(0.0742, abs=1e-4), "of t = 2 sqrt(3) = 3.46"
+    [banner] = report.list_banners()
+    assert banner.word == "no reliable difference"
+
+
+def test_holm_decides_about_many_arms_and_losers_are_printed() -> None:
+    """Alone both would be significant; of two, the weaker one is so because the stronger one is."""
+    report = report_of(
+        {"base": [0.1, 0.2, 0.3, 0.4], "worse": [0.05, 0.16, 0.25, 0.36], "better": [0.2, 0.301, 0.4, 0.5]}
+    )
+    assert [banner.word for banner in report.list_banners()] == ["worse", "better"]
+    for arm in report.arms[1:]:
+        assert arm.difference is not None
+        assert not arm.difference.low <= 0 <= arm.difference.high, "intervals agree with the words"
+    assert [row[0] for row in report.outcome_table().rows] == ["base", "worse", "better"]
+
+
+def test_without_all_runs_there_is_no_verdict() -> None:
+    report = report_of({"base": [0.1, 0.2, 0.3], "arm": [0.2, 0.3]})
+    [banner] = report.list_banners()
+    assert (banner.word, report.num_missing) == ("not finished", 1)
+    assert [arm.difference for arm in report.arms] == [None, None]
+    assert report.run_table().rows[-1][2] == "not finished"
+
+
+def test_two_seeds_are_said_to_be_few() -> None:
+    report = report_of({"base": [0.1, 0.2], "arm": [0.2, 0.31]})
+    [banner] = report.list_banners()
+    assert "12.7 standard errors" in banner.advice
+    assert "12.7 standard errors" in report.outcome_table().note
+
+
+def test_one_arm_has_a_mean_over_seeds() -> None:
+    report = report_of({"only": [0.1, 0.2, 0.3]}, "final_return")
+    [banner] = report.list_banners()
+    assert banner.word == "measured"
+    assert report.outcome_table().rows[0][3].startswith("40.0 [")
+
+
+# -------------------------------------------------------------------------------------------------------------- Prefect
+@pytest.mark.slow
+def test_a_killed_study_goes_on_through_prefect(tmp_path: Path) -> None:
+    """The shipped study, as a newcomer starts it, killed in its third run."""
+    log, again = tmp_path / "log", tmp_path / "again"
+    arguments = ["study", "tiny", "--root", str(tmp_path / "runs")]
+    process = start(arguments, log)
+    wait_for(lambda: log.exists() and "[3/8]" in log.read_text())
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    stages = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("tiny-*/stages/*/*/_SUCCESS")}
+    assert len({path.parents[3] for path in stages}) >= 2
+    process = start(arguments, again)
+    process.join()
+    assert process.exitcode == 0, again.read_text()
+    text = again.read_text()
+    assert text.count("finished already") == 2
+    assert {path: path.stat().st_mtime_ns for path in stages} == stages, "nothing was computed again"
+    page = Page((tmp_path / "runs" / "studies" / "tiny" / "study.html").read_text())
+    assert "missing" not in page.text
+    assert "crossed" in page.text
+
+
+def wait_for(is_there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 1200
+    while not is_there():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
