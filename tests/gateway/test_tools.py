@@ -25,6 +25,7 @@ ADD: Any = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     },
 }
+EXAMPLES = Path(__file__).parents[2] / "pipelines" / "examples"
 ASKED: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
 
 
@@ -194,3 +195,35 @@ def test_the_tokenizers_own_response_template(tmp_path: Path) -> None:
     with open_client(open_lineup(tmp_path), lambda prompt: text) as (client, _):
         [choice] = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD]).choices
         assert json.loads(choice.message.tool_calls[0].function.arguments) == {"a": 4}
+
+
+QWEN_CODER = EXAMPLES / "qwen_coder.json"
+PRODUCT = '{"name": "multiply", "arguments": {"a": 3741, "b": 4973}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (PRODUCT, ""),
+        (f"```json\n{PRODUCT}\n```", ""),
+        (f"<tool_call>\n{PRODUCT}\n</tool_call>", ""),
+        (f"I shall call it.\n\n```\n{json.dumps(json.loads(PRODUCT), indent=2)}\n```", "I shall call it."),
+    ],
+)
+def test_the_example_reads_the_forms_in_which_qwen_coder_writes_calls(hermes: Lineup, text: str, content: str) -> None:
+    with open_client(hermes, lambda prompt: text, response_template=QWEN_CODER) as (client, _):
+        [choice] = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD]).choices
+    [call] = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("multiply", {"a": 3741, "b": 4973})
+    assert (choice.message.content or "").strip() == content
+    assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "text", ["The product is 5.", '{"name": "multiply", "argum', "Use `multiply`: ```python\nf()\n```"]
+)
+def test_the_example_leaves_what_is_no_call(hermes: Lineup, text: str) -> None:
+    with open_client(hermes, lambda prompt: text, response_template=QWEN_CODER) as (client, _):
+        [choice] = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD]).choices
+    assert not choice.message.tool_calls
+    assert choice.message.content == text
