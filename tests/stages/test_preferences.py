@@ -94,16 +94,14 @@ def record_gradients(updater: Updater, compute_loss: Callable[[], Tensor]) -> li
     agents = list(updater.optimizers)
     epochs: list[dict[str, list[dict[str, Tensor]]]] = []
 
-    def record(*_: object) -> None:
-        taken: dict[str, list[dict[str, Tensor]]] = {}
-        for agent in agents:
-            parameters = updater.policy.parameters(agent)
-            ours = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
-            taken[agent] = [ours, naive_gradient(updater, agent, compute_loss())]
-        epochs.append(taken)
+    def record(agent: str) -> None:
+        if agent == agents[0]:  # no weight of the epoch has changed
+            epochs.append({each: [{}, naive_gradient(updater, each, compute_loss())] for each in agents})
+        parameters = updater.policy.parameters(agent)
+        epochs[-1][agent][0] = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
 
-    # The hook of the first agent runs before any weight of the epoch has changed.
-    updater.optimizers[agents[0]].register_step_pre_hook(record)
+    for agent in agents:
+        updater.optimizers[agent].register_step_pre_hook(lambda *_, agent=agent: record(agent))
     return epochs
 
 
