@@ -56,14 +56,15 @@ def solve(problem: Problem, agents: Agents) -> dict[str, dict[str, float]]:
         {"role": "user", "content": f"What is {a} * {b}? Call the tool multiply, then say the product."}
     ]
     client = agents["clerk"].client()
-    has_called = False
+    has_called, answer = False, ""
     for _ in range(MAX_CALLS):
         message = client.chat.completions.create(model="clerk", messages=messages, tools=[MULTIPLY]).choices[0].message
         messages.append(message)
         if not message.tool_calls:
+            answer = message.content or ""
             break
         has_called = True
         for call in message.tool_calls:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": multiply(call.function.arguments)})
-    is_correct = str(a * b) in (message.content or "").replace(",", "")
+    is_correct = str(a * b) in answer.replace(",", "")
     return {"parts": {"called": 0.5 * has_called, "correct": 1.0 * is_correct}}

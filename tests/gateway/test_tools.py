@@ -219,6 +219,12 @@ def test_the_example_reads_the_forms_in_which_qwen_coder_writes_calls(hermes: Li
     assert choice.finish_reason == "tool_calls"
 
 
+def test_the_example_reads_several_calls_without_tags(hermes: Lineup) -> None:
+    with open_client(hermes, lambda prompt: f"{PRODUCT}\n{PRODUCT}", response_template=QWEN_CODER) as (client, _):
+        [choice] = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD]).choices
+    assert [json.loads(call.function.arguments)["a"] for call in choice.message.tool_calls] == [3741, 3741]
+
+
 @pytest.mark.parametrize(
     "text", ["The product is 5.", '{"name": "multiply", "argum', "Use `multiply`: ```python\nf()\n```"]
 )
