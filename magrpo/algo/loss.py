@@ -63,6 +63,8 @@ def tabulate_returns(samples: Mapping[str, Sequence[Sample]], normalize: Normali
 class PreferenceLoss:
     """The loss of the pairs of one node, and how it pushes the log-probability of each joint action."""
 
+    margins: Float[Tensor, " P"]
+    """Of each pair; above 0 if the better joint action has become more likely than the worse one."""
     losses: Float[Tensor, " P"]
     """``-log sigmoid(margin)`` of each pair."""
     pushes: Float[Tensor, " J"]
@@ -78,7 +80,8 @@ def preference_loss(returns: Float[Tensor, " J"], log_ratios: Float[Tensor, " J"
     is_better = returns[:, None] > returns[None, :]  # [better, worse]
     margins = beta * (log_ratios[:, None] - log_ratios[None, :])
     slopes = torch.where(is_better, beta * torch.sigmoid(-margins), 0.0) / is_better.sum().clamp(min=1)
-    return PreferenceLoss(torch.nn.functional.softplus(-margins)[is_better], slopes.sum(1) - slopes.sum(0))
+    of_pairs = margins[is_better]
+    return PreferenceLoss(of_pairs, torch.nn.functional.softplus(-of_pairs), slopes.sum(1) - slopes.sum(0))
 
 
 def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

@@ -80,9 +80,7 @@ class Preferences:
             for holder, numbers in members:
                 advantages[holder].index_add_(0, numbers, found.pushes)
             losses.append(float(found.losses.mean()))
-            is_better = returns[:, None] > returns[None, :]
-            signs = (joint[:, None] - joint[None, :]).sign()[is_better]
-            won.append(float((signs + 1).mean() / 2))
+            won.append(float((found.margins.sign() + 1).mean() / 2))
         if not losses:
             return Pushes(advantages, 0.0, 0.0)
         return Pushes(advantages, fmean(losses), fmean(won))

@@ -42,6 +42,11 @@ class Arm(Section):
         return check_name(value, longest=40)
 
 
+def name_reported_run(study: str, arm: str, seed: int) -> str:
+    """Name the run of an arm with a reported seed."""
+    return f"{study}-{arm}-s{seed}"
+
+
 class StudyConfig(Section):
     """A whole study. Its first arm is the reference."""
 
@@ -69,6 +74,15 @@ class StudyConfig(Section):
     def is_area(self) -> bool:
         """Whether the outcome is an area under the learning curve."""
         return self.outcome.startswith("area_")
+
+    @property
+    def pilot_tokens(self) -> int:
+        """Budget of a pilot."""
+        return (self.pilots and self.pilots.tokens) or self.tokens
+
+    def list_rates(self, arm: Arm) -> list[float]:
+        """List the candidates for the learning rate of an arm; none: that of its configuration is used."""
+        return [] if self.pilots is None else list(dict.fromkeys(arm.rates or self.pilots.rates))
 
     @model_validator(mode="after")
     def _is_a_protocol(self) -> StudyConfig:

@@ -7,7 +7,7 @@ shows whether it is finished, so starting a study again goes on where it stopped
 import json
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from magrpo.config.place import Place
 from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
-from magrpo.config.study import Arm, StudyConfig
+from magrpo.config.study import Arm, StudyConfig, name_reported_run
 from magrpo.files.writing import atomic_write
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, read_toml, validate_config
@@ -79,26 +79,26 @@ class Study:
         return [
             StudyRun(arm, seed, rate, True, f"{self.name}-{arm.name}-pilot-lr{rate:g}-s{seed}")
             for arm in self.config.arms
-            if len(self.list_rates(arm)) > 1
-            for rate in self.list_rates(arm)
+            if len(self.config.list_rates(arm)) > 1
+            for rate in self.config.list_rates(arm)
             for seed in pilots.seeds
         ]
 
     def list_reported(self) -> list[tuple[Arm, int, str]]:
         """List arm, seed and name of the reported runs: every arm with a seed before the next seed."""
         names = [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
-        return [(arm, seed, f"{self.name}-{arm.name}-s{seed}") for arm, seed in names]
+        return [(arm, seed, name_reported_run(self.name, arm.name, seed)) for arm, seed in names]
 
     def list_samples(self) -> list[StudyRun]:
         """List one run of each arm, with its first seed and candidate, for checks before anything runs."""
-        firsts = [(arm, next(iter(self.list_rates(arm)), None)) for arm in self.config.arms]
+        firsts = [(arm, next(iter(self.config.list_rates(arm)), None)) for arm in self.config.arms]
         return [StudyRun(arm, self.config.seeds[0], rate, False, "") for arm, rate in firsts]
 
     def choose_rates(self) -> dict[str, float | None]:
         """Choose the learning rate of each arm by its finished pilots; arms with unfinished pilots are left out."""
         rates: dict[str, float | None] = {}
         for arm in self.config.arms:
-            candidates = self.list_rates(arm)
+            candidates = self.config.list_rates(arm)
             outcomes: dict[float, list[float]] = {rate: [] for rate in candidates}
             pilots = [run for run in self.list_pilots() if run.arm is arm]
             if not pilots:
@@ -110,9 +110,8 @@ class Study:
                 rates[arm.name] = max(candidates, key=lambda rate: fmean(outcomes[rate]))
         return rates
 
-    def read_finished(self) -> list[StudiedRun]:
-        """Read the finished runs, pilots first."""
-        rates = self.choose_rates()
+    def read_finished(self, rates: Mapping[str, float | None]) -> list[StudiedRun]:
+        """Read the finished runs, pilots first; ``rates`` are those that :meth:`choose_rates` chose."""
         reported = [
             StudyRun(arm, seed, rates[arm.name], False, name)
             for arm, seed, name in self.list_reported()
@@ -123,17 +122,8 @@ class Study:
     def _read(self, run: StudyRun) -> StudiedRun:
         return read_studied_run(self.find_store(run.run_id), run.arm.name, run.seed, run.rate, is_pilot=run.is_pilot)
 
-    def list_rates(self, arm: Arm) -> Sequence[float]:
-        """List the candidates for the learning rate of an arm; none: that of its configuration is used."""
-        if self.config.pilots is None:
-            return ()
-        return list(dict.fromkeys(arm.rates or self.config.pilots.rates))
-
     def _budget(self, run: StudyRun) -> int:
-        pilots = self.config.pilots
-        if run.is_pilot and pilots is not None and pilots.tokens is not None:
-            return pilots.tokens
-        return self.config.tokens
+        return self.config.pilot_tokens if run.is_pilot else self.config.tokens
 
     def configure_run(self, run: StudyRun) -> RunConfig:
         """Return the configuration of a run. Raises ConfigError if a value is unusable."""
@@ -270,7 +260,8 @@ def run_study(study: Study, run_one: Callable[[RunStore], object], console: Cons
     finally:
         console.quiet = False  # --quiet hides the progress of the runs, not the result
         parent = open_tracker()
-        report = StudyReport(study.name, study.config, study.read_finished(), study.choose_rates(), failures, record)
+        rates = study.choose_rates()
+        report = StudyReport(study.name, study.config, study.read_finished(rates), rates, failures, record)
         for path in report.write_files(study.folder):
             parent.artifact(path, "study")
         report.print(console, study.folder)

@@ -113,14 +113,19 @@ class CoopCode(Plugin):
         number, remainder = divmod(total, len(self.levels))
         if index < remainder:  # the first levels share the remainder
             number += 1
-        made = (problem for composition in compositions if (problem := make_problem(composition, split)))
-        problems = list(itertools.islice(made, number))
-        if len(problems) < number:
-            raise ConfigError(
-                f"problems.num_{split}: there are {len(problems)} problems of level {self.levels[index]} in this "
-                f"split, but {number} are needed; lower problems.num_{split}"
-            )
-        return problems
+        return take_problems(compositions, split, number, f"level {self.levels[index]}")
+
+
+def take_problems(compositions: Iterable[Composition], split: Split, number: int, noun: str) -> list[Problem]:
+    """Make the first ``number`` problems of ``compositions``. Raises ConfigError, which calls their kind ``noun``."""
+    made = (problem for composition in compositions if (problem := make_problem(composition, split)))
+    problems = list(itertools.islice(made, number))
+    if len(problems) < number:
+        raise ConfigError(
+            f"problems.num_{split}: there are {len(problems)} problems of {noun} in this split, but {number} are "
+            f"needed; lower problems.num_{split}"
+        )
+    return problems
 
 
 def make_problem(composition: Composition, split: Split) -> Problem | None:
@@ -194,6 +199,11 @@ def _list_families(level: Difficulty, *, held_out: bool) -> list[tuple[Operation
     else:
         families = [(a, b) for a, b in pairs if (a.hard or b.hard) == (level == "2")]
     random.Random(derive_seed("coopcode", "families", level)).shuffle(families)
+    return select_families(families, held_out=held_out)
+
+
+def select_families(families: Iterable[tuple[Operation, ...]], *, held_out: bool) -> list[tuple[Operation, ...]]:
+    """The families with a pair of neighbours that is kept out of training, or those without one."""
     return [
         family
         for family in families

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError, Plugin
+from magrpo.plugins import Plugin
 from magrpo.problems.coopcode import (
     collect_seen_functions,
     drop_seen,
-    is_kept_out,
     list_compositions,
-    make_problem,
+    select_families,
+    take_problems,
     write_prompt,
 )
 from magrpo.problems.operations import OPERATIONS, Composition, Kind, Operation, parse_composition, split_phrases
@@ -78,14 +78,7 @@ class Relay(Plugin):
         num_apart = round(total * self.apart_frac)
         numbers = [number for half in (total - num_apart, num_apart) for number in (half - half // 2, half // 2)]
         for number, compositions in zip(numbers, strata, strict=True):
-            made = (problem for composition in compositions if (problem := make_problem(composition, split)))
-            chosen = list(itertools.islice(made, number))
-            if len(chosen) < number:
-                raise ConfigError(
-                    f"problems.num_{split}: there are {len(chosen)} problems of one kind in this split, but {number} "
-                    f"are needed; lower problems.num_{split}"
-                )
-            problems += map(_add_views, chosen)
+            problems += map(_add_views, take_problems(compositions, split, number, "one kind"))
         return problems
 
 
@@ -111,8 +104,4 @@ def _list_families(length: int, kinds: tuple[Kind, Kind], *, held_out: bool) -> 
     after = [one for one in operations if one.takes == seam[-1][0].gives]
     families = [family for family in itertools.product(before, *seam, after) if len(set(family)) == length]
     random.Random(derive_seed("relay", "families", length, *kinds)).shuffle(families)
-    return [
-        family
-        for family in families
-        if any(is_kept_out(a.name, b.name) for a, b in itertools.pairwise(family)) == held_out
-    ]
+    return select_families(families, held_out=held_out)

@@ -307,9 +307,7 @@ class BaselineTable:
             )
         difference = interval_over_seeds(less_mixed, self.config.eval.seed)
         assert difference is not None, "rows are evaluated on the same problems"
-        shown = figures.format_difference(difference)
-        if not figures.has_interval(len(runs)):
-            shown = shown.partition(" [")[0]
+        shown = figures.hide_interval(figures.format_difference(difference), len(runs))
         maximum = _name_maximum(self._ranked_quantity)
         role = self.rows[0].row.env.roles()[0]
         yield ReportTable(
@@ -371,7 +369,7 @@ class BaselineTable:
     def _format_difference(self, result: BaselineResult, key: str, quantity: str) -> str:
         difference = self._subtract_reference(result, key, quantity)
         if difference is not None and not figures.has_interval(self._num_runs):
-            return figures.format_difference(difference).partition(" [")[0]
+            return figures.hide_interval(figures.format_difference(difference), self._num_runs)
         return figures.format_tested_difference(difference)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from magrpo.algo.stats import adjust_holm, mean_over_budget, paired_p_value, seed_interval
-from magrpo.config.study import StudyConfig
+from magrpo.config.study import StudyConfig, name_reported_run
 from magrpo.process.environment import shorten_path
 from magrpo.reports import figures
 from magrpo.reports.budget import build_ledger, format_count
@@ -205,7 +205,7 @@ class StudyReport:
             for seed in self.study.seeds:
                 run = finished.get((arm.name, seed))
                 if run is None:
-                    reason = self.failures.get(f"{self.name}-{arm.name}-s{seed}", "not finished")
+                    reason = self.failures.get(name_reported_run(self.name, arm.name, seed), "not finished")
                     rows.append((arm.name, str(seed), reason, *[figures.UNDEFINED] * (2 + len(self.shown))))
                     continue
                 iteration, tokens, values = run.evaluations[-1]
@@ -229,10 +229,10 @@ class StudyReport:
         if pilots is None:
             return None
         finished = {(run.arm, run.rate, run.seed): run for run in self.pilots}
-        tokens = pilots.tokens or self.study.tokens
+        tokens = self.study.pilot_tokens
         rows = []
         for arm in self.study.arms:
-            for rate in dict.fromkeys(arm.rates or pilots.rates):
+            for rate in self.study.list_rates(arm):
                 found = [finished.get((arm.name, rate, seed)) for seed in pilots.seeds]
                 outcomes = [None if run is None else run.measure(self.study, tokens) for run in found]
                 known = [outcome for outcome in outcomes if outcome is not None]

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -126,9 +126,9 @@ class Updater:
         """Take a step for every trained agent; returns the metrics of ``update/``.
 
         ``samples`` holds the samples of the trained agents only, and ``comparisons`` their joint actions, for
-        ``algo.loss = "madpo"``. Agents that share an adapter take one step on the
-        samples of all of them, and the metrics of that step are named after the first. ``progress`` counts completions;
-        on several ranks, each rank counts its own.
+        ``algo.loss = "madpo"``. Agents that share an adapter take one step on the samples of all of them, and the
+        metrics of that step are named after the first. ``progress`` counts completions; on several ranks, each rank
+        counts its own.
 
         Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if one completion does not fit into memory; the step was
         then not taken.
@@ -139,11 +139,14 @@ class Updater:
             by_holder[self.policy.lineup.holder(name)][name] = agent_samples
         metrics = self._set_learning_rates(by_holder)
         by_quantity: dict[str, list[float]] = defaultdict(list)
-        waiting = iter(by_holder.items())
-        groups = iter(lambda: dict(islice(waiting, self.gradients.num_agents_together)), {})
+        holders, size = list(by_holder), self.gradients.num_agents_together
+        groups = [
+            {holder: by_holder[holder] for holder in holders[first : first + size]}
+            for first in range(0, len(holders), size)
+        ]
         if self.algo.loss == "madpo":
             preferences = Preferences(comparisons, by_holder, self.algo.preference_beta)
-            results, preferred = self._learn_preferences(list(groups), preferences, progress)
+            results, preferred = self._learn_preferences(groups, preferences, progress)
             metrics |= preferred
         else:
             results = {}

@@ -61,7 +61,8 @@ def run_steps(
             elif step.stage == "evaluate":
                 evaluations[step.iteration] = pointer
             recorder.record_step(step, pointer)
-            tokens += count_tokens(store.metrics(pointer))
+            if config.train.max_tokens is not None:
+                tokens += count_tokens(store.metrics(pointer))
             if step.stage == "update" and has_spent(config, tokens):
                 config = _end_training(config, store, step.iteration)
                 every = steps(config)
