@@ -140,6 +140,9 @@ class AlgoConfig(Section):
     """How token losses are averaged (see docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
     """Number of passes over the samples of an iteration. Above 1 the loss uses the clipped probability ratio."""
+    ratio: Literal["token", "sequence"] = "token"
+    """The probability ratio of later epochs. ``token``: each token has its own; ``sequence``: all tokens of a
+    completion have the geometric mean of theirs (GSPO), which is closer to 1 and needs a narrower clip range."""
     clip_low: float = Field(0.2, ge=0, lt=1)
     """The probability ratio is clipped at 1 - clip_low; used if ``update_epochs`` > 1."""
     clip_high: float = Field(0.2, ge=0)
@@ -458,6 +461,10 @@ class RunConfig(Section):
             "algo.beta adds a second penalty: set it to 0, and use algo.preference_beta": self.algo.beta > 0,
             "train.lag: margins are taken to the weights that sampled, so set it to 0": self.train.lag > 0,
             "algo.importance_cap would weigh tokens, not preferences: remove it": self.algo.importance_cap is not None,
+            'algo.ratio = "sequence": preferences take no ratio, so remove it': self.algo.ratio == "sequence",
+            'algo.loss_norm = "sequence_mean": margins add up tokens, so take "sequence_sum"': (
+                self.algo.loss_norm == "sequence_mean"
+            ),
         }
         if found := [misfit for misfit, is_found in misfits.items() if is_found]:
             raise ValueError(f'algo.loss = "madpo": {"; ".join(found)}')
@@ -580,6 +587,11 @@ class RunConfig(Section):
             found.append(
                 "algo.loss = 'madpo' with one epoch never leaves the margin 0, where only the order of returns "
                 "matters; set algo.update_epochs to 2 or more"
+            )
+        if self.algo.ratio == "sequence" and self.algo.update_epochs == 1:
+            found.append(
+                "algo.ratio = 'sequence' has no effect in the only epoch, in which every ratio is 1; set "
+                "algo.update_epochs to 2 or more"
             )
         if long_warmup := self.optim.describe_long_warmup(self.train.num_iterations):
             found.append(long_warmup)
