@@ -56,6 +56,12 @@ class RolloutConfig(Section):
     """Number of problems drawn in each iteration."""
     group_size: int = Field(8, ge=1)
     """G, the number of completions that each agent samples at a node."""
+    probe_size: int | None = Field(None, ge=2)
+    """Sample this many of the G completions first, and the others only where the rewards of these differ; further
+    problems are drawn in place of the rest, which would teach nothing. ``group_size``: probe with whole groups. None:
+    do not probe."""
+    max_draws: int = Field(4, ge=1)
+    """With ``probe_size``: an iteration draws at most this many times ``problems_per_iteration`` problems."""
     joint_mode: Literal["aligned", "crossed"] = "aligned"
     """``aligned``: G joint actions, with completions paired by index; ``crossed``: every combination of completions."""
     crossed_pairs: int | None = Field(None, ge=1)
@@ -90,6 +96,8 @@ class RolloutConfig(Section):
             raise ValueError(f"crossed_pairs must be a multiple of group_size ({self.group_size})")
         if self.branching is not None and self.tree != "full":
             raise ValueError(f'branching needs tree = "full", not {self.tree!r}: remove it, or set rollout.tree')
+        if self.probe_size is not None and self.probe_size > self.group_size:
+            raise ValueError(f"probe_size = {self.probe_size} exceeds group_size = {self.group_size}: lower it")
         return self
 
 
@@ -468,6 +476,25 @@ class RunConfig(Section):
         }
         if found := [misfit for misfit, is_found in misfits.items() if is_found]:
             raise ValueError(f'algo.loss = "madpo": {"; ".join(found)}')
+        return self
+
+    @model_validator(mode="after")
+    def _probes_fit(self) -> RunConfig:
+        if self.rollout.probe_size is None:
+            return self
+        misfits = {
+            "env: the episodes of a program cannot be probed": isinstance(self.env, AgentProgram),
+            "env.num_turns must be 1, because rewards of the first turn do not decide about later ones": (
+                self.env.num_turns > 1
+            ),
+            "train.lag must be 0": self.train.lag > 0,
+            'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
+            "algo.estimator must have siblings as baseline, because others learn from equal rewards, too": any(
+                agent.trained and not ESTIMATORS[self.estimator_of(agent)].has_baseline for agent in self.agents
+            ),
+        }
+        if found := [misfit for misfit, is_found in misfits.items() if is_found]:
+            raise ValueError(f"rollout.probe_size: {'; '.join(found)}; or remove probe_size")
         return self
 
     @model_validator(mode="after")
