@@ -118,6 +118,7 @@ SYNONYMS: Mapping[str, Sequence[str]] = {
     "kl_coef": ("beta",),
     "clip_range": ("clip_low", "clip_high"),
     "epsilon": ("clip_low", "clip_high"),
+    "importance_sampling_level": ("ratio",),
     "r": ("rank",),
     "lora_rank": ("rank",),
     "lora_alpha": ("alpha",),

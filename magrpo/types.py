@@ -16,7 +16,7 @@ Mode = Literal["sampled", "greedy"]
 MessageRole = Literal["system", "user", "assistant"]
 EpisodeStatus = Literal["finished", "failed", "timed_out", "silent", "infra_error"]
 Normalize = Literal["none", "std"]
-LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
+LossNorm = Literal["sequence_sum", "sequence_mean", "token_mean", "dr_grpo"]
 _Unfinished = Literal["timeout", "crash", "memory", "output_limit", "protocol", "load_error", "not_run"]
 Unjudged = Literal["infra_error", "test_error"]
 """Statuses without a verdict on the program: the sandbox failed, or the problem's own test cannot be run."""

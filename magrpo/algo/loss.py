@@ -28,6 +28,8 @@ def loss_divisor(norm: LossNorm, num_sequences: float, num_tokens: float, max_ne
     match norm:
         case "sequence_sum":  # the mean over sequences of the sum over their tokens: arXiv 2508.04652
             return num_sequences
+        case "sequence_mean":  # as before; the weights of tokens hold the lengths: GRPO, arXiv 2402.03300
+            return num_sequences
         case "token_mean":  # the mean over all tokens: DAPO, arXiv 2503.14476
             return num_tokens
         case "dr_grpo":  # a constant, so that length is not rewarded: Dr. GRPO, arXiv 2503.20783
@@ -107,10 +109,26 @@ class SampledTokens:
     """Weight of the token's completion; None: 1."""
     old_logps: Float[Tensor, " N"] | None = None
     """Log-probabilities before the update, for the clipped ratio; None: strictly on-policy, without a ratio."""
+    lengths: Int[Tensor, " S"] | None = None
+    """Number of tokens of each completion, in order: the ratio is that of whole completions. None: that of tokens."""
     ref_logps: Float[Tensor, " N"] | None = None
     """Log-probabilities under the reference policy, for the KL term; None: no KL term."""
     support: Support | None = None
     """The ids that truncated sampling drew the tokens from; None: the whole vocabulary."""
+
+
+def spread_sequence_ratios(
+    logps: Float[Tensor, " N"], old_logps: Float[Tensor, " N"], lengths: Int[Tensor, " S"]
+) -> Float[Tensor, " N"]:
+    """Old log-probabilities that give every token the ratio of its completion. The result has no gradient.
+
+    The ratio of a completion is the geometric mean of those of its tokens, GSPO, arXiv 2507.18071:
+    ``s = exp(mean(logp - old_logp))``. With ``x = logp - log s`` for ``logps`` as they are now, ``exp(logp - x)`` is
+    ``s``, and so is its derivative with respect to ``logp``. The mean over the tokens then has the gradient of ``s``,
+    and all tokens of a completion are clipped together (GSPO-token, section 4.3).
+    """
+    log_ratios = torch.segment_reduce(logps - old_logps, "mean", lengths=lengths)
+    return logps - log_ratios.repeat_interleave(lengths)
 
 
 def policy_loss(
@@ -124,7 +142,9 @@ def policy_loss(
     clipped surrogate of PPO, arXiv 1707.06347, with ratio ``r_i = exp(logp_i - old_logp_i)``:
     ``-(1/n) sum_i c_i min(r_i w_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) w_i A_i)``. With ``ref_logps``:
     ``+ (beta/n) sum_i c_i k3_i``. ``n`` is ``divisor``, ``A_i`` the advantage, ``c_i`` the sample weight and ``w_i``
-    the truncated importance weight of the token, 1 without ``options.importance_cap``.
+    the truncated importance weight of the token, 1 without ``options.importance_cap``. With ``lengths``, ``r_i`` is the
+    ratio of the token's completion (:func:`spread_sequence_ratios`), for which ``loss_of`` is called twice: no token's
+    ratio is known before all tokens of its completion are.
 
     The sums: ``tokens`` and ``clipped`` count the computed and the clipped tokens; ``sampling_gap`` adds up
     |logp - sampling_logp|, ``kl`` the k3 terms, ``importance`` and ``importance_squared`` the importance weights and
@@ -134,13 +154,22 @@ def policy_loss(
     kl_coefficients = None
     if tokens.ref_logps is not None:
         kl_coefficients = torch.full_like(weights, beta / divisor) * weights
+    old_logps, sampling_logps = tokens.old_logps, tokens.sampling_logps
+    if old_logps is not None and tokens.lengths is not None:
+        all_tokens = TokenInputs(tokens.token_ids, torch.ones_like(weights), support=tokens.support)
+        with torch.no_grad():
+            present = loss_of(all_tokens, replace(options, importance_cap=None)).logps
+            spread = spread_sequence_ratios(present, old_logps, tokens.lengths)
+            # Importance weights are those before the update: they depend on the difference, which must stay.
+            sampling_logps = sampling_logps + (spread - old_logps)
+            old_logps = spread
     inputs = TokenInputs(
         tokens.token_ids,
         weights if tokens.groups is not None else tokens.advantages / divisor * weights,
-        tokens.old_logps,
+        old_logps,
         tokens.ref_logps,
         kl_coefficients,
-        sampling_logps=None if options.importance_cap is None else tokens.sampling_logps,
+        sampling_logps=None if options.importance_cap is None else sampling_logps,
         groups=tokens.groups,
         support=tokens.support,
     )
@@ -152,9 +181,9 @@ def policy_loss(
         computed = torch.ones_like(gains) if tokens.ref_logps is not None else (gains != 0).float()
         logps = result.logps
         sums = {"tokens": computed.sum(), "sampling_gap": ((logps - tokens.sampling_logps).abs() * computed).sum()}
-        if tokens.old_logps is not None:
+        if old_logps is not None:
             clip_low, clip_high = options.clip_range
-            ratio = (logps - tokens.old_logps).exp()
+            ratio = (logps - old_logps).exp()
             clipped = ((ratio > 1 + clip_high) & (gains > 0)) | ((ratio < 1 - clip_low) & (gains < 0))
             sums["clipped"] = clipped.float().sum()
         if options.importance_cap is not None:

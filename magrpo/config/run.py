@@ -56,6 +56,12 @@ class RolloutConfig(Section):
     """Number of problems drawn in each iteration."""
     group_size: int = Field(8, ge=1)
     """G, the number of completions that each agent samples at a node."""
+    probe_size: int | None = Field(None, ge=2)
+    """Sample this many of the G completions first, and the others only where the rewards of these differ; further
+    problems are drawn in place of the rest, which would teach nothing. ``group_size``: probe with whole groups. None:
+    do not probe."""
+    max_draws: int = Field(4, ge=1)
+    """With ``probe_size``: an iteration draws at most this many times ``problems_per_iteration`` problems."""
     joint_mode: Literal["aligned", "crossed"] = "aligned"
     """``aligned``: G joint actions, with completions paired by index; ``crossed``: every combination of completions."""
     crossed_pairs: int | None = Field(None, ge=1)
@@ -90,6 +96,8 @@ class RolloutConfig(Section):
             raise ValueError(f"crossed_pairs must be a multiple of group_size ({self.group_size})")
         if self.branching is not None and self.tree != "full":
             raise ValueError(f'branching needs tree = "full", not {self.tree!r}: remove it, or set rollout.tree')
+        if self.probe_size is not None and self.probe_size > self.group_size:
+            raise ValueError(f"probe_size = {self.probe_size} exceeds group_size = {self.group_size}: lower it")
         return self
 
 
@@ -140,6 +148,9 @@ class AlgoConfig(Section):
     """How token losses are averaged (see docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
     """Number of passes over the samples of an iteration. Above 1 the loss uses the clipped probability ratio."""
+    ratio: Literal["token", "sequence"] = "token"
+    """The probability ratio of later epochs. ``token``: each token has its own; ``sequence``: all tokens of a
+    completion have the geometric mean of theirs (GSPO), which is closer to 1 and needs a narrower clip range."""
     clip_low: float = Field(0.2, ge=0, lt=1)
     """The probability ratio is clipped at 1 - clip_low; used if ``update_epochs`` > 1."""
     clip_high: float = Field(0.2, ge=0)
@@ -458,9 +469,32 @@ class RunConfig(Section):
             "algo.beta adds a second penalty: set it to 0, and use algo.preference_beta": self.algo.beta > 0,
             "train.lag: margins are taken to the weights that sampled, so set it to 0": self.train.lag > 0,
             "algo.importance_cap would weigh tokens, not preferences: remove it": self.algo.importance_cap is not None,
+            'algo.ratio = "sequence": preferences take no ratio, so remove it': self.algo.ratio == "sequence",
+            'algo.loss_norm = "sequence_mean": margins add up tokens, so take "sequence_sum"': (
+                self.algo.loss_norm == "sequence_mean"
+            ),
         }
         if found := [misfit for misfit, is_found in misfits.items() if is_found]:
             raise ValueError(f'algo.loss = "madpo": {"; ".join(found)}')
+        return self
+
+    @model_validator(mode="after")
+    def _probes_fit(self) -> RunConfig:
+        if self.rollout.probe_size is None:
+            return self
+        misfits = {
+            "env: the episodes of a program cannot be probed": isinstance(self.env, AgentProgram),
+            "env.num_turns must be 1, because rewards of the first turn do not decide about later ones": (
+                self.env.num_turns > 1
+            ),
+            "train.lag must be 0": self.train.lag > 0,
+            'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
+            "algo.estimator must have siblings as baseline, because others learn from equal rewards, too": any(
+                agent.trained and not ESTIMATORS[self.estimator_of(agent)].has_baseline for agent in self.agents
+            ),
+        }
+        if found := [misfit for misfit, is_found in misfits.items() if is_found]:
+            raise ValueError(f"rollout.probe_size: {'; '.join(found)}; or remove probe_size")
         return self
 
     @model_validator(mode="after")
@@ -580,6 +614,11 @@ class RunConfig(Section):
             found.append(
                 "algo.loss = 'madpo' with one epoch never leaves the margin 0, where only the order of returns "
                 "matters; set algo.update_epochs to 2 or more"
+            )
+        if self.algo.ratio == "sequence" and self.algo.update_epochs == 1:
+            found.append(
+                "algo.ratio = 'sequence' has no effect in the only epoch, in which every ratio is 1; set "
+                "algo.update_epochs to 2 or more"
             )
         if long_warmup := self.optim.describe_long_warmup(self.train.num_iterations):
             found.append(long_warmup)

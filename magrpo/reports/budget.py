@@ -70,7 +70,7 @@ def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) 
             cost = costs[iteration]
             cost["tokens"] += count_tokens(metrics)
             cost["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
-            cost["executions"] += metrics.get("sandbox/executions", 0.0)
+            cost["executions"] += metrics.get("sandbox/executions", 0.0) + metrics.get("sandbox/probe_executions", 0.0)
             cost["updates"] += name == "update"
             cost["seconds"] += metrics.get(f"time/{name}_s", 0.0)
     budgets = [Budget()]

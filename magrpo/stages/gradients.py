@@ -130,6 +130,9 @@ class GradientComputer:
         if batch.groups is not None:
             samples = [i for i in micro_batch.samples for _ in batch.samples[i].completion_ids]
             joined["groups"] = batch.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
+        if self.algo.ratio == "sequence":
+            lengths = [batch.lengths[i] for i in micro_batch.samples]
+            joined["lengths"] = torch.tensor(lengths, device=self.policy.device)
         tokens = replace(micro_batch.tokens, **joined)
 
         def finish(loss_of: LossOf) -> tuple[Tensor, dict[str, Tensor], Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.problems import load_problems
-from magrpo.config.run import RunConfig
+from magrpo.config.run import RolloutConfig, RunConfig
 from magrpo.interfaces import Problems
 from magrpo.plugins import ConfigError, quote_value
 from magrpo.run.files import split_file
@@ -124,6 +124,19 @@ def draw_problems(train: Sequence[Problem], iteration: int, count: int, seed: in
     order = list(train)
     random.Random(derive_seed(seed, "draw", epoch)).shuffle(order)
     return order[position * count : (position + 1) * count]
+
+
+def draw_spare_problems(
+    train: Sequence[Problem], drawn: Sequence[Problem], iteration: int, rollout: RolloutConfig, seed: int
+) -> list[Problem]:
+    """Draw the problems that ``iteration`` takes in place of ``drawn`` ones; a pure function of its arguments.
+
+    They are a random choice from the rest of the training set, whatever other iterations draw.
+    """
+    names = {problem.task_id for problem in drawn}
+    rest = [problem for problem in train if problem.task_id not in names]
+    count = min((rollout.max_draws - 1) * rollout.problems_per_iteration, len(rest))
+    return random.Random(derive_seed(seed, "spare", iteration)).sample(rest, count)
 
 
 def write_problems(context: StageContext) -> Metrics:

@@ -9,8 +9,9 @@ import itertools
 import random
 import warnings
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from magrpo.algo.answers import answer_metrics, list_actions, list_written, measure_answer, read_prompt
@@ -22,13 +23,25 @@ from magrpo.envs.program import AgentProgram
 from magrpo.gateway.sessions import EpisodeTask
 from magrpo.plugins import quote_value
 from magrpo.run.files import GROUPS, checkpoint_iteration, read_scored
-from magrpo.run.store import write_records
+from magrpo.run.store import Pointer, write_records
 from magrpo.seeds import derive_seed
-from magrpo.stages.backend import Backend, Team
+from magrpo.stages.backend import Backend, Cache, ScoreStats, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.episodes import episode_metrics, play_episodes
-from magrpo.stages.prepare import draw_problems
-from magrpo.types import PENDING, PastTurn, Problem, Prompt, Request, RolloutGroup, SamplingParams, ScoredTurn, Turn
+from magrpo.stages.prepare import draw_problems, draw_spare_problems
+from magrpo.stages.score import score
+from magrpo.types import (
+    PENDING,
+    Action,
+    PastTurn,
+    Problem,
+    Prompt,
+    Request,
+    RolloutGroup,
+    SamplingParams,
+    ScoredTurn,
+    Turn,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,12 @@ class Node:
     group_size: int
     shown: tuple[PastTurn, ...] = ()
     """The history of another problem, in which agents see their partners' texts in place of those of ``history``."""
+    sampled: Mapping[str, tuple[Action, ...]] = field(default_factory=dict)
+    """By agent: the first completions of its group, which were sampled before."""
+
+    def list_missing(self, agent: str) -> range:
+        """The indices of the agent's completions that are left to sample."""
+        return range(len(self.sampled.get(agent, ())), self.group_size)
 
     def seen_by(self, agent: str) -> tuple[PastTurn, ...]:
         """The history that the agent sees: always with its own texts."""
@@ -124,14 +143,15 @@ def rollout(
         Request(name, prompt.token_ids, node.sampling, derive_seed(seed, node.problem.task_id, node.path, name, index))
         for node, node_prompts in zip(nodes, prompts, strict=True)
         for name, prompt in node_prompts.items()
-        for index in range(node.group_size)
+        for index in node.list_missing(name)
     ]
     started = perf_counter()
     try:
-        sampled = generate_completions(backend.engine, requests, backend.progress)
+        sampled = generate_completions(backend.engine, requests, backend.progress) if requests else []
     except PromptTooLong as error:
         # Requests are in the order of nodes: find the node whose range of requests holds the failed one.
-        counts = (node.group_size * len(node_prompts) for node, node_prompts in zip(nodes, prompts, strict=True))
+        pairs = zip(nodes, prompts, strict=True)
+        counts = (sum(len(node.list_missing(name)) for name in node_prompts) for node, node_prompts in pairs)
         ends = list(itertools.accumulate(counts))
         node = nodes[bisect_right(ends, requests.index(error.request))]
         where = f"problem {quote_value(node.problem.task_id)}, turn {len(node.path) + 1}"
@@ -141,7 +161,10 @@ def rollout(
     completions = iter(sampled)
     groups = []
     for node, node_prompts in zip(nodes, prompts, strict=True):
-        actions = {name: tuple(itertools.islice(completions, node.group_size)) for name in node_prompts}
+        actions = {
+            name: (*node.sampled.get(name, ()), *itertools.islice(completions, len(node.list_missing(name))))
+            for name in node_prompts
+        }
         pairs_seed = derive_seed(seed, "pairs", node.problem.task_id, node.path)
         picks = joint_actions(len(actions), node.group_size, config.joint_mode, config.crossed_pairs, pairs_seed)
         turns = tuple(Turn(dict(zip(actions, pick, strict=True))) for pick in picks)
@@ -170,6 +193,61 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups of the problems that teach something, and the probes of those that do not."""
+
+    groups: list[RolloutGroup[Turn]]
+    dropped: list[RolloutGroup[Turn]]
+    num_executions: int
+    """Number of programs that the probes ran."""
+
+
+def select_problems(
+    problems: Sequence[Problem],
+    team: Team,
+    backend: Backend,
+    config: RolloutConfig,
+    seed: int,
+    workers: Executor | None = None,
+) -> Selection:
+    """Sample whole groups for the first ``problems_per_iteration`` problems whose probes earn different rewards.
+
+    This is the dynamic sampling of DAPO, arXiv 2503.14476, with a probe in place of the whole group. The probes of the
+    next problems, as many as are missing, are one batch, and so are the completions that the chosen groups lack. The
+    groups are those that a rollout without probes samples. If there are fewer such problems, there are fewer groups; if
+    there is none, the probes of the first batch are the groups, which train nothing.
+    """
+    assert config.probe_size is not None
+    probing = config.model_copy(update={"group_size": config.probe_size})
+    chosen: list[Node] = []
+    dropped: list[RolloutGroup[Turn]] = []
+    ran = ScoreStats()
+    # The stage that scores the groups runs all their programs, so its files do not depend on what this process ran.
+    cache: Cache = {}
+    waiting = list(problems)
+    while waiting and (missing := config.problems_per_iteration - len(chosen)):
+        batch, waiting = waiting[:missing], waiting[missing:]
+        probes = rollout(root_nodes(batch, probing), team, backend, probing, seed)
+        scored, stats = score(probes, team, backend.sandbox, cache, workers=workers)
+        ran.add(stats)
+        for node, probe, scored_probe in zip(root_nodes(batch, config), probes, scored, strict=True):
+            if _rewards_differ(scored_probe):
+                chosen.append(replace(node, sampled=probe.actions))
+            else:
+                dropped.append(probe)
+    if not chosen:
+        first, rest = dropped[: config.problems_per_iteration], dropped[config.problems_per_iteration :]
+        return Selection(first, rest, len(ran.ran))
+    return Selection(rollout(chosen, team, backend, config, seed), dropped, len(ran.ran))
+
+
+def _rewards_differ(group: RolloutGroup[ScoredTurn]) -> bool:
+    """Whether two joint actions that the sandbox could judge have different rewards, local ones included."""
+    rewards = [(turn.reward.total, turn.reward.local) for turn in group.turns if not turn.masked]
+    return any(reward != rewards[0] for reward in rewards)
+
+
 def _build_prompts(nodes: Sequence[Node], team: Team, backend: Backend) -> list[dict[str, Prompt]]:
     """The prompts of the acting agents, one dict for each node."""
     built = []
@@ -189,6 +267,8 @@ def write_groups(context: StageContext) -> Metrics:
     config, step = context.config, context.step
     problems, checkpoint, *parents = context.inputs
     seed = derive_seed(config.train.seed, "rollout", step.iteration, int(step.part))
+    if config.rollout.probe_size is not None:
+        return _write_selection(context, problems, checkpoint, seed)
     if parents:
         nodes = child_nodes(context.read_nodes(parents[0], read_scored), config.rollout, seed)
     else:
@@ -208,9 +288,36 @@ def write_groups(context: StageContext) -> Metrics:
     return metrics
 
 
+def _write_selection(context: StageContext, problems: Pointer, checkpoint: Pointer, seed: int) -> Metrics:
+    """Sample the groups of the problems that teach something. All sampled tokens count."""
+    config = context.config.rollout
+    train = context.load_problems(problems)["train"]
+    drawn = draw_problems(train, context.step.iteration, config.problems_per_iteration, context.config.train.seed)
+    drawn += draw_spare_problems(train, drawn, context.step.iteration, config, context.config.train.seed)
+    context.console.expect_items(config.problems_per_iteration * config.group_size * context.count_acting(0))
+    backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
+    selection = select_problems(drawn, context.team, backend, config, seed, context.resources.workers)
+    write_records(context.folder / GROUPS, selection.groups)
+    context.keep_nodes(selection.groups)
+    metrics = _measure_groups(selection.groups)
+    dropped_tokens = count_sampled(selection.dropped)
+    metrics["rollout/tokens"] += dropped_tokens
+    metrics["rollout/joint_actions"] += sum(len(group.turns) for group in selection.dropped)
+    return metrics | {
+        "rollout/probed_problems": float(len(selection.groups) + len(selection.dropped)),
+        "rollout/dropped_tokens": float(dropped_tokens),
+        "sandbox/probe_executions": float(selection.num_executions),
+    }
+
+
+def count_sampled(groups: Sequence[RolloutGroup[Turn]]) -> int:
+    """The number of tokens of all completions."""
+    return sum(len(action.token_ids) for group in groups for action in list_actions(group))
+
+
 def _measure_groups(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:
     actions = [action for group in groups for action in list_actions(group)]
-    num_tokens = sum(len(action.token_ids) for action in actions)
+    num_tokens = count_sampled(groups)
     num_cut_off = sum(action.finish_reason == "length" for action in actions)
     return (
         answer_metrics(groups)

@@ -310,15 +310,24 @@ class Updater:
         return AgentBatch(agent, kept, groups, self.memory.plan_micro_batches(agent, kept), divisor, chosen)
 
     def _find_constants(self, batches: Sequence[AgentBatch]) -> tuple[Sequence[AgentBatch], dict[str, Constants]]:
-        """Compute each agent's constant tensors before the first step: reference log-probabilities, for a KL term.
+        """Compute each agent's constant tensors before the first step.
 
-        Old log-probabilities are not among them, because the first pass over the samples computes them.
+        They are the weights of tokens, if these depend on the length of completions, and the reference
+        log-probabilities, for a KL term. Old log-probabilities are not among them, because the first pass over the
+        samples computes them.
         """
-        if not self.algo.beta:
-            return batches, {batch.agent: {} for batch in batches}
-        batches, tables = self.memory.fit_memory(batches, self.gradients.compute_reference)
-        shared = (self.gradients.share_logps(batch, table) for batch, table in zip(batches, tables, strict=True))
-        return batches, {batch.agent: {"ref_logps": logps} for batch, logps in zip(batches, shared, strict=True)}
+        constants: dict[str, Constants] = {batch.agent: {} for batch in batches}
+        if self.algo.loss_norm == "sequence_mean":
+            for batch in batches:
+                constants[batch.agent]["sample_weights"] = [
+                    torch.full((length,), sample.weight / length, device=self.policy.device)
+                    for sample, length in zip(batch.samples, batch.lengths, strict=True)
+                ]
+        if self.algo.beta:
+            batches, tables = self.memory.fit_memory(batches, self.gradients.compute_reference)
+            for batch, table in zip(batches, tables, strict=True):
+                constants[batch.agent]["ref_logps"] = self.gradients.share_logps(batch, table)
+        return batches, constants
 
     def _check_sampling_gap(self, batch: AgentBatch, sums: Tensor) -> None:
         """Refuse samples of the current weights whose log-probabilities are too far from the trainer's."""

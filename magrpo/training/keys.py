@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
     """Compute the key of a step that takes these inputs."""
-    sections = {name: list_changes(getattr(config, name)) for name in step.spec.sections}
+    names = step.spec.sections
+    if step.stage == "rollout" and config.rollout.probe_size is not None:
+        names += ("reward", "penalty", "sandbox")  # rewards of probes decide which problems it samples
+    sections = {name: list_changes(getattr(config, name)) for name in names}
     if "train" in sections and config.optim.schedule == "constant":
         # The length of the run matters only to a learning rate that decays.
         sections["train"].pop("num_iterations", None)

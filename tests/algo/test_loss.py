@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -78,13 +79,13 @@ def assert_same(ours: Tensor, terms: Tensor, values: dict[str, Tensor]) -> None:
 
 def test_the_config_offers_the_same_norms() -> None:
     norms = get_args(AlgoConfig.model_fields["loss_norm"].annotation)
-    assert [loss_divisor(norm, 1.0, 1.0, 1) for norm in norms] == [1.0, 1.0, 1.0]
+    assert [loss_divisor(norm, 1.0, 1.0, 1) for norm in norms] == [1.0, 1.0, 1.0, 1.0]
 
 
 def test_divisors_by_hand() -> None:
     # Three completions of 2, 4 and 6 tokens, at most 8 allowed.
-    got = {norm: loss_divisor(norm, 3.0, 12.0, 8) for norm in ("sequence_sum", "token_mean", "dr_grpo")}
-    assert got == {"sequence_sum": 3.0, "token_mean": 12.0, "dr_grpo": 24.0}
+    norms = ("sequence_sum", "sequence_mean", "token_mean", "dr_grpo")
+    assert [loss_divisor(norm, 3.0, 12.0, 8) for norm in norms] == [3.0, 3.0, 12.0, 24.0]
 
 
 def test_one_token_by_hand() -> None:
@@ -144,6 +145,54 @@ def test_the_clipped_surrogate(seed: int) -> None:
     unclipped, clipped = ratio * advantages, ratio.clamp(0.8, 1.3) * advantages
     assert_same(loss, -torch.minimum(unclipped, clipped) / 2.0, values)
     assert int(sums["clipped"]) == int((clipped < unclipped).sum())
+
+
+LENGTHS = st.sampled_from([(7,), (3, 4), (1, 5, 1), (2, 2, 3)])
+
+
+def with_lengths(seed: int, lengths: Sequence[int]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Inputs of completions of these lengths, with the log-probabilities now and before the update."""
+    values = inputs(seed)
+    values["advantages"] = values["advantages"][: len(lengths)].repeat_interleave(torch.tensor(lengths))
+    leaves(values)
+    logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"])
+    old = (logps + torch.randn(N, generator=torch.Generator().manual_seed(seed))).detach()
+    return values, logps, old
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@given(seed=st.integers(0, 10**6), lengths=LENGTHS)
+@settings(max_examples=20, deadline=None)
+def test_the_ratio_of_sequences(from_logits: bool, seed: int, lengths: tuple[int, ...]) -> None:
+    """Equation 5 of GSPO, arXiv 2507.18071, in which a completion counts once for each of its tokens."""
+    values, logps, old = with_lengths(seed, lengths)
+    options = LossOptions(clip_low=0.2, clip_high=0.3)
+    ratios = {"old_logps": old.float(), "lengths": torch.tensor(lengths)}
+    loss, sums = policy_loss(**values, **ratios, divisor=2.0, from_logits=from_logits, options=options)
+    terms, num_clipped = [], 0
+    for change, advantages in zip((logps - old).split(lengths), values["advantages"].split(lengths), strict=True):
+        ratio, advantage = change.mean().exp(), advantages[0]
+        clipped = ratio.clamp(0.8, 1.3)
+        terms.append(-len(change) * torch.minimum(ratio * advantage, clipped * advantage) / 2.0)
+        num_clipped += len(change) * int(clipped * advantage < ratio * advantage)
+    assert_same(loss, torch.stack(terms), values)
+    assert int(sums["clipped"]) == num_clipped
+    gap = (logps.detach() - values["sampling_logps"]).abs().sum()
+    assert float(sums["sampling_gap"]) == pytest.approx(float(gap), rel=1e-5), "not shifted with the ratio"
+
+
+@given(seed=st.integers(0, 10**6), lengths=LENGTHS)
+@settings(max_examples=20, deadline=None)
+def test_importance_weights_beside_the_ratio_of_sequences(seed: int, lengths: tuple[int, ...]) -> None:
+    """The weights are those of tokens before the update, whatever the ratio."""
+    values, logps, old = with_lengths(seed, lengths)
+    options = LossOptions(clip_low=0.99, clip_high=1e9, importance_cap=0.5)
+    ratios = {"old_logps": old.float(), "lengths": torch.tensor(lengths)}
+    loss, _ = policy_loss(**values, **ratios, divisor=2.0, options=options)
+    importance = (old - values["sampling_logps"]).exp().clamp(max=0.5)
+    means = torch.cat([change.mean().expand(len(change)) for change in (logps - old).detach().split(lengths)])
+    ratio = (means + logps - logps.detach()).exp()
+    assert_same(loss, -importance * ratio * values["advantages"] / 2.0, values)
 
 
 @given(st.integers(0, 10**6))

@@ -282,6 +282,8 @@ def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
     [unused] = load_config(path, ["critic.lr=0.1"]).list_warnings()
     assert "no effect" in unused
     assert load_config(path, ["critic.lr=0.1", "agents.0.estimator=iac"]).list_warnings() == []
+    [only_epoch] = load_config(path, ["algo.ratio=sequence"]).list_warnings()
+    assert "every ratio is 1; set algo.update_epochs" in only_epoch
     [one_epoch] = load_config(path, ["algo.loss=madpo"]).list_warnings()
     assert "never leaves the margin 0" in one_epoch
 

@@ -6,10 +6,13 @@ On a GPU they run compiled, elsewhere in Triton's interpreter.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from magrpo.algo.loss import SampledTokens, policy_loss
 from magrpo.types import Normalize
 from magrpo_kernels import (
     LossOptions,
@@ -104,6 +107,46 @@ def test_the_gradient_may_overwrite_the_logits() -> None:
         found = row_loss(rows, inputs, options, rows)
         assert torch.equal(rows, wanted)
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_the_ratio_of_sequences(from_hidden: bool) -> None:
+    """The gradient of the objective of GSPO, arXiv 2507.18071, equation 5, with both sides of the clip."""
+    lengths, advantages = (1, 4, 3, 4), (1.0, -2.0, 0.5, -1.0)
+    generator = torch.Generator().manual_seed(7)
+    hidden, head = (torch.randn(shape, generator=generator).to(DEVICE) for shape in ((12, 8), (301, 8)))
+    ids = torch.randint(301, (12,), generator=generator).to(DEVICE)
+    tokens = SampledTokens(
+        ids,
+        torch.tensor(advantages, device=DEVICE).repeat_interleave(torch.tensor(lengths, device=DEVICE)),
+        torch.zeros(12, device=DEVICE),
+        lengths=torch.tensor(lengths, device=DEVICE),
+        sample_weights=torch.tensor([1 / n for n in lengths for _ in range(n)], device=DEVICE),
+    )
+    leaf = (hidden if from_hidden else hidden @ head.T).requires_grad_()
+    logits = leaf.double() @ head.T.double() if from_hidden else leaf.double()
+    logps = logits.log_softmax(1).gather(1, ids[:, None]).squeeze(1)
+    changes = (0.5, -0.4, -0.3, 0.6)
+    noise = 0.3 * torch.randn(12, generator=generator).to(DEVICE)
+    shifted = [part - part.mean() + change for part, change in zip(noise.split(lengths), changes, strict=True)]
+    old = (logps.detach() - torch.cat(shifted)).float()
+
+    terms, sides = [], []
+    for change, advantage in zip((logps - old).split(lengths), advantages, strict=True):
+        ratio = change.mean().exp()
+        clipped = ratio.clamp(0.8, 1.2)
+        terms.append(-torch.minimum(ratio * advantage, clipped * advantage) / 4)
+        sides.append(bool(clipped * advantage < ratio * advantage))
+    assert sides == [True, True, False, False]
+    (wanted,) = torch.autograd.grad(torch.stack(terms).sum(), leaf)
+
+    loss_of = partial(group_policy_loss, leaf, head) if from_hidden else partial(policy_loss_from_logits, leaf)
+    options = LossOptions(clip_low=0.2, clip_high=0.2, impl="triton")
+    loss, sums, _ = policy_loss(loss_of, replace(tokens, old_logps=old), options, divisor=4.0)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(sum(terms).detach()), rel=1e-4)
+    assert int(sums["clipped"]) == 1 + 4
 
 
 def test_the_loss_from_hidden_states_repeats_to_the_last_bit() -> None:

@@ -110,7 +110,15 @@ class ThreadRanks:
         return add_in_pairs([branches[rank].clone() for rank in owners])
 
 
-@pytest.mark.parametrize("algo", [{}, {"update_epochs": 2, "beta": 0.1}, {"update_epochs": 2, "loss": "madpo"}])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        {},
+        {"update_epochs": 2, "beta": 0.1},
+        {"update_epochs": 2, "ratio": "sequence", "loss_norm": "sequence_mean"},
+        {"update_epochs": 2, "loss": "madpo"},
+    ],
+)
 @pytest.mark.parametrize(("lanes", "count"), [(1, 2), (2, 2), (2, 4)])
 def test_ranks_take_the_steps_of_one_process(
     base: Path, dump: Path, lanes: int, count: int, algo: dict[str, Any]

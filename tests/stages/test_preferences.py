@@ -182,6 +182,8 @@ def test_a_run_learns_preferences(tmp_path: Path) -> None:
         (["algo.estimator=iac"], "algo.estimator: preferences need no critic"),
         (["env.num_turns=2"], 'rollout.tree: with several turns, pairs at every turn need tree = "full"'),
         (["algo.normalize=std"], "algo.normalize"),
+        (["algo.ratio=sequence"], "algo.ratio = .* preferences take no ratio"),
+        (["algo.loss_norm=sequence_mean"], "margins add up tokens"),
         (["algo.beta=0.1"], "algo.beta adds a second penalty"),
         (["train.lag=1", "algo.importance_cap=2"], "train.lag: .*; algo.importance_cap would weigh tokens"),
     ],

@@ -56,7 +56,7 @@ def test_the_gradient_alone_is_the_one_that_an_update_takes_and_changes_nothing(
     assert not any(bool(value.any()) for value in idle.values())
 
 
-@pytest.mark.parametrize("norm", ["sequence_sum", "token_mean", "dr_grpo"])
+@pytest.mark.parametrize("norm", ["sequence_sum", "sequence_mean", "token_mean", "dr_grpo"])
 @pytest.mark.parametrize("options", [{}, {"beta": 0.1}, {"update_epochs": 2}])
 def test_copies_that_share_a_weight_count_as_one(base: Path, dump: Path, norm: str, options: dict[str, Any]) -> None:
     """So the many completions of a later turn of a tree weigh as much as the few of the first one."""

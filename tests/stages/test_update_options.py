@@ -82,6 +82,38 @@ def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> Non
     assert 0.0 <= metrics["update/main/clip_frac"] <= 1.0
 
 
+@pytest.mark.parametrize("norm", ["sequence_mean", "sequence_sum"])
+@pytest.mark.parametrize("beta", [0.0, 0.2])
+def test_the_ratio_of_sequences_is_that_of_gspo(any_base: Path, dump: Path, norm: str, beta: float) -> None:
+    """The second step takes the gradient of the objective of arXiv 2507.18071, equation 5, written out."""
+    samples = make_samples()
+    algo = {"loss_norm": norm, "beta": beta}
+    ratio = {"update_epochs": 2, "ratio": "sequence", "clip_low": 0.15, "clip_high": 0.25}
+    updater = make(any_base, dump, algo=algo | ratio, micro_batch_tokens=60)
+    old = [naive_logps(updater, "main", s).detach() for s in samples]
+    passes: list[bool] = []
+    with before_each_pass(updater, lambda: passes.append(torch.is_grad_enabled())):
+        steps = gradients_used(updater, samples)
+    trained = [sample for sample in samples if sample.advantage or beta]
+    num_batches = len(updater.memory.plan_micro_batches("main", trained))
+    assert passes == [False] * (num_batches if beta else 0) + [True] * 2 * num_batches, "no pass only for the ratios"
+
+    # The second step started from the weights that one on-policy step leaves.
+    stepped = make(any_base, dump, algo=algo, micro_batch_tokens=60)
+    assert_equal(gradients_used(stepped, samples)[0], steps[0])
+    terms, sides = [], []
+    for sample, before in zip(samples, old, strict=True):
+        length = len(sample.completion_ids) if norm == "sequence_sum" else 1
+        s = (naive_logps(stepped, "main", sample) - before).mean().exp()
+        clipped = s.clamp(0.85, 1.25)
+        sides.append(bool(clipped * sample.advantage < s * sample.advantage))
+        terms.append(-length * torch.minimum(s * sample.advantage, clipped * sample.advantage))
+        if beta:
+            terms.append(beta * summed_kl(stepped, [sample]) * length / len(sample.completion_ids))
+    assert set(sides) == {True, False}
+    assert_close(steps[1], naive_gradient(stepped, "main", torch.stack(terms).sum() / len(samples)))
+
+
 @pytest.mark.parametrize("weights", ["lora", "full"])
 def test_the_kl_term_pulls_towards_the_untrained_policy(any_base: Path, dump: Path, weights: str) -> None:
     samples = make_samples()

@@ -104,6 +104,12 @@ def test_several_epochs_clip(config: Path) -> None:
     assert metrics["update/main/clip_frac"] > 0
 
 
+def test_several_epochs_clip_whole_completions(config: Path) -> None:
+    clip = ["algo.ratio=sequence", "algo.clip_low=0.001", "algo.clip_high=0.001"]
+    metrics = metrics_of(config, "algo.update_epochs=3", *clip, "algo.loss_norm=sequence_mean", "optim.lr=0.05")
+    assert metrics["update/main/clip_frac"] > 0
+
+
 def test_one_agent_is_trained_by_the_same_code(config: Path) -> None:
     text = config.read_text()
     first, second = text.index("[[agents]]"), text.rindex("[[agents]]")
