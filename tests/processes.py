@@ -1,7 +1,7 @@
 """Waiting for processes and for conditions."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import psutil
@@ -17,24 +17,22 @@ def assert_all_end(processes: Collection[psutil.Process]) -> None:
     assert not alive, f"still running: {alive}"
 
 
-def find_actors(kind: str) -> list[psutil.Process]:
-    """The Ray actors of the class ``kind`` below this process."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended
-            if process.cmdline() and process.cmdline()[0].startswith(f"ray::{kind}"):
-                found.append(process)
-    return found
+def read_command(process: psutil.Process) -> list[str]:
+    """The command line of a process; empty if it has ended, waited for or not."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
 
 
-def find_running(processes: Sequence[psutil.Process], module: str) -> list[psutil.Process]:
+def find_actors(kind: str, pid: int | None = None) -> list[psutil.Process]:
+    """The Ray actors of the class ``kind`` below a process, by default this one."""
+    family = psutil.Process(pid).children(recursive=True)
+    return [process for process in family if " ".join(read_command(process)).startswith(f"ray::{kind}")]
+
+
+def find_running(processes: Iterable[psutil.Process], module: str) -> list[psutil.Process]:
     """The processes that run ``python -m module``."""
-    found = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):  # a zombie has no command, either
-            if process.cmdline()[1:3] == ["-m", module]:
-                found.append(process)
-    return found
+    return [process for process in processes if read_command(process)[1:3] == ["-m", module]]
 
 
 def wait_until(condition: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ from magrpo.config.place import Place
 from magrpo.plugins import ConfigError
 from magrpo.process.ports import find_free_ports
 from tests.cluster.clusters import add_node, open_cluster
-from tests.processes import assert_all_end
+from tests.processes import assert_all_end, find_actors
 
 # A driver that starts an actor with a child of its own, prints that it has, and waits.
 DRIVER = """
@@ -127,7 +127,7 @@ def test_nothing_survives_kill_9_of_the_driver() -> None:
             assert driver.stdout is not None
             assert driver.stdout.readline() == "started\n"
             family = psutil.Process(driver.pid).children(recursive=True)
-            assert any("ray::Parent" in " ".join(process.cmdline()) for process in family)
+            assert find_actors("Parent", driver.pid)
             driver.kill()
             driver.wait()
             assert_all_end(family)
