@@ -588,6 +588,18 @@ class RunConfig(Section):
         return agent.estimator or self.algo.estimator
 
     @property
+    def method(self) -> str:
+        """The name of the training method, such as ``MAGRPO``, or ``IAC + MAGRPO`` if agents differ.
+
+        Of a single agent it is the method's name without the prefix for multi-agent: ``GRPO`` for ``magrpo``.
+        """
+        if self.algo.loss == "madpo":
+            return "MADPO"
+        trained = [agent for agent in self.agents if agent.trained] or self.agents
+        name = " + ".join(sorted({self.estimator_of(agent) for agent in trained})).upper()
+        return name.removeprefix("MA") if len(self.agents) == 1 else name
+
+    @property
     def trains_critics(self) -> bool:
         """Whether the estimator of a trained agent has a critic."""
         return any(agent.trained and ESTIMATORS[self.estimator_of(agent)].critic != "none" for agent in self.agents)

@@ -21,6 +21,8 @@ from magrpo.tracking.wall_time import read_run_records
 
 CARD = "README.md"
 _FIRST_PORT = 8000
+_SOURCES = {"MAGRPO": "2508.04652", "GRPO": "2402.03300", "IAC": "2601.21972", "MAAC": "2601.21972"}
+"""The arXiv number of the paper that a method comes from; cards of other methods cite none."""
 
 
 def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
@@ -60,6 +62,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         title=title,
         fetch=fetch,
         config=config,
+        source=_SOURCES.get(config.method),
         dtype=team.dtype,
         iteration=team.iteration,
         parent=describe_start(store),

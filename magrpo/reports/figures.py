@@ -60,7 +60,7 @@ def closing_table(
     table = Table(box=box.SIMPLE_HEAD, title=title)
     table.add_column("")
     for title in columns:
-        table.add_column(title.replace(" (", "\n(").replace("MAGRPO, ", "MAGRPO,\n"), justify="right")
+        table.add_column(title.replace(" (", "\n(").replace("after ", "after\n"), justify="right")
     last = reports[-1].summary
     for key in sort_summary_keys(last):
         split, mode = key.split("/")
@@ -101,7 +101,7 @@ def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalR
     """Return the evaluations before training (titled ``start``) and after it, by title, as far as they exist."""
     first, last = reports[0], reports[-1]
     before = {start: first} if first.policy_version == 0 else {}
-    after = {f"MAGRPO, {format_count(last.policy_version, 'iterations')}": last} if last.policy_version else {}
+    after = {f"after {format_count(last.policy_version, 'iterations')}": last} if last.policy_version else {}
     return before | after
 
 

@@ -33,7 +33,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     )
     iterations = format_count(config.train.num_iterations, "iterations")
     summary = (
-        f"**MAGRPO** on `{config.problems.kind}`, agents {agents}, {iterations}, "
+        f"**{config.method}** on `{config.problems.kind}`, agents {agents}, {iterations}, "
         f"seed {config.train.seed}. {_STATES[status]}."
     )
     lines = [summary, ""]

@@ -43,6 +43,22 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
     assert config.train.seed == 0
 
 
+@pytest.mark.parametrize(
+    ("example", "changes", "method"),
+    [
+        ("embedded", [], "MAGRPO"),
+        ("embedded", ["algo.estimator=maac"], "MAAC"),
+        ("embedded", ["agents.main.estimator=iac"], "IAC + MAGRPO"),
+        ("embedded", ["algo.loss=madpo", "algo.update_epochs=2"], "MADPO"),
+        ("embedded_grpo", [], "GRPO"),
+        ("embedded_grpo", ["algo.estimator=iac"], "IAC"),
+    ],
+)
+def test_a_run_is_called_by_its_method(example: str, changes: list[str], method: str) -> None:
+    [path] = [path for path in CONFIGS if path.stem == example]
+    assert load_config(path, changes).method == method
+
+
 def test_an_agent_is_numbered_or_named(path: Path) -> None:
     config = load_config(
         path, ["agents.m.model=of main", "agents.0.model=of helper", "agents.h.name=x", "agents.1.lr=2"]

@@ -66,7 +66,7 @@ def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport])
     assert list(first.columns) == [
         "",
         "before training",
-        "MAGRPO, 5 iterations",
+        "after 5 iterations",
         "gain, paired by problem",
     ]
     lines = {line[0]: line[1:] for line in first.rows}
