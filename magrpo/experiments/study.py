@@ -183,12 +183,19 @@ def _check_comparable(study: Study, arm: Arm, first: RunConfig, other: RunConfig
     where, reference = f"{study.path}: arm {arm.name!r}", study.config.arms[0].name
     if first.problems != other.problems:
         raise ConfigError(f"{where} has other problems than {reference!r}, so the two cannot be compared")
-    rewards = [(config.reward.kind, dict(config.reward.maxima), config.penalty) for config in (first, other)]
-    if study.config.quantity == "return" and rewards[0] != rewards[1]:
+    if study.config.quantity == "return" and not _score_alike(first, other):
         raise ConfigError(
             f"{where} has another reward or penalty than {reference!r}, so their returns cannot be compared; set "
             f'outcome = "{study.config.outcome.replace("return", "pass_at_1")}"'
         )
+
+
+def _score_alike(first: RunConfig, other: RunConfig) -> bool:
+    """Whether equal texts earn equal rewards, whoever wrote them: ``writing`` and ``writing_solo`` score alike."""
+    one, two = first.reward, other.reward
+    are_related = isinstance(one, type(two)) or isinstance(two, type(one))
+    values = [reward.model_dump() | {"kind": ""} for reward in (one, two)]
+    return are_related and one.maxima == two.maxima and values[0] == values[1] and first.penalty == other.penalty
 
 
 def fix_study(study: Study) -> dict[str, Any]:

@@ -30,7 +30,7 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         (["train", "embeded"], f"embeded: no such file; did you mean 'embedded'? {SHIPPED}"),
         (["train", "nowhere/embedded.toml"], "nowhere/embedded.toml: no such file; did you mean 'embedded'?"),
         (["evaluate", "zzz.toml"], "zzz.toml: no such file"),
-        (["study", "tinny"], "tinny: no such file; did you mean 'tiny'? shipped studies: coopcode, tiny"),
+        (["study", "tinny"], "tinny: no such file; did you mean 'tiny'? shipped studies: coopcode, posts, tiny"),
         (["train", "run.tml"], "run.tml: no such file; did you mean run.toml?"),
         (["train", "embedded", "--seed", "1"], "--seed. Keys of the configuration are written train.seed=1 or eval."),
         (
