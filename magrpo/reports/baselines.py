@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
+from magrpo.algo.stats import cross_play_values, crossed_interval
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.reports import figures
 from magrpo.reports.charts import Panel, dot_panel
@@ -299,14 +300,9 @@ class BaselineTable:
         runs = list(dict.fromkeys(first for first, _ in returns))
         if len(runs) < 2 or len(returns) < len(runs) ** 2 or self._num_runs > 1:
             return
-        less_mixed = []
-        for run in runs:
-            mixed = [means for pair, means in returns.items() if run in pair and pair != (run, run)]
-            less_mixed.append(
-                {task_id: own - fmean(means[task_id] for means in mixed) for task_id, own in returns[run, run].items()}
-            )
-        difference = interval_over_seeds(less_mixed, self.config.eval.seed)
-        assert difference is not None, "rows are evaluated on the same problems"
+        tasks = returns[runs[0], runs[0]]  # rows are evaluated on the same problems
+        values = cross_play_values([[[returns[a, b][task_id] for task_id in tasks] for b in runs] for a in runs])
+        difference = crossed_interval(values, self.config.eval.seed)
         shown = figures.hide_interval(figures.format_difference(difference), len(runs))
         maximum = _name_maximum(self._ranked_quantity)
         role = self.rows[0].row.env.roles()[0]

@@ -13,6 +13,7 @@ from magrpo.algo.stats import (
     adjust_holm,
     bootstrap_difference,
     bootstrap_interval,
+    cross_play_values,
     crossed_interval,
     mean_over_budget,
     paired_p_value,
@@ -258,3 +259,32 @@ def test_area_under_a_curve_by_hand() -> None:
     unequal = [(0, 0.0), (7, 0.07), (63, 0.63), (110, 1.1)]
     assert mean_over_budget(every_ten, 90) == pytest.approx(mean_over_budget(unequal, 90)), "one line, two grids"
     assert mean_over_budget([(0, 1.0), (20, 1.0)], 20) == 1.0, "it ends at the budget exactly"
+
+
+def test_cross_play_values_are_those_of_a_jackknife() -> None:
+    """Each is K times the difference of all runs less K - 1 times that of the others, so their mean is the difference."""
+
+    def subtract_mixed(returns: np.ndarray) -> np.ndarray:
+        is_own = np.eye(len(returns), dtype=bool)
+        return returns[is_own].mean(axis=0) - returns[~is_own].mean(axis=0)
+
+    returns = np.random.default_rng(0).random((4, 4, 3))
+    values = np.array(cross_play_values(returns.tolist()))
+    for run in range(4):
+        others = np.delete(np.delete(returns, run, axis=0), run, axis=1)
+        np.testing.assert_allclose(values[run], 4 * subtract_mixed(returns) - 3 * subtract_mixed(others))
+    np.testing.assert_allclose(values.mean(axis=0), subtract_mixed(returns))
+    two = np.array(cross_play_values(returns[:2, :2].tolist()))
+    np.testing.assert_allclose(two.mean(axis=0), subtract_mixed(returns[:2, :2]))
+
+
+def test_the_interval_of_cross_play_covers_new_runs() -> None:
+    """Teams share their runs. Their difference is 0 here; an interval that took teams as independent would miss it."""
+    generator = np.random.default_rng(derive_seed("coverage of cross-play"))
+    hits = 0
+    for _ in range(2000):
+        first, second = generator.normal(0, 0.1, (2, 5))  # how well each run's agents play in either role
+        returns = first[:, None, None] + second[None, :, None] + generator.normal(0, 0.05, (5, 5, 1))
+        interval = crossed_interval(cross_play_values(returns.tolist()), 0)
+        hits += interval.low <= 0 <= interval.high
+    assert 0.93 <= hits / 2000 <= 0.98
