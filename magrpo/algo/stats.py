@@ -76,23 +76,25 @@ def crossed_interval(values: Sequence[Sequence[float]], seed: int) -> Interval:
 
 
 def cross_play_values(returns: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """Subtract the teams of two runs from the teams of one: values of each run and problem for :func:`crossed_interval`.
+    """Subtract teams of two runs from teams of one: values of each run and problem, for :func:`crossed_interval`.
 
-    ``returns``, ``(K, K, P)``: on each of P problems, the return of the team whose first agent is from the run of the
-    row and whose others are from that of the column; two runs at least. The mean over runs of the result, ``(K, P)``, is
-    the mean of the diagonal less that of the rest. A run is in ``2 (K - 1)`` mixed teams, which are not independent, so
+    ``returns``, ``(K, K, P)``: the return on each of P problems of the team whose first agent is from the run of the
+    row and whose others are from that of the column; two runs at least. The mean over runs of the result, ``(K, P)``,
+    is the mean of the diagonal less that of the rest. The ``2 (K - 1)`` mixed teams of a run are not independent, so
     the values are the jackknife's pseudo-values: K times the difference less K - 1 times that without the run (Arvesen
     1969, Annals of Mathematical Statistics 40). Two runs have one pair, which tells nothing about others.
     """
     table = np.asarray(returns, dtype=float)
     num_runs = len(table)
-    assert num_runs > 1 and table.shape[1] == num_runs, "every pair of two runs at least"
+    assert table.shape[1] == num_runs > 1, "every pair of two runs at least"
     own = np.einsum("kkp->kp", table)
     mixed = table.sum(axis=(0, 1)) - own.sum(axis=0)  # (P,), the sum over mixed teams
-    if num_runs == 2:
-        return (own - mixed / 2).tolist()
     with_run = table.sum(axis=0) + table.sum(axis=1) - 2 * own  # (K, P), the sum over the mixed teams of each run
-    return (own - mixed / (num_runs - 1) + (mixed - with_run) / (num_runs - 2)).tolist()
+    if num_runs == 2:
+        values = own - mixed / 2
+    else:
+        values = own - mixed / (num_runs - 1) + (mixed - with_run) / (num_runs - 2)
+    return [[float(value) for value in of_run] for of_run in values]
 
 
 def bootstrap_difference(minuend: Sequence[float], subtrahend: Sequence[float], seed: int) -> Interval:

@@ -262,7 +262,7 @@ def test_area_under_a_curve_by_hand() -> None:
 
 
 def test_cross_play_values_are_those_of_a_jackknife() -> None:
-    """Each is K times the difference of all runs less K - 1 times that of the others, so their mean is the difference."""
+    """Each is K times the difference of all runs less K - 1 times that of the others; their mean is the difference."""
 
     def subtract_mixed(returns: np.ndarray) -> np.ndarray:
         is_own = np.eye(len(returns), dtype=bool)
