@@ -90,11 +90,8 @@ def cross_play_values(returns: Sequence[Sequence[Sequence[float]]]) -> list[list
     own = np.einsum("kkp->kp", table)
     mixed = table.sum(axis=(0, 1)) - own.sum(axis=0)  # (P,), the sum over mixed teams
     with_run = table.sum(axis=0) + table.sum(axis=1) - 2 * own  # (K, P), the sum over the mixed teams of each run
-    if num_runs == 2:
-        values = own - mixed / 2
-    else:
-        values = own - mixed / (num_runs - 1) + (mixed - with_run) / (num_runs - 2)
-    return [[float(value) for value in of_run] for of_run in values]
+    less = mixed / 2 if num_runs == 2 else mixed / (num_runs - 1) - (mixed - with_run) / (num_runs - 2)
+    return [[float(value) for value in of_run] for of_run in own - less]
 
 
 def bootstrap_difference(minuend: Sequence[float], subtrahend: Sequence[float], seed: int) -> Interval:
