@@ -19,6 +19,7 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.gateway.player import open_player
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
+from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit
@@ -71,7 +72,19 @@ def train_iteration(config: RunConfig, updater: Updater, backend: Backend, itera
 
 
 def run_once(config: RunConfig) -> Iteration:
-    """Open everything that an iteration needs, run the first one, and print the change."""
+    """Open everything that an iteration needs, run the first one, and print the change.
+
+    Raises ConfigError if the iteration has steps that this page leaves out.
+    """
+    left_out = {
+        "critics": config.trains_critics,
+        "MADPO": config.algo.loss == "madpo",
+        "probes": config.rollout.probe_size is not None,
+    }
+    if found := [name for name, is_used in left_out.items() if is_used]:
+        raise ConfigError(
+            f"one_iteration.py leaves out {' and '.join(found)}: run `magrpo train` with this configuration"
+        )
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
     before = {name: flat_weights(policy, name) for name in policy.agents}
     with (
@@ -98,4 +111,7 @@ def flat_weights(policy: Policy, agent: str) -> Tensor:
 
 
 if __name__ == "__main__":
-    run_once(load_config(CONFIG, ["engine.kind=transformers", *sys.argv[1:]]))
+    try:
+        run_once(load_config(CONFIG, ["engine.kind=transformers", *sys.argv[1:]]))
+    except ConfigError as error:
+        sys.exit(str(error))

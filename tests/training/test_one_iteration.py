@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magrpo.config.run import load_config
+from magrpo.plugins import ConfigError
 from magrpo.training.one_iteration import CONFIG, run_once
 
 TINY = [
@@ -25,3 +26,12 @@ def test_one_iteration_changes_the_weights_of_both_agents(capsys: pytest.Capture
         assert metrics[f"update/{agent}/grad_norm"] > 0
         assert f"{agent}: groups without signal" in shown
     assert run_once(config).metrics == metrics
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [("algo.estimator=iac", "critics"), ("algo.loss=madpo", "MADPO"), ("rollout.probe_size=2", "probes")],
+)
+def test_what_the_page_leaves_out_is_refused(change: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"leaves out {name}: run `magrpo train`"):
+        run_once(load_config(CONFIG, [*TINY, change]))
