@@ -54,7 +54,7 @@ def open_samplers(cluster: Cluster, config: RunConfig, policy: Policy, count: in
         engine.close()
 
 
-def make_requests(prompts: int = 12, siblings: int = 4) -> list[Request]:
+def make_requests(prompts: int = 6, siblings: int = 4) -> list[Request]:
     return [
         Request(agent, tuple(range(3, 6 + prompt)), LONG, seed=1000 * prompt + sibling)
         for prompt in range(prompts)
