@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ from magrpo.config.run import load_config
 from magrpo.planning.fit import find_misfits
 from magrpo.plugins import ConfigError
 from magrpo.run.files import CRITICS, read_scored, read_values, samples_file
-from magrpo.run.store import RunStore, read_records
+from magrpo.run.store import read_records
 from magrpo.types import Sample
 from pipelines.cli import main
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
-from tests.training.test_resume import Runs, die
+from tests.training.test_resume import Runs, die_after_commit
 
 CRITIC = ["rollout.group_size=1", "agents.0.estimator=iac", "agents.1.estimator=maac"]
 
@@ -30,18 +31,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     with blank_pictures():
         assert main(runs.arguments("whole")) == 0
     return runs
-
-
-def die_after_second_critic() -> None:
-    commit = RunStore.commit
-
-    def commit_and_die(*arguments: object) -> object:
-        pointer = commit(*arguments)  # type: ignore[arg-type]
-        if pointer["dir"].endswith("00002/critic"):
-            die()
-        return pointer
-
-    RunStore.commit = commit_and_die  # type: ignore[method-assign,assignment]
 
 
 def test_advantages_are_distances_to_the_values(runs: Runs) -> None:
@@ -85,7 +74,7 @@ def test_two_turns_hold_values_of_the_second(tmp_path: Path) -> None:
 
 def test_a_killed_run_goes_on_bit_for_bit_and_so_does_one_from_its_critic(runs: Runs) -> None:
     whole = runs.outcome("whole")
-    assert runs.train("killed", die_after_second_critic) == -signal.SIGKILL
+    assert runs.train("killed", partial(die_after_commit, "00002/critic")) == -signal.SIGKILL
     for flags in ([], ["--from-stage", "critic:2"]):
         with blank_pictures():
             assert main([*runs.arguments("killed"), *flags]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from magrpo.config.run import RolloutConfig, load_config
 from magrpo.plugins import ConfigError
 from magrpo.run.files import read_scored
 from magrpo.run.steps import STAGES, Step
-from magrpo.run.store import RunStore
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.prepare import draw_spare_problems
 from magrpo.stages.rollout import Selection, rollout, root_nodes, select_problems
@@ -25,7 +25,7 @@ from pipelines.cli import main
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, render
 from tests.pipelines.micro import blank_pictures, write_config
 from tests.stages.test_rollout import AGENTS
-from tests.training.test_resume import Runs, die
+from tests.training.test_resume import Runs, die_after_commit
 
 PROBLEMS = [Problem(f"t/{i}", f"p{i}", "f", "t") for i in range(12)]
 TEAM = Team(AGENTS, LengthEnv(), PassReward())
@@ -139,18 +139,6 @@ def test_what_cannot_be_probed_is_refused(tmp_path: Path, overrides: list[str], 
         load_config(write_config(tmp_path), ["rollout.probe_size=2", *overrides])
 
 
-def die_after_second_rollout() -> None:
-    commit = RunStore.commit
-
-    def commit_and_die(*arguments: object) -> object:
-        pointer = commit(*arguments)  # type: ignore[arg-type]
-        if pointer["dir"].endswith("00002/rollout.0"):
-            die()
-        return pointer
-
-    RunStore.commit = commit_and_die  # type: ignore[method-assign,assignment]
-
-
 def test_a_run_counts_all_tokens_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     overrides = ["rollout.probe_size=2", "rollout.max_draws=3", "tracking.traces=0"]
     runs = Runs(tmp_path, [str(write_config(tmp_path, iterations=2)), *overrides])
@@ -163,7 +151,7 @@ def test_a_run_counts_all_tokens_and_goes_on_bit_for_bit(tmp_path: Path) -> None
         found = metrics[f"{iteration:05d}/rollout.0"]
         assert found["rollout/tokens"] == kept + found["rollout/dropped_tokens"]
         assert found["rollout/groups"] <= found["rollout/probed_problems"] <= 6
-    assert runs.train("killed", die_after_second_rollout) == -signal.SIGKILL
+    assert runs.train("killed", partial(die_after_commit, "00002/rollout.0")) == -signal.SIGKILL
     for flags in ([], ["--from-stage", "rollout:2"]):
         with blank_pictures():
             assert main([*runs.arguments("killed"), *flags]) == 0

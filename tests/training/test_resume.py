@@ -44,13 +44,15 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_after_commit() -> None:
-    """As soon as a stage is in place."""
+def die_after_commit(folder: str = "") -> None:
+    """As soon as the output of a step is in place: of any, or of the one whose folder ends with ``folder``."""
     commit = RunStore.commit
 
-    def commit_and_die(*arguments: object) -> None:
-        commit(*arguments)  # type: ignore[arg-type]
-        die()
+    def commit_and_die(*arguments: object) -> object:
+        pointer = commit(*arguments)  # type: ignore[arg-type]
+        if pointer["dir"].endswith(folder):
+            die()
+        return pointer
 
     RunStore.commit = commit_and_die  # type: ignore[method-assign,assignment]
 
