@@ -333,6 +333,7 @@ def study(
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     root: Root | None = None,
     place: GivenPlace | None = None,
+    workers: Positive = 1,
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -345,6 +346,7 @@ def study(
         file: TOML file of the study, or the name of a shipped study.
         name: Name of the study and prefix of its runs' names; by default the file's name.
         dry_run: Check the study, its problems and models, and list its runs; train nothing.
+        workers: How many runs to execute side by side, each in a process of its own.
         local: Run without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
@@ -352,7 +354,7 @@ def study(
     from pipelines.commands.study import list_runs, start_study
 
     chosen = load_study(file, name, root, locate_config)
-    return list_runs(chosen) if dry_run else start_study(chosen, place, local=local)
+    return list_runs(chosen) if dry_run else start_study(chosen, place, workers, local=local)
 
 
 @app.command(usage="Usage: magrpo evaluate RUN [KEY=VALUE...] [OPTIONS]", help_epilogue="", **place_in_help("evaluate"))

@@ -1,22 +1,18 @@
-"""Studies: which runs a study has, in which order they are executed, and what is fixed before the first of them.
+"""Studies: which runs a study has, and what is fixed before the first of them.
 
-The folder ``<root>/studies/<name>`` holds ``study.json``, a copy of everything that was fixed. Each run's own directory
-shows whether it is finished, so starting a study again goes on where it stopped. This module does not import Prefect.
+The folder ``<root>/studies/<name>`` holds ``study.json``, a copy of everything that was fixed, and ``study.csv``, the
+evaluations of all finished runs. A run is finished if its own directory shows it or, once that is deleted, the table
+does. :mod:`magrpo.experiments.study_runs` executes the runs.
 """
 
 import json
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-from rich.console import Console
 
 from magrpo.config.place import Place
 from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
@@ -24,13 +20,11 @@ from magrpo.config.study import Arm, StudyConfig, name_reported_run
 from magrpo.files.writing import atomic_write
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, read_toml, validate_config
-from magrpo.reports.study import StudiedRun, StudyReport, read_studied_run
+from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
 from magrpo.run.config_diff import flatten_tree
-from magrpo.run.files import is_finished, keep_place, read_place
+from magrpo.run.files import is_finished
 from magrpo.run.manifest import digest
 from magrpo.run.store import RunStore, check_run_name, read_json
-from magrpo.tracking.mlflow_runs import PARENT_TAG, STUDY_TAG, MlflowTracker
-from magrpo.tracking.outbox import Outbox
 
 FIXED = "study.json"
 _LOCATIONS = ("root", "tracking.", "notify.")
@@ -103,24 +97,36 @@ class Study:
             pilots = [run for run in self.list_pilots() if run.arm is arm]
             if not pilots:
                 rates[arm.name] = candidates[0] if candidates else None
-            elif all(is_finished(self.find_store(run.run_id)) for run in pilots):
-                for run in pilots:
-                    assert run.rate is not None, "a pilot tries a rate"
-                    outcomes[run.rate].append(self._read(run).measure(self.config, self._budget(run)))
+                continue
+            for run in self._read_finished(pilots):
+                assert run.rate is not None, "a pilot tries a rate"
+                outcomes[run.rate].append(run.measure(self.config, self.config.pilot_tokens))
+            if sum(map(len, outcomes.values())) == len(pilots):
                 rates[arm.name] = max(candidates, key=lambda rate: fmean(outcomes[rate]))
         return rates
 
     def read_finished(self, rates: Mapping[str, float | None]) -> list[StudiedRun]:
         """Read the finished runs, pilots first; ``rates`` are those that :meth:`choose_rates` chose."""
-        reported = [
-            StudyRun(arm, seed, rates[arm.name], False, name)
-            for arm, seed, name in self.list_reported()
-            if arm.name in rates
-        ]
-        return [self._read(run) for run in [*self.list_pilots(), *reported] if is_finished(self.find_store(run.run_id))]
+        return self._read_finished([*self.list_pilots(), *self.list_ready(rates)])
 
-    def _read(self, run: StudyRun) -> StudiedRun:
-        return read_studied_run(self.find_store(run.run_id), run.arm.name, run.seed, run.rate, is_pilot=run.is_pilot)
+    def list_ready(self, rates: Mapping[str, float | None]) -> list[StudyRun]:
+        """List the reported runs of the arms whose rates are known."""
+        ready = [(arm, seed, name) for arm, seed, name in self.list_reported() if arm.name in rates]
+        return [StudyRun(arm, seed, rates[arm.name], False, name) for arm, seed, name in ready]
+
+    def is_finished(self, run: StudyRun) -> bool:
+        return bool(self._read_finished([run]))
+
+    def _read_finished(self, runs: Sequence[StudyRun]) -> list[StudiedRun]:
+        table = read_table(self.folder)
+        found = []
+        for run in runs:
+            store, known = self.find_store(run.run_id), table.get(run.run_id)
+            if is_finished(store):
+                found.append(read_studied_run(store, run.arm.name, run.seed, run.rate, is_pilot=run.is_pilot))
+            elif known is not None and known.rate == run.rate and not store.exists():
+                found.append(known)
+        return found
 
     def _budget(self, run: StudyRun) -> int:
         return self.config.pilot_tokens if run.is_pilot else self.config.tokens
@@ -208,6 +214,10 @@ def fix_study(study: Study) -> dict[str, Any]:
         taken = [name for _, _, name in study.list_reported()] + [run.run_id for run in study.list_pilots()]
         if clash := next((name for name in taken if RunStore(study.root, name).exists()), None):
             raise ConfigError(f"run {clash} exists in {study.root}: choose another --name for the study")
+        if (table := study.folder / TABLE).exists():
+            raise ConfigError(
+                f"{table}: no {FIXED} beside it says what was fixed before its runs; copy both, or neither"
+            )
         first = {"when": f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}", "digest": digest(now), "fixed": now}
         study.folder.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(first, indent=1).encode())
@@ -232,74 +242,3 @@ def check_study_place(study: Study, place: Place | None) -> None:
     if place is not None:
         for run in study.list_samples():
             check_place(study.configure_run(run), place)
-
-
-def run_study(study: Study, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
-    """Execute the unfinished runs in turn, pilots first, even after failures; return the reason of each failure.
-
-    Then prints and writes the report. An arm begins only when its pilots are finished, all of them, because a rate that
-    was chosen without some of them might change later.
-    """
-    record = fix_study(study)
-    pilots, reported = study.list_pilots(), study.list_reported()
-    some_config = study.configure_run(study.list_samples()[0])
-    open_tracker = partial(MlflowTracker, some_config.tracking, study.root, study.name, study.folder, STUDY_TAG)
-    parent = open_tracker()
-    parent.record_start()
-    parent.params({"digest": record["digest"], **record["fixed"]})
-    parent.flush()  # before the runs, which look the parent up
-    failures: dict[str, str] = {}
-    total, status = len(pilots) + len(reported), "FAILED"
-    execute = partial(_execute_run, study, run_one, console, failures)
-    try:
-        for number, pilot in enumerate(pilots, 1):
-            execute(f"[{number}/{total}]", pilot)
-        rates = study.choose_rates()
-        for number, (arm, seed, name) in enumerate(reported, len(pilots) + 1):
-            if arm.name in rates:
-                execute(f"[{number}/{total}]", StudyRun(arm, seed, rates[arm.name], False, name))
-            else:
-                failures[name] = "not started: pilots of its arm are not finished"
-        status = "FAILED" if failures else "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        console.quiet = False  # --quiet hides the progress of the runs, not the result
-        parent = open_tracker()
-        rates = study.choose_rates()
-        report = StudyReport(study.name, study.config, study.read_finished(rates), rates, failures, record)
-        for path in report.write_files(study.folder):
-            parent.artifact(path, "study")
-        report.print(console, study.folder)
-        parent.close(status)
-    return failures
-
-
-def _execute_run(
-    study: Study,
-    run_one: Callable[[RunStore], object],
-    console: Console,
-    failures: dict[str, str],
-    number: str,
-    run: StudyRun,
-) -> None:
-    """Execute a run unless it is finished; a failure is printed and noted."""
-    store = study.find_store(run.run_id)
-    already = is_finished(store)
-    rate = "" if run.rate is None else f", optim.lr={run.rate:g}"
-    console.print(f"\n{number} {run.run_id}{rate}{', finished already' if already else ''}", markup=False)
-    if already:
-        return
-    try:
-        if not store.exists():
-            RunStore.create(study.configure_run(run), run.run_id)
-        keep_place(store, read_place(study.folder_store))
-        with closing(Outbox(store.path)) as outbox:
-            if not outbox.size:  # attach the run to the study before its first record
-                outbox.append({"kind": "tags", "values": {PARENT_TAG: study.name}})
-        run_one(store)
-    except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
-        failures[run.run_id] = f"{type(error).__name__}: {error}".partition("\n")[0]
-        (study.folder / f"{run.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-        console.print(f"{run.run_id} failed: {failures[run.run_id]}", markup=False)

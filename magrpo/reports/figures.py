@@ -4,6 +4,7 @@ Fractions of the maximum are shown in percent, with bootstrap 95 % intervals.
 """
 
 import csv
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from magrpo.config.run import RunConfig
+from magrpo.files.writing import atomic_write
 from magrpo.reports.budget import UNITS, Budget, format_count
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import PENALTY, EvalReport, Interval
@@ -27,9 +29,10 @@ SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood"
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write rows below a row of column names."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+    """Write rows below a row of column names, all of them or none."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    atomic_write(path, text.getvalue().encode())
 
 
 def evaluation_rows(reports: Sequence[EvalReport]) -> Iterator[tuple[object, ...]]:

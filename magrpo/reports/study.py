@@ -1,7 +1,11 @@
-"""The result of a study: its outcome by arm, tests against the reference, the pilots; a page, a table of CSV."""
+"""The result of a study: its outcome by arm, tests against the reference, the pilots; a page, a table of CSV.
+
+The table, ``study.csv``, is also the study's memory of finished runs whose folders are gone.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +18,7 @@ from rich.console import Console
 
 from magrpo.algo.stats import adjust_holm, mean_over_budget, paired_p_value, seed_interval
 from magrpo.config.study import StudyConfig, name_reported_run
+from magrpo.plugins import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports import figures
 from magrpo.reports.budget import build_ledger, format_count
@@ -24,6 +29,9 @@ from magrpo.types import Interval
 
 QUANTITIES = ("return", "pass_at_1")
 """Quantities of an evaluation that the page shows, as far as the runs have them."""
+TABLE = "study.csv"
+"""The file of a study's folder with every evaluation of every finished run."""
+_COLUMNS = ("arm", "kind", "optim.lr", "seed", "run", "iteration", "tokens", *QUANTITIES)
 _NUM_POINTS = 13
 """Number of points of a curve that averages seeds."""
 _TWO_SEEDS = (
@@ -47,7 +55,7 @@ class StudiedRun:
     seed: int
     rate: float | None
     is_pilot: bool
-    evaluations: Sequence[tuple[int, int, Mapping[str, float]]]
+    evaluations: list[tuple[int, int, Mapping[str, float]]]
     """Iteration, tokens generated in training up to it, and held-out quantities as fractions, of each evaluation."""
 
     def curve(self, quantity: str) -> list[tuple[float, float]]:
@@ -64,12 +72,32 @@ def read_studied_run(store: RunStore, arm: str, seed: int, rate: float | None, *
     """Read the evaluations of a finished run."""
     metrics = list(store.stage_metrics())
     tokens = {budget.iteration: budget.tokens for budget in build_ledger(metrics)}
-    evaluations = []
+    evaluations: list[tuple[int, int, Mapping[str, float]]] = []
     for iteration, stage, values in sorted(metrics, key=lambda entry: entry[0]):
         if stage == "evaluate":
             found = {name: values[f"eval/{name}"] for name in QUANTITIES if f"eval/{name}" in values}
             evaluations.append((iteration, tokens[iteration], found))
     return StudiedRun(store.run_id, arm, seed, rate, is_pilot, evaluations)
+
+
+def read_table(folder: Path) -> dict[str, StudiedRun]:
+    """Read the runs of a study's table, by name; none if there is no table. Raises ConfigError if it is damaged."""
+    path = folder / TABLE
+    if not path.exists():
+        return {}
+    runs: dict[str, StudiedRun] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                values = {name: float(row[name]) for name in QUANTITIES if row[name]}
+                rate = float(row["optim.lr"]) if row["optim.lr"] else None
+                begun = StudiedRun(row["run"], row["arm"], int(row["seed"]), rate, row["kind"] == "pilot", [])
+                run = runs.setdefault(begun.run_id, begun)
+                run.evaluations.append((int(row["iteration"]), int(row["tokens"]), values))
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path}: not a table of this program ({reason}); restore it or delete it") from None
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +312,7 @@ class StudyReport:
     # ---------------------------------------------------------------------------------------------------------- output
     def write_files(self, folder: Path) -> list[Path]:
         """Write ``study.html`` and ``study.csv``, which has every evaluation of every finished run."""
-        page, table = folder / "study.html", folder / "study.csv"
+        page, table = folder / "study.html", folder / TABLE
         write_page(page, f"Study {self.name}", list(self._list_sections()))
         rows = [
             (run.arm, kind, run.rate, run.seed, run.run_id, iteration, tokens, *map(values.get, QUANTITIES))
@@ -292,8 +320,7 @@ class StudyReport:
             for run in runs
             for iteration, tokens, values in run.evaluations
         ]
-        columns = ("arm", "kind", "optim.lr", "seed", "run", "iteration", "tokens", *QUANTITIES)
-        figures.write_csv(table, columns, rows)
+        figures.write_csv(table, _COLUMNS, rows)
         return [page, table]
 
     def _list_sections(self) -> Iterator[Banner | Section]:
@@ -321,7 +348,7 @@ class StudyReport:
         print_tables([self.outcome_table()], console)
         print_banners(self.list_banners(), console)
         page = shorten_path(folder / "study.html")
-        console.print(f"page: {page}; study.csv in the same folder", soft_wrap=True, markup=False)
+        console.print(f"page: {page}; {TABLE} in the same folder", soft_wrap=True, markup=False)
 
 
 def _interpolate(curve: Sequence[tuple[float, float]], places: np.ndarray) -> list[float]:

@@ -1,15 +1,17 @@
 """``magrpo study``: executes a study, or goes on with it, and compares its arms."""
 
 import shlex
+from functools import partial
 
 from rich.console import Console
 
 from magrpo.config.place import Place
-from magrpo.experiments.study import Study, fix_study, run_study
+from magrpo.experiments.study import Study, fix_study
+from magrpo.experiments.study_runs import run_study
 from magrpo.process.environment import shorten_path
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.reports.budget import format_count
-from magrpo.run.files import is_finished, keep_place
+from magrpo.run.files import keep_place
 from magrpo.run.lock import hold_run
 from pipelines.arguments import STUDIES
 from pipelines.commands.inputs import check_inputs
@@ -18,8 +20,8 @@ from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 
 
-def start_study(study: Study, place: Place | None = None, *, local: bool) -> int:
-    """Execute the unfinished runs of a study at ``place``; the exit code is 1 if a run failed.
+def start_study(study: Study, place: Place | None = None, workers: int = 1, *, local: bool) -> int:
+    """Execute the unfinished runs of a study at ``place``, ``workers`` at once; the exit code is 1 if a run failed.
 
     Raises ConfigError before anything is written if the study cannot run, or is not the one that was fixed.
     """
@@ -38,9 +40,11 @@ def start_study(study: Study, place: Place | None = None, *, local: bool) -> int
     again = resume_command("study", shlex.quote(given), study.root, local=local)
     if study.name != file.stem:
         again += f" --name {study.name}"
+    if workers > 1:
+        again += f" --workers {workers}"
     with hold_run(study.folder_store):
         try:
-            failures = _run_locally(study, console) if local else _run_flow(study)
+            failures = _run_locally(study, console, workers) if local else _run_flow(study, workers)
         except KeyboardInterrupt as error:
             return report_interrupt(error, again, console)
     if failures:
@@ -48,18 +52,19 @@ def start_study(study: Study, place: Place | None = None, *, local: bool) -> int
         console.print(f"failed: {failures}\n{retry}", markup=False, soft_wrap=True)
         return 1
     console.quiet = False
-    _, _, first = study.list_reported()[0]
-    look = resume_command("show", first, study.root, local=False)
-    console.print(f"next: look at a run: {look} --open", markup=False, soft_wrap=True)
+    names = (name for _, _, name in study.list_reported())
+    if kept := next((name for name in names if study.find_store(name).exists()), None):
+        look = resume_command("show", kept, study.root, local=False)
+        console.print(f"next: look at a run: {look} --open", markup=False, soft_wrap=True)
     return 0
 
 
-def _run_locally(study: Study, console: Console) -> str:
-    failures = run_study(study, lambda store: run_stages(store, local=True), console)
+def _run_locally(study: Study, console: Console, workers: int) -> str:
+    failures = run_study(study, partial(run_stages, local=True), console, workers)
     return "; ".join(f"{run_id}: {reason}" for run_id, reason in failures.items())
 
 
-def _run_flow(study: Study) -> str:
+def _run_flow(study: Study, workers: int) -> str:
     with LocalServer(study.root / "prefect") as server:  # one server for all runs
         with show_activity(LOADING["Prefect"]):
             from pipelines.flows import study as flows  # prefect, loaded while the server starts
@@ -69,7 +74,7 @@ def _run_flow(study: Study) -> str:
         with name_server():
             mark_killed(study.name)
             try:
-                flows.study(str(study.path.absolute()), str(study.root), study.name)
+                flows.study(str(study.path.absolute()), str(study.root), study.name, workers=workers)
             except flows.StudyFailed as error:
                 return str(error)
     return ""
@@ -81,6 +86,7 @@ def list_runs(study: Study) -> int:
         check_inputs(study.configure_run(run), for_plan=True)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     rates = study.choose_rates()
+    finished = {run.run_id for run in study.read_finished(rates)}
     lines = [(run.run_id, f"pilot, optim.lr={run.rate:g}") for run in study.list_pilots()]
     for arm, _, name in study.list_reported():
         rate = rates.get(arm.name)
@@ -88,6 +94,6 @@ def list_runs(study: Study) -> int:
         lines.append((name, chosen if arm.name in rates else "optim.lr chosen by its pilots"))
     width = max(len(name) for name, _ in lines)
     for name, remark in lines:
-        state = "finished" if is_finished(study.find_store(name)) else ""
+        state = "finished" if name in finished else ""
         console.print(f"  {name:{width}}  {remark}  {state}".rstrip())
     return 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,17 @@ from rich.console import Console
 from magrpo.algo.stats import seed_interval
 from magrpo.config.run import load_config
 from magrpo.config.study import StudyConfig
-from magrpo.experiments.study import Study, fix_study, load_study, run_study
+from magrpo.experiments.study import Study, fix_study, load_study
+from magrpo.experiments.study_runs import run_study
 from magrpo.plugins import ConfigError
+from magrpo.process.children import list_family, wait_for_end
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.study import StudiedRun, StudyReport
 from magrpo.run.files import is_finished
-from magrpo.run.steps import steps
 from magrpo.run.store import RunStore
 from pipelines.arguments import STUDIES, list_shipped, locate_config
 from pipelines.cli import main
+from tests.experiments.fake_runs import make_run, run_hanging_study, run_with_a_partner, wait_for
 from tests.pipelines.micro import run_locally, start, write_config
 from tests.reports.pages import Page
 
@@ -67,26 +70,6 @@ def load(path: Path) -> Study:
     return load_study(path, None, None, locate_config)
 
 
-def fake_outcome(store: RunStore) -> float:
-    """0.01 is better with the seeds of the pilots, 0.02 with the reported ones; ``loo`` is better throughout."""
-    config = store.config()
-    best = 0.01 if config.train.seed >= 7 else 0.02
-    is_better = config.algo.estimator == "marloo"
-    return 0.5 + 0.2 * (config.optim.lr == best) + 0.1 * is_better + 0.01 * config.train.seed * (1 + is_better)
-
-
-def fake_run(store: RunStore) -> None:
-    """Commit an evaluation before training, an iteration of 120 tokens, an evaluation after it and the report."""
-    config = store.config()
-    store.write_config(config.model_copy(update={"train": config.train.model_copy(update={"num_iterations": 1})}))
-    metrics = {"rollout": {"rollout/tokens": 120.0}, "evaluate": {"eval/return": 0.4, "eval/pass_at_1": 0.3}}
-    for step in steps(store.config()):
-        values = metrics.get(step.stage, {})
-        if step.stage == "evaluate" and step.iteration:
-            values = {"eval/return": fake_outcome(store), "eval/pass_at_1": 0.5}
-        store.commit(step.folder, "key", lambda _, values=values: values)  # type: ignore[misc]
-
-
 class Runner:
     """Makes fake runs, and raises the error planned for a run instead."""
 
@@ -98,7 +81,7 @@ class Runner:
         if store.run_id in self.errors:
             raise self.errors.pop(store.run_id)
         self.made.append(store.run_id)
-        fake_run(store)
+        make_run(store)
 
 
 # ------------------------------------------------------------------------------------------------------- the protocol
@@ -212,6 +195,39 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
     check_tracking(study, names)
 
 
+FOUR_RUNS = ("rates = [1e-2, 2e-2]", "rates = [1e-2]"), ("seeds = [0, 1, 2]", "seeds = [0, 1]")
+
+
+def test_runs_are_executed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    study = load(write_study(tmp_path, *FOUR_RUNS))
+    failures = run_study(study, run_with_a_partner, QUIET, workers=2)
+    assert failures == {
+        "s-plain-s1": "its process ended with status 137",
+        "s-loo-s1": "RuntimeError: no luck",
+    }
+    markers = [path.read_text().split() for path in (study.root / "markers").iterdir()]
+    assert len({os.getpid(), *(int(pid) for pid, _ in markers)}) == 5, "each run had a process of its own"
+    assert {int(threads) for _, threads in markers} == {max(1, len(os.sched_getaffinity(0)) // 2)}
+    assert "OMP_NUM_THREADS" not in os.environ
+    assert run_study(study, make_run, QUIET) == {}, "the two that failed are executed again"
+
+
+@pytest.mark.slow
+def test_an_ended_study_ends_its_runs(tmp_path: Path) -> None:
+    process = get_context("spawn").Process(target=run_hanging_study, args=(write_study(tmp_path, *FOUR_RUNS),))
+    process.start()
+    wait_for(lambda: len(list((tmp_path / "runs").glob("s-*/begun"))) == 2)
+    family = list_family(process.pid or 0)
+    process.terminate()
+    process.join()
+    assert wait_for_end(family, 60) == []
+    study = load(tmp_path / "s.toml")
+    assert len(list(study.root.glob("s-*"))) == 2, "no other run was begun"
+    assert not list(study.folder.glob("*.error.txt")), "an interrupt is no failure"
+    assert "not finished" in Page((study.folder / "study.html").read_text()).text
+
+
 def check_report(study: Study) -> None:
     """The pilots' seeds like 0.01, the reported ones 0.02: the rates come from the former."""
     assert study.choose_rates() == {"plain": 0.01, "loo": 0.01}
@@ -320,6 +336,48 @@ def test_one_arm_has_a_mean_over_seeds() -> None:
     assert report.outcome_table().rows[0][3].startswith("40.0 [")
 
 
+# ------------------------------------------------------------------------------------------------------- the table
+def test_a_finished_run_may_be_deleted(tmp_path: Path) -> None:
+    """Or executed elsewhere: the folder of the study remembers it."""
+    study, runner = load(write_study(tmp_path)), Runner()
+    run_study(study, runner, QUIET)
+    table = (study.folder / "study.csv").read_bytes()
+    shutil.rmtree(study.root / "s-plain-pilot-lr0.01-s7")
+    shutil.rmtree(study.root / "s-loo-s1")
+    assert run_study(study, Runner(), QUIET) == {}
+    assert (study.folder / "study.csv").read_bytes() == table
+
+    there = load_study(study.path, None, tmp_path / "there", locate_config)
+    shutil.copytree(study.folder, there.folder)
+    shutil.copytree(study.root / "s-loo-s0", there.root / "s-loo-s0")
+    shutil.rmtree(there.root / "s-loo-s0" / "stages")
+    runner = Runner()
+    assert run_study(there, runner, QUIET) == {}
+    assert runner.made == ["s-loo-s0"], "a run that has been started again is not finished"
+    assert (there.folder / "study.csv").read_bytes() == table
+    check_report(there)
+
+
+def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = load(write_study(tmp_path, *FOUR_RUNS))
+    run_study(study, Runner(), QUIET)
+    table = study.folder / "study.csv"
+    for run in list_finished(study):
+        shutil.rmtree(study.root / run)
+    table.write_text(table.read_text().replace("loo,reported,0.01,1,", "loo,reported,0.02,1,"))
+    assert list_finished(study) == ["s-plain-s0", "s-loo-s0", "s-plain-s1"], "another learning rate"
+    table.write_text(table.read_text().replace("loo,reported,0.02,1,", "loo,reported,0.02,one,"))
+    assert main(["study", str(study.path), "--dry-run"]) == 2
+    assert f"{table}: not a table of this program (ValueError: invalid literal" in capsys.readouterr().err
+    (study.folder / "study.json").unlink()
+    with pytest.raises(ConfigError, match=r"study.csv: no study.json beside it says what was fixed before its runs"):
+        fix_study(study)
+
+
+def list_finished(study: Study) -> list[str]:
+    return [run.run_id for run in study.read_finished(study.choose_rates())]
+
+
 # -------------------------------------------------------------------------------------------------------------- Prefect
 @pytest.mark.slow
 def test_a_killed_study_goes_on_through_prefect(tmp_path: Path) -> None:
@@ -342,10 +400,3 @@ def test_a_killed_study_goes_on_through_prefect(tmp_path: Path) -> None:
     page = Page((tmp_path / "runs" / "studies" / "tiny" / "study.html").read_text())
     assert "missing" not in page.text
     assert "crossed" in page.text
-
-
-def wait_for(is_there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 1200
-    while not is_there():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
