@@ -125,7 +125,10 @@ class _Runs:
         ended = wait([one.process.sentinel for one in apart])
         for one in [one for one in apart if one.process.sentinel in ended]:
             apart.remove(one)
-            self._note(one.run, one.read_reason())
+            reason = one.read_reason()
+            self._note(one.run, reason)
+            if not reason:
+                self.console.print(f"{one.run.run_id} is finished", markup=False)
 
     def _note(self, run: StudyRun, reason: str) -> None:
         if reason:

@@ -71,6 +71,7 @@ def move_in_the_middle(store: RunStore, *flags: str) -> None:
     run_magrpo("resume", store.run_id, *again)
 
 
+@pytest.mark.slow
 def test_samplers_and_ranks_give_the_run_of_one_process_and_it_may_move(tmp_path: Path) -> None:
     config = str(write_config(tmp_path, iterations=2))
     alone = train(tmp_path, "alone", config, "", "--local")
