@@ -5,7 +5,7 @@ attends to the prompt and to itself (segments) and starts at the position after 
 a row of its own. The loss sees only the positions that predict a sampled token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,33 +82,41 @@ def count_padded(samples: Sequence[Sample], rows: Sequence[Row]) -> int:
     return len(rows) * max(lengths)
 
 
-def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device | None = None) -> Batch:
-    """Make the tensors of one micro-batch. The last token of a completion predicts nothing, so it is not an input."""
-    inputs: list[list[int]] = []
-    positions: list[list[int]] = []
-    segments: list[list[int]] = []
-    predictors: list[tuple[int, int]] = []  # row, column
-    for r, row in enumerate(rows):
-        prompt_ids = samples[row[0]].prompt_ids
-        assert prompt_ids, "a completion needs a token to follow"
-        start = len(prompt_ids)
-        inputs.append(list(prompt_ids))
-        positions.append(list(range(start)))
-        segments.append([0] * start)
-        for number, index in enumerate(row, start=1):
-            sample = samples[index]
-            assert sample.completion_ids, "a completion has at least one token"
-            assert sample.prompt_ids == prompt_ids, "a row has one prompt"
-            extra = len(sample.completion_ids) - 1
-            predictors.append((r, start - 1))
-            predictors += [(r, len(inputs[r]) + i) for i in range(extra)]
-            inputs[r] += sample.completion_ids[:-1]
-            positions[r] += range(start, start + extra)
-            segments[r] += [number] * extra
-    tensor = partial(torch.tensor, device=device)
-    width = max(len(row_ids) for row_ids in inputs)
+@dataclass(slots=True)
+class _PackedRow:
+    """The inputs of a row: its prompt, and one after the other its completions without their last tokens."""
 
-    def pad(values: Sequence[Sequence[int]], filler: int) -> Int[Tensor, "R L"]:
+    token_ids: list[int]
+    positions: list[int]
+    segments: list[int]
+    predictors: list[int]
+    """The column of the input that predicts each token of the completions."""
+
+
+def _pack_row(samples: Sequence[Sample]) -> _PackedRow:
+    prompt_ids = samples[0].prompt_ids
+    assert prompt_ids, "a completion needs a token to follow"
+    start = len(prompt_ids)
+    row = _PackedRow(list(prompt_ids), list(range(start)), [0] * start, [])
+    for number, sample in enumerate(samples, start=1):
+        assert sample.completion_ids, "a completion has at least one token"
+        assert sample.prompt_ids == prompt_ids, "a row has one prompt"
+        # The last token of a completion predicts nothing, so it is not an input.
+        inputs, end = sample.completion_ids[:-1], len(row.token_ids)
+        row.predictors += [start - 1, *range(end, end + len(inputs))]
+        row.token_ids += inputs
+        row.positions += range(start, start + len(inputs))
+        row.segments += [number] * len(inputs)
+    return row
+
+
+def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device | None = None) -> Batch:
+    """Make the tensors of one micro-batch."""
+    packed_rows = [_pack_row([samples[index] for index in row]) for row in rows]
+    tensor = partial(torch.tensor, device=device)
+    width = max(len(row.token_ids) for row in packed_rows)
+
+    def pad(values: Iterable[Sequence[int]], filler: int) -> Int[Tensor, "R L"]:
         return tensor([[*row_values, *[filler] * (width - len(row_values))] for row_values in values])
 
     order = tuple(index for row in rows for index in row)
@@ -116,10 +124,10 @@ def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device
     packed = any(len(row) > 1 for row in rows)
     return Batch(
         samples=order,
-        input_ids=pad(inputs, 0),
-        position_ids=pad(positions, 0) if packed else None,
-        segments=pad(segments, -1) if packed else None,
-        predictors=tensor([r * width + column for r, column in predictors]),
+        input_ids=pad((row.token_ids for row in packed_rows), 0),
+        position_ids=pad((row.positions for row in packed_rows), 0) if packed else None,
+        segments=pad((row.segments for row in packed_rows), -1) if packed else None,
+        predictors=tensor([r * width + column for r, row in enumerate(packed_rows) for column in row.predictors]),
         tokens=SampledTokens(
             token_ids=tensor([token for sample in chosen for token in sample.completion_ids]),
             advantages=tensor([sample.advantage for sample in chosen for _ in sample.completion_ids]),

@@ -29,10 +29,15 @@ _BLOCK = 64
 ResultT = TypeVar("ResultT")
 
 
-def open_workers(count: int) -> ProcessPoolExecutor:
+class Workers(ProcessPoolExecutor):
     """Processes that call rewards; they start when they are first needed and end with this one, however it ends."""
-    # Forking a process in which torch has threads may deadlock the child.
-    return ProcessPoolExecutor(count, get_context("spawn"), exit_with_parent, (os.getpid(),))
+
+    def __init__(self, count: int) -> None:
+        # Forking a process in which torch has threads may deadlock the child.
+        super().__init__(count, get_context("spawn"), exit_with_parent, (os.getpid(),))
+
+    def close(self) -> None:
+        self.shutdown(cancel_futures=True)
 
 
 class _Message(msgspec.Struct):

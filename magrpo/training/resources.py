@@ -6,7 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from magrpo.run.files import checkpoint_iteration, locate_weights, read_place
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.stages.pricing import open_workers
+from magrpo.stages.pricing import Workers
 
 if TYPE_CHECKING:
     import torch
@@ -77,16 +77,6 @@ class _Part(Generic[PartT]):
         self._closed = True
         for part in self._opened:
             part.close()
-
-
-class _Workers:
-    """The processes that call rewards, as a part that can be closed."""
-
-    def __init__(self, pool: ProcessPoolExecutor) -> None:
-        self.pool = pool
-
-    def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
 
 
 class Resources:
@@ -147,9 +137,9 @@ class Resources:
         return self._player.get() if isinstance(self._config.env, AgentProgram) else None
 
     @property
-    def workers(self) -> ProcessPoolExecutor:
+    def workers(self) -> Workers:
         """Processes that call the reward of large batches; they start when they are first needed."""
-        return self._workers.get().pool
+        return self._workers.get()
 
     @cached_property
     def _lineup(self) -> Lineup:
@@ -170,8 +160,8 @@ class Resources:
         with self._show_loading("base model"):
             return Policy.of(lineup, self._config.train.seed)
 
-    def _open_workers(self) -> _Workers:
-        return _Workers(open_workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0)))))
+    def _open_workers(self) -> Workers:
+        return Workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0))))
 
     def _open_player(self) -> EpisodePlayer:
         env = self._config.env

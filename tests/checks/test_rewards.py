@@ -17,7 +17,7 @@ from magrpo.checks.rewards import check_maxima, compute_price, judge_passed, req
 from magrpo.config.run import load_config
 from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.rewards.coding import CodingReward
-from magrpo.stages.pricing import MANY, open_workers
+from magrpo.stages.pricing import MANY, Workers
 from magrpo.stages.score import score_texts
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 from tests.checks.plugins import Absent, Unpicklable
@@ -252,6 +252,6 @@ def test_workers_report_the_same_mistakes() -> None:
             score_texts([(PROBLEM, TEXTS)] * MANY, reward=reward, sandbox=sandbox, cache={}, workers=workers)
         return str(raised.value)
 
-    with open_workers(1) as workers:
+    with Workers(1) as workers:
         for reward in (Absent(), Unpicklable()):
             assert price_all(reward, workers) == price_all(reward, None)

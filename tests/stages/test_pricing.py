@@ -11,14 +11,14 @@ from concurrent.futures import BrokenExecutor
 import psutil
 import pytest
 
-from magrpo.stages.pricing import open_workers
+from magrpo.stages.pricing import Workers
 from tests.processes import assert_all_end
 
 # Starts two workers and prints that they work.
 RUN = """
 import os, time
-from magrpo.stages.pricing import open_workers
-workers = open_workers(2)
+from magrpo.stages.pricing import Workers
+workers = Workers(2)
 list(workers.map(abs, range(100)))
 print("started", flush=True)
 time.sleep(600)
@@ -40,7 +40,7 @@ def test_nothing_survives_kill_9_of_the_run() -> None:
 
 
 def test_a_worker_that_dies_breaks_the_pool() -> None:
-    with open_workers(1) as workers:
+    with Workers(1) as workers:
         pid = workers.submit(os.getpid).result()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(BrokenExecutor):

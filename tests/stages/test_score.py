@@ -11,7 +11,7 @@ from magrpo.config.agents import AgentConfig
 from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.backend import Cache, ScoreStats, Team
-from magrpo.stages.pricing import MANY, open_workers
+from magrpo.stages.pricing import MANY, Workers
 from magrpo.stages.score import Scored, score, score_texts
 from magrpo.types import (
     PENDING,
@@ -200,7 +200,7 @@ def test_workers_price_as_this_process_does() -> None:
         scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={}, workers=workers)
         return scored, sandbox.batches
 
-    with open_workers(2) as workers:
+    with Workers(2) as workers:
         here = price_all(CodingReward(local_weight=0.5), None)
         assert price_all(CodingReward(local_weight=0.5), workers) == here
         assert len({scored.reward.total for scored in here[0]}) > 2
