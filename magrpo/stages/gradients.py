@@ -21,9 +21,15 @@ from magrpo.model.collate import Batch, collate, count_padded
 from magrpo.model.model_runs import ModelContext, ModelRuns
 from magrpo.model.policy import Policy
 from magrpo.model.side_by_side import Stop, count_updated_at_once, run_side_by_side
-from magrpo.stages.agent_batch import AgentBatch, CompletionCounter, OrderedGradient, PartialSums
+from magrpo.stages.agent_batch import (
+    AgentBatch,
+    CompletionCounter,
+    OrderedGradient,
+    PartialSums,
+    list_sums,
+    uses_ratio,
+)
 from magrpo.stages.lanes import LanePlan, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
-from magrpo.stages.update_metrics import list_sums, uses_ratio
 from magrpo_kernels import LossOptions
 
 ResultT = TypeVar("ResultT")

@@ -27,12 +27,17 @@ from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import gather_tensor
 from magrpo.run.files import WEIGHTS, locate_weights
-from magrpo.stages.agent_batch import AgentBatch, CompletionCounter
+from magrpo.stages.agent_batch import (
+    MEANS_OF_AGENTS,
+    AgentBatch,
+    CompletionCounter,
+    summarize_agent,
+    uses_ratio,
+)
 from magrpo.stages.gradients import Constants, GradientComputer
 from magrpo.stages.lanes import OneRank, Ranks
 from magrpo.stages.memory_fitting import MemoryFitter
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
-from magrpo.stages.update_metrics import MEANS_OF_AGENTS, summarize_agent, uses_ratio
 from magrpo.types import Comparison, Sample
 
 
