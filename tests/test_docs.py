@@ -157,6 +157,8 @@ EVERY_KEY += ["train.lag=1", "algo.importance_cap=2", "penalty.cut_off=0.1", "re
 CRITICS = ["agents.0.estimator=iac", "agents.1.estimator=maac"]
 PREFERENCES = ["algo.loss=madpo", "algo.update_epochs=2"]
 PROBES = ["rollout.probe_size=2"]
+OLD_PARTNERS = ["rollout.joint_mode=crossed", "rollout.old_partners=1", "problems.size=2", "train.num_iterations=2"]
+"""Both iterations draw the same problems."""
 PROGRAM = 'env={kind = "program", run = "tests.gateway.programs:ask_both", writes = ["helper", "main"]}'
 
 
@@ -172,7 +174,7 @@ def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
     committed = {key for path in manifests for key in json.loads(path.read_text())["metrics"]}
     reported = {key for _, metrics in tracker.history for key in metrics}
     assert reported <= committed
-    for overrides in ([PROGRAM], CRITICS, PREFERENCES, PROBES):
+    for overrides in ([PROGRAM], CRITICS, PREFERENCES, PROBES, OLD_PARTNERS):
         store, _, _ = run_locally(load_config(write_config(tmp_path, iterations=1), overrides))
         manifests = store.path.glob("stages/*/*/_SUCCESS")
         committed |= {key for path in manifests for key in json.loads(path.read_text())["metrics"]}

@@ -66,6 +66,10 @@ class RolloutConfig(Section):
     """``aligned``: G joint actions, with completions paired by index; ``crossed``: every combination of completions."""
     crossed_pairs: int | None = Field(None, ge=1)
     """In crossed mode, number of joint actions scored at a node, chosen as a balanced random subset. None: all."""
+    old_partners: int = Field(0, ge=0)
+    """In crossed mode, number of earlier completions of every partner for the same problem, the newest first, that the
+    completions of each agent are paired with as well. This costs programs, but no tokens (see docs/algorithm.md). 0:
+    none."""
     tree: Literal["chains", "full"] = "chains"
     """How joint actions continue in later turns. ``chains``: each by one, at K G completions per problem and agent;
     ``full``: each by G, at G^K completions."""
@@ -495,6 +499,30 @@ class RunConfig(Section):
         }
         if found := [misfit for misfit, is_found in misfits.items() if is_found]:
             raise ValueError(f"rollout.probe_size: {'; '.join(found)}; or remove probe_size")
+        return self
+
+    @model_validator(mode="after")
+    def _old_partners_fit(self) -> RunConfig:
+        if not self.rollout.old_partners:
+            return self
+        misfits = {
+            "env: completions in an episode of a program depend on each other and cannot be paired anew": (
+                isinstance(self.env, AgentProgram)
+            ),
+            "agents: a single agent has no partner": len(self.agents) == 1,
+            "env.num_turns must be 1, because later turns answer the partners of their own episode": (
+                self.env.num_turns > 1
+            ),
+            'rollout.joint_mode must be "crossed"': self.rollout.joint_mode != "crossed",
+            "rollout.probe_size must be removed, because probes choose problems by rewards without old partners": (
+                self.rollout.probe_size is not None
+            ),
+            "train.lag must be 0": self.train.lag > 0,
+            'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
+            "algo.estimator must have no critic, which values the partners of today": self.trains_critics,
+        }
+        if found := [misfit for misfit, is_found in misfits.items() if is_found]:
+            raise ValueError(f"rollout.old_partners: {'; '.join(found)}; or set old_partners to 0")
         return self
 
     @model_validator(mode="after")

@@ -48,7 +48,7 @@ def check_kept(store: RunStore, step: Step) -> None:
     """Raise ConfigError, with the command that helps, if ``step`` needs files that were pruned from a checkpoint."""
     for name in step.inputs:
         if store.is_committed(name) and _lacks_files(store, step, name):
-            files = "the weights" if step.stage == "rollout" else "the optimizer state"
+            files = "the optimizer state" if step.stage == "update" else "the weights"
             raise ConfigError(
                 f"{step.folder} needs {files} of {name}, deleted to save space; to compute them again: "
                 f"magrpo resume {store.run_id} --root {store.path.parent} --from-stage {step}"
@@ -57,7 +57,7 @@ def check_kept(store: RunStore, step: Step) -> None:
 
 def _lacks_files(store: RunStore, step: Step, name: str) -> bool:
     """Whether files that ``step`` needs were pruned from its input in the folder ``name``."""
-    if step.stage == "rollout":
+    if step.stage in ("rollout", "partners"):
         return not keeps_weights(store, name)
     return step.stage == "update" and bool(store.pruned_files(name))
 

@@ -94,6 +94,17 @@ _TRAINING = (
         items="programs",
     ),
     StageSpec(
+        name="partners",
+        when="iteration",
+        inputs=("score", CHECKPOINT, "partners"),
+        writer="magrpo.stages.partners:write_pairs",
+        sections=("algo", "agents", "model", "env", "rollout", "reward", "penalty", "sandbox"),
+        takes_previous=True,
+        is_needed=lambda config: config.rollout.old_partners > 0,
+        activity="pairing",
+        items="programs",
+    ),
+    StageSpec(
         name="critic",
         when="iteration",
         inputs=("score", "critic"),
@@ -107,7 +118,7 @@ _TRAINING = (
     StageSpec(
         name="credit",
         when="iteration",
-        inputs=("score", "critic"),
+        inputs=("score", "partners", "critic"),
         writer="magrpo.stages.credit:write_samples",
         sections=("algo", "agents", "env", "rollout"),
         activity="credit",

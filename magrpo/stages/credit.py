@@ -16,14 +16,15 @@ from magrpo.algo.returns import (
     preference_scores,
     tree_returns,
     tree_weights,
+    weighted_returns,
 )
 from magrpo.algo.stats import mean_or_zero
 from magrpo.config.run import AlgoConfig, RolloutConfig, RunConfig
-from magrpo.run.files import COMPARISONS, list_outputs, read_scored, read_values, samples_file
+from magrpo.run.files import COMPARISONS, list_outputs, read_pairs, read_scored, read_values, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import has_ended
-from magrpo.types import PENDING, Action, Comparison, JointReward, Normalize, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Action, Comparison, JointReward, OldPairs, RolloutGroup, Sample, ScoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class CreditRules:
     rollout: RolloutConfig
     num_turns: int
     critique: Critique = field(default_factory=Critique)
+    old_pairs: Sequence[OldPairs] = ()
 
     @classmethod
     def of(cls, config: RunConfig, critique: Critique) -> "CreditRules":
@@ -95,13 +97,17 @@ class _Siblings:
     ended_returns: list[float]
     """Returns of the problem's episodes that ended at an earlier turn and so have no completion in ``nodes``."""
 
-    def list_completions(self, agent: str) -> list[_Completion]:
-        """The completions of ``agent`` that are part of a valid joint action."""
+    def list_completions(self, agent: str, old: Mapping[str, OldPairs]) -> list[_Completion]:
+        """The completions of ``agent`` that are part of a valid joint action. ``old``: its old partners by problem."""
         completions = []
         for node in self.nodes:
             actions = node.group.actions[agent]
             picks = [turn.picks[agent] for turn in node.turns]
-            values = completion_returns(node.returns, picks, len(actions))
+            pairs = old.get(node.group.problem.task_id)
+            if pairs is None:
+                values = completion_returns(node.returns, picks, len(actions))
+            else:
+                values = weighted_returns(node.returns, picks, len(actions), pairs)
             completions += [
                 (node, action, value, value - node.value)
                 for action, value in zip(actions, values, strict=True)
@@ -158,7 +164,7 @@ def credit_by_rules(
         critic = rules.critic_of(agent)
         own_nodes = has_local or critic is not None
         groups_of_agent = forest.group_siblings(agent, forest.value_nodes(agent, critic) if own_nodes else nodes)
-        agent_credit = _credit_agent(agent, groups_of_agent, rules.estimator_of(agent), algo.normalize)
+        agent_credit = _credit_agent(agent, groups_of_agent, rules)
         samples[agent] = agent_credit.samples
         all_equal += agent_credit.groups_equal
         metrics |= agent_credit.metrics()
@@ -183,21 +189,21 @@ class _AgentCredit:
         }
 
 
-def _credit_agent(
-    agent: str, groups: Sequence[_Siblings], estimator: EstimatorName, normalize: Normalize
-) -> _AgentCredit:
+def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -> _AgentCredit:
     """Compare the returns of the agent's completions within each group of siblings."""
+    estimator = rules.estimator_of(agent)
+    old = {pairs.task_id: pairs for pairs in rules.old_pairs if pairs.agent == agent}
     samples: list[Sample] = []
     groups_equal: list[bool] = []
     for number, group in enumerate(groups):
-        completions = group.list_completions(agent)
+        completions = group.list_completions(agent, old)
         if not completions:
             continue
         # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
         # below, because they have no completion here to train.
         has_critic = ESTIMATORS[estimator].critic != "none"
         returns = [*(gain for _, _, _, gain in completions), *([] if has_critic else group.ended_returns)]
-        advantages = group_advantages(returns, estimator, normalize)
+        advantages = group_advantages(returns, estimator, rules.algo.normalize)
         for completion, advantage in zip(completions, advantages, strict=False):
             samples.append(_build_sample(agent, completion, advantage, number))
         groups_equal.append(not any(advantages) if has_critic else max(returns) == min(returns))
@@ -275,7 +281,7 @@ class _Forest:
         if group.path:
             parent = self._index[group.problem.task_id, group.path[:-1]]
             opened_by = (parent, self._unmasked[parent].index(group.path[-1]))
-        rewards = [_agent_reward(turn.reward, agent) for turn in turns]
+        rewards = [agent_reward(turn.reward, agent) for turn in turns]
         is_last = len(group.path) == self._num_turns - 1
         absorbed = [
             reward if not is_last and has_ended(turn, self._rollout.termination_threshold) else None
@@ -284,7 +290,8 @@ class _Forest:
         return TreeNode(rewards, absorbed, opened_by)
 
 
-def _agent_reward(reward: JointReward, agent: str) -> float:
+def agent_reward(reward: JointReward, agent: str) -> float:
+    """The reward that ``agent`` earns: the joint one, and its local one if there is any."""
     return reward.total + reward.local.get(agent, 0.0)
 
 
@@ -407,6 +414,8 @@ def write_samples(context: StageContext) -> Metrics:
     groups = [group for pointer in scores for group in context.read_nodes(pointer, read_scored, last=True)]
     names = [agent.name for agent in config.agents]
     rules = CreditRules.of(config, Critique(values, config.critic.gae_lambda))
+    for pointer in list_outputs(context.inputs, "partners"):
+        rules = replace(rules, old_pairs=read_pairs(context.store.folder(pointer)))
     if config.algo.loss == "madpo":
         samples, comparisons, metrics = prefer_joint_actions(groups, names, rules)
         write_records(context.folder / COMPARISONS, comparisons)
