@@ -175,17 +175,16 @@ def _find_repeated(context: StageContext, groups: Sequence[RolloutGroup[ScoredTu
     Earlier rollouts are no inputs of the step, but the digest of ``drawn``, which is one, covers theirs.
     """
     store = context.store
-    earlier: dict[int, dict[str, RolloutGroup[Turn]]] = {}
-    for iteration in sorted({i for group in groups for i in drawn.get(group.problem.task_id, ())}):
+    today = {group.problem.task_id: group for group in groups}
+    earlier: dict[str, list[RolloutGroup[Turn]]] = {task_id: [] for task_id in today}
+    for iteration in sorted({i for task_id in today for i in drawn.get(task_id, ())}, reverse=True):
         pointer = store.pointer(Step("rollout", iteration, "0").folder)
         store.check_files(pointer)
-        earlier[iteration] = {node.problem.task_id: node for node in read_groups(store.folder(pointer))}
-    repeated = []
-    for group in groups:
-        task_id = group.problem.task_id
-        if nodes := [earlier[iteration][task_id] for iteration in drawn.get(task_id, ())]:
-            repeated.append(Repeated(group, take_newest(nodes, context.config.rollout.old_partners)))
-    return repeated
+        for node in read_groups(store.folder(pointer)):
+            if iteration in drawn.get(node.problem.task_id, ()) and node.problem.task_id in today:
+                earlier[node.problem.task_id].append(node)
+    count = context.config.rollout.old_partners
+    return [Repeated(today[task_id], take_newest(nodes, count)) for task_id, nodes in earlier.items() if nodes]
 
 
 def _compare_policies(context: StageContext, repeated: Sequence[Repeated]) -> list[dict[str, list[float]]]:
