@@ -21,12 +21,24 @@ from typing import get_args
 import msgspec
 
 from magrpo.config.place import Place
+from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.manifest import check_files
 from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records
-from magrpo.types import Comparison, EvalReport, NodeScores, NodeValues, Problem, RolloutGroup, ScoredTurn, Split, Turn
+from magrpo.types import (
+    Comparison,
+    EvalReport,
+    NodeScores,
+    NodeValues,
+    Problem,
+    RolloutGroup,
+    Sample,
+    ScoredTurn,
+    Split,
+    Turn,
+)
 
 GROUPS = "groups.jsonl.gz"
 SCORES = "scores.jsonl.gz"
@@ -118,6 +130,14 @@ def read_values(folder: Path) -> list[NodeValues]:
 def read_comparisons(folder: Path) -> list[Comparison]:
     """Read the comparisons committed by ``credit``."""
     return read_records(folder / COMPARISONS, Comparison)
+
+
+def read_samples(folder: Path, config: RunConfig) -> tuple[dict[str, list[Sample]], list[Comparison]]:
+    """Read what ``credit`` committed for an update: samples of the trained agents, comparisons if the loss has any."""
+    samples = {
+        agent.name: read_records(folder / samples_file(agent.name), Sample) for agent in config.agents if agent.trained
+    }
+    return samples, read_comparisons(folder) if config.algo.loss == "madpo" else []
 
 
 def list_outputs(pointers: Iterable[Pointer], stage: str) -> list[Pointer]:
