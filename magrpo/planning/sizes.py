@@ -106,8 +106,9 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
     ]
     num_tokens = count_micro_batch_tokens(config)
     mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
-    is_wide = config.model.head_dtype == "float32" and dtype_bytes < 4
-    logit_bytes = dtype_bytes + 4 * is_wide  # float32 ones, and their gradient in half precision
+    logit_bytes = dtype_bytes
+    if config.model.head_dtype == "float32" and dtype_bytes < 4:
+        logit_bytes += 4  # float32 logits, and their gradient in half precision
     frozen = [models[name] for name in [*set(adapted), *references]]
     rounds_layers = config.model.dtype == "mixed"
     layer_bytes = [2 if rounds_layers else dtype_bytes] * len(set(adapted)) + [dtype_bytes] * len(references)
@@ -158,11 +159,12 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
     with_states = {*evaluated, length} - {0}
     weights = sum(sizes.values()) * 4
     records = estimate_work(config).tokens * RECORD_BYTES * length
+    copied = weights * len(evaluated) + records if copies else 0
     found = {
         f"weights of {kept} checkpoints": weights * kept,
         f"optimizer states of {len(with_states)}": trained * 8 * len(with_states),
         "completions, rewards and samples": records,
-        "copies for MLflow": (weights * len(evaluated) + records) * copies,
+        "copies for MLflow": copied,
     }
     return {purpose: float(size) for purpose, size in found.items() if size}
 
