@@ -420,15 +420,29 @@ def compare_with_aims(measured: dict[str, dict[str, Any]], device: str) -> dict[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print tables and, on request, write JSON."""
+    """Measure with the options of a command line."""
     parser = make_parser()
     args = parser.parse_args(arguments)
+    try:
+        check_options(args)
+    except ValueError as error:
+        parser.error(str(error))
+    measure_loss(args)
+    return 0
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise ValueError if the options do not fit each other or the machine."""
     if args.tokens % args.sequences:
-        parser.error(f"--tokens {args.tokens} must be a multiple of --sequences {args.sequences}")
+        raise ValueError(f"--tokens {args.tokens} must be a multiple of --sequences {args.sequences}")
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: PyTorch sees no CUDA device; use --device cpu")
+        raise ValueError("--device cuda: PyTorch sees no CUDA device; use --device cpu")
     if args.json and not args.json.absolute().parent.is_dir():
-        parser.error(f"--json {args.json}: no such folder")
+        raise ValueError(f"--json {args.json}: no such folder")
+
+
+def measure_loss(args: argparse.Namespace) -> None:
+    """Measure, print tables and, on request, write JSON."""
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, {name}")
     measured = {title: measure_variant(title, args) for title in TITLES}
@@ -442,7 +456,6 @@ def main(arguments: list[str] | None = None) -> int:
     if args.json:
         about = {"torch": torch.__version__, "device": name, "arguments": vars(args) | {"json": None}}
         args.json.write_text(json.dumps(about | measured | {"ratios": ratios}, indent=1), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def _make_group(name: str, text: str) -> App:
     return made
 
 
-bench = _make_group("bench", "Measure parts of this project here; python -m magrpo_kernels.bench measures the loss.")
+bench = _make_group("bench", "Measure parts of this project on this machine.")
 config = _make_group("config", "Explain and show configurations.")
 app.register_install_completion_command(help="Install shell completion of commands, runs and keys.")
 
@@ -135,6 +135,10 @@ LAZY_COMMANDS = {
     "bench iteration": (
         "benchmarks.iteration:bench_iteration",
         "Time sampling and update of one iteration on a CPU, compared with a plain implementation.",
+    ),
+    "bench loss": (
+        "benchmarks.loss:bench_loss",
+        "Time the loss, compared with the bare matrix products and other libraries.",
     ),
     "bench sandbox": (
         "benchmarks.sandbox:bench_sandbox",

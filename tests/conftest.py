@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from magrpo.sandboxes.pool import Pool
     from tests.fakes import FakeGpu
     from tests.sharing import Units
 
@@ -125,3 +126,13 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.published import make_smollm2  # imports transformers
 
     return make_smollm2(tmp_path_factory.mktemp("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """A sandbox of one worker at the strongest level; skips the test where there is none."""
+    from tests.sandbox.conftest import open_pool  # imports magrpo
+
+    pool = open_pool(workers=1)
+    yield pool
+    pool.close()

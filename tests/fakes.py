@@ -49,6 +49,16 @@ class FakeGpu:
         }
 
 
+@dataclass
+class Clock:
+    """Stands still but for what a test adds; it can take the place of the module ``time``."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class ScriptedEngine:
     """Answers each request with ``script(request)``; keeps every batch it was given."""
 

@@ -57,7 +57,6 @@ SLOW = (
     "tests/problems/test_reasoning_gym.py",
     "tests/training/test_embedded.py::test_vllm",
     "tests/engines/test_vllm.py",
-    "tests/gateway/test_clients.py",
     "tests/gateway/test_equal_results.py",
     "tests/gateway/test_vllm.py",
     "tests/contracts/test_engines.py",

@@ -21,6 +21,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.model.policy import Policy
 from magrpo.seeds import derive_seed
 
@@ -92,6 +93,21 @@ def tiny_base(
 def unmarked_base(folder: Path) -> Path:
     """A base model none of whose modules transformers marks as layers that can be computed again."""
     return tiny_base(folder, OpenAIGPTConfig(vocab_size=VOCAB_SIZE, n_positions=256, n_embd=64, n_layer=2, n_head=2))
+
+
+def tiny_policy(
+    folder: Path,
+    config: PreTrainedConfig | None = None,
+    *,
+    weights: Literal["lora", "full"] = "lora",
+    scale: float = 0.05,
+    **model: object,
+) -> Policy:
+    """One agent, ``main``, with a random base in ``folder / "base"``, whose weights have moved; on a CPU."""
+    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(folder / "base", config)), weights=weights)]
+    policy = Policy.open(agents, ModelConfig.model_validate({"device": "cpu", **model}), LoraConfig(rank=4), seed=0)
+    perturb(policy, seed=1, scale=scale)
+    return policy
 
 
 def perturb(policy: Policy, seed: int, scale: float = 0.1) -> None:

@@ -152,11 +152,12 @@ class HolmTest:
     this error excludes 0 exactly where the procedure rejects."""
 
 
-def adjust_holm(p_values: Sequence[float], error: float = 0.05) -> list[HolmTest]:
-    """Test several p-values at once with a familywise ``error`` (Holm 1979, Scandinavian Journal of Statistics 6).
+def adjust_holm(p_values: Sequence[float]) -> list[HolmTest]:
+    """Test several p-values at once with a familywise error of 5 % (Holm 1979, Scandinavian Journal of Statistics 6).
 
-    The smallest of m p-values is tested at ``error / m``, the next at ``error / (m - 1)`` and so on, until one fails.
+    The smallest of m p-values is tested at ``5 % / m``, the next at ``5 % / (m - 1)`` and so on, until one fails.
     """
+    error = 0.05
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     tests: dict[int, HolmTest] = {}
     adjusted, step_error, stopped = 0.0, error, False

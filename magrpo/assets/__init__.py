@@ -1,4 +1,8 @@
-"""Models that ship with the project: one folder each, named in a configuration by the folder's name."""
+"""Models that ship with the project: one folder each, named in a configuration by the folder's name.
+
+``coopcode-base`` writes programs and ``writing-base`` texts about notes; tutorials and tests train them on a CPU in
+minutes. docs/embedded.md says how they were made. Begin with ``locate_model``, through which all code finds them.
+"""
 
 from pathlib import Path
 

@@ -89,6 +89,7 @@ class Cluster:
         import ray  # loaded already
 
         began, has_warned = time.monotonic(), False
+        # undocumented: in Ray 2.60 a handle has no public method to wait until its actor has started
         ready = [actor.__ray_ready__.remote() for actor in actors]
         while ray.wait(ready, num_returns=len(ready), timeout=_POLL_S)[1]:
             check_open()

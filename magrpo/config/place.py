@@ -3,7 +3,6 @@ between resumes and is not part of any stage key."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -115,14 +114,14 @@ class Place(Section):
         return f"{text}, on {cluster}"
 
 
-def load_place(path: Path, overrides: Sequence[str] = ()) -> Place:
+def load_place(path: Path) -> Place:
     """Read a place from a TOML file. Raises ConfigError, which names the file, the key and the remedy."""
     tree = read_toml(path)
     if {"agents", "problems"} & set(tree):
         raise ConfigError(
             f"{path}: is a run configuration, not a cluster file (place); `magrpo config show place` lists the keys"
         )
-    return validate_config(Place, tree, overrides, str(path))
+    return validate_config(Place, tree, (), str(path))
 
 
 def _count(number: int, noun: str) -> str:

@@ -5,7 +5,6 @@ Imports no heavy library: a plug-in's class is imported only when a configuratio
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,11 +20,9 @@ from magrpo.config.services import NotifyConfig, RegistryConfig, TrackingConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import TakesReturned
 from magrpo.plugins import (
-    ConfigError,
     Section,
     check_name,
     plugin_field,
-    quote_error,
     quote_value,
     read_toml,
     validate_config,
@@ -669,7 +666,7 @@ class RunConfig(Section):
         return self.eval.model_copy(update={"seed": derive_seed("evaluate", self.eval.seed, self.train.seed)})
 
     def resolved(self, *, secrets: bool = False) -> str:
-        """The whole tree as JSON, defaults included; :func:`load_resolved` reads it back if it has its ``secrets``."""
+        """The whole tree as JSON, defaults included; :meth:`RunStore.config` reads it back, with its ``secrets``."""
         return self.model_dump_json(indent=2, context={"secrets": secrets})
 
 
@@ -682,14 +679,3 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: the file, a key or a value is unusable; the message names it and the remedy.
     """
     return validate_config(RunConfig, read_toml(Path(path)), overrides, str(path))
-
-
-def load_resolved(text: str, source: str = "configuration") -> RunConfig:
-    """Read back what :meth:`RunConfig.resolved` wrote; ConfigError, naming ``source``, if the text is anything else."""
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: is not JSON: {quote_error(error)}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{source}: is not a JSON object")
-    return validate_config(RunConfig, tree, (), source)

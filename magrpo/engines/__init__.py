@@ -1,4 +1,10 @@
-"""Engines that generate completions: their errors, the check of prompts before sampling, making actions after it."""
+"""Engines that generate completions; :class:`magrpo.interfaces.Engine` is what each of them does.
+
+Begin with ``transformers.py``, which samples in the run's own process with the decoding of ``local/``. ``vllm.py`` has
+servers instead (``vllm_server.py`` is their process, ``vllm_worker.py`` changes vLLM inside it), and ``auto.py``
+chooses between the two. This module holds what they share: errors, the check of prompts before sampling, and making
+actions after it.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.services import RegistryConfig
 from magrpo.experiments.baselines import Team, Teams, parse_names, with_baselines
-from magrpo.planning.fit import check_place
+from magrpo.planning.place_check import check_place
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
 from magrpo.run.store import RunStore

@@ -137,6 +137,7 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
     layer_types = config.get("layer_types") or ()
     if (
         not takes_positions(model)
+        # private: transformers 5.19 has a public function to set the attention, but none to read it
         or text._attn_implementation == "eager"
         or config.get("sliding_window") is not None
         or any(kind != "full_attention" for kind in layer_types)

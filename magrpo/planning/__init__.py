@@ -1,1 +1,7 @@
-"""A plan before the money: whether a configuration fits a place, what starts there, and how fast it will be."""
+"""What is known about a run before it begins: whether it fits its place, and how much work and memory it takes.
+
+Begin with ``sizes``, which counts completions, bytes of memory by purpose and bytes on disk; ``magrpo train --dry-run``
+prints them. ``card`` says whether a run fits one GPU, and chooses micro-batches that fill it. ``place_check`` checks
+that a run can be computed at the place where it is to run. Nothing here loads
+weights: only configurations of models are read.
+"""

@@ -86,13 +86,11 @@ class BaseSize:
     """Numbers that the key-value cache holds for a token."""
 
 
-def estimate_memory(
-    config: RunConfig, dtype_bytes: int, max_batch: int | None, num_shards: int = 1
-) -> dict[str, float]:
+def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
     """Bytes by purpose. Models are built without weights: only their configurations are read.
 
     ``max_batch`` completions are decoded at once by an engine in this process, which with ``train.lag`` has a policy of
-    its own; None: the engine and its memory are elsewhere. ``num_shards`` ranks share layers and full copies.
+    its own; None: the engine and its memory are elsewhere.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
     models = {agent.model: read_base_model(agent, config) for agent in config.agents}
@@ -103,15 +101,14 @@ def estimate_memory(
     references = set(full) if config.algo.beta > 0 or config.trains_critics else set()
     holders = [agent for agent in apart if agent.trained]
     trained = [
-        models[agent.model].num_parameters / num_shards
-        if agent.weights == "full"
-        else models[agent.model].adapter_parameters
+        models[agent.model].num_parameters if agent.weights == "full" else models[agent.model].adapter_parameters
         for agent in holders
     ]
     num_tokens = count_micro_batch_tokens(config)
     mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
-    is_wide = config.model.head_dtype == "float32" and dtype_bytes < 4
-    logit_bytes = dtype_bytes + 4 * is_wide  # float32 ones, and their gradient in half precision
+    logit_bytes = dtype_bytes
+    if config.model.head_dtype == "float32" and dtype_bytes < 4:
+        logit_bytes += 4  # float32 logits, and their gradient in half precision
     frozen = [models[name] for name in [*set(adapted), *references]]
     rounds_layers = config.model.dtype == "mixed"
     layer_bytes = [2 if rounds_layers else dtype_bytes] * len(set(adapted)) + [dtype_bytes] * len(references)
@@ -119,9 +116,9 @@ def estimate_memory(
     device = _find_device(config)
     at_once = count_updated_at_once(holders, device, torch.get_num_threads())
     sizes = {
-        "frozen parameters": layers / num_shards + sum(model.outer_parameters for model in frozen) * dtype_bytes,
+        "frozen parameters": layers + sum(model.outer_parameters for model in frozen) * dtype_bytes,
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
-        "full copies": sum(models[name].num_parameters for name in full) / num_shards * 4,
+        "full copies": sum(models[name].num_parameters for name in full) * 4,
         GRADIENTS: sum(sorted(trained)[-at_once:]) * 4,
         "optimizer": sum(trained) * 8,
         ACTIVATIONS_OF: at_once * num_tokens * (count_token_activations(config, dtype_bytes) + mask_bytes),
@@ -162,11 +159,12 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
     with_states = {*evaluated, length} - {0}
     weights = sum(sizes.values()) * 4
     records = estimate_work(config).tokens * RECORD_BYTES * length
+    copied = weights * len(evaluated) + records if copies else 0
     found = {
         f"weights of {kept} checkpoints": weights * kept,
         f"optimizer states of {len(with_states)}": trained * 8 * len(with_states),
         "completions, rewards and samples": records,
-        "copies for MLflow": (weights * len(evaluated) + records) * copies,
+        "copies for MLflow": copied,
     }
     return {purpose: float(size) for purpose, size in found.items() if size}
 

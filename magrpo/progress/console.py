@@ -196,9 +196,10 @@ class RunConsole:
     def _finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         self._state.finish_step(step, metrics, reused=reused)
         self._remove_task(get_ident())
-        if not reused:
+        if reused:
+            self._num_reused += 1
+        else:
             log.info(self._state.finished_lines[step])
-        self._num_reused += reused
         if step.stage in TRAINING_STAGES:
             self._metrics[step.iteration] |= metrics
         match step.stage if not reused else "":

@@ -71,7 +71,8 @@ def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) 
             cost["tokens"] += count_tokens(metrics)
             cost["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
             cost["executions"] += metrics.get("sandbox/executions", 0.0) + metrics.get("sandbox/probe_executions", 0.0)
-            cost["updates"] += name == "update"
+            if name == "update":
+                cost["updates"] += 1
             cost["seconds"] += metrics.get(f"time/{name}_s", 0.0)
     budgets = [Budget()]
     for iteration in sorted(i for i, cost in costs.items() if cost["updates"]):

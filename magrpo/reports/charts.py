@@ -154,21 +154,18 @@ def describe_scatter(reports: Sequence[EvalReport], maxima: Mapping[str, float])
 
 
 def comparison_panels(
-    runs: Mapping[str, Sequence[EvalReport]],
-    tokens: Mapping[str, Mapping[int, float]] | None = None,
-    quantities: Sequence[tuple[str, str]] = RETURNS,
+    runs: Mapping[str, Sequence[EvalReport]], tokens: Mapping[str, Mapping[int, float]]
 ) -> list[Panel]:
-    """Draw a panel over training iterations for each quantity (split and name) that all runs have.
+    """Draw a panel over training iterations, and one over tokens, for each of :data:`RETURNS` that all runs have.
 
     ``runs`` holds the evaluations of each run by a short label, at most as many runs as there are colours. ``tokens``
-    holds the tokens generated in training up to each evaluated iteration; if given, every panel is drawn again over
-    tokens.
+    holds the tokens generated in training up to each evaluated iteration.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
     last = [reports[-1].summary for reports in runs.values()]
-    shown = [(split, name) for split, name in quantities if all(name in s.get(f"{split}/{MODE}", {}) for s in last)]
+    shown = [(split, name) for split, name in RETURNS if all(name in s.get(f"{split}/{MODE}", {}) for s in last)]
     panels = []
-    for over in [None] if tokens is None else [None, tokens]:
+    for over in (None, tokens):
         xlabel = "training iterations" if over is None else "thousands of tokens generated in training"
         for split, name in shown:
             curves = {label: _make_curve(reports, split, name) for label, reports in runs.items()}

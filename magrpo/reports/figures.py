@@ -5,7 +5,7 @@ Fractions of the maximum are shown in percent, with bootstrap 95 % intervals.
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -24,7 +24,6 @@ UNDEFINED = "-"
 MIN_SEEDS = 3
 """Fewest seeds for an interval in tables of baselines. With two, Student's t has one degree of freedom: 12.7 standard
 errors to each side."""
-EVALUATION_COLUMNS = ("policy_version", "split", "mode", "quantity", "mean", "low", "high")
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
 
 
@@ -33,14 +32,6 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     atomic_write(path, text.getvalue().encode())
-
-
-def evaluation_rows(reports: Sequence[EvalReport]) -> Iterator[tuple[object, ...]]:
-    """Yield every figure of every evaluation in long form, :data:`EVALUATION_COLUMNS`: fractions or tokens."""
-    for report in reports:
-        for key, summary in report.summary.items():
-            for name, value in summary.items():
-                yield report.policy_version, *key.split("/"), name, value.mean, value.low, value.high
 
 
 def format_budget(budget: Budget) -> str:

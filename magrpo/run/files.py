@@ -21,6 +21,7 @@ from typing import get_args
 import msgspec
 
 from magrpo.config.place import Place
+from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.manifest import check_files
@@ -35,6 +36,7 @@ from magrpo.types import (
     OldPairs,
     Problem,
     RolloutGroup,
+    Sample,
     ScoredTurn,
     Split,
     Turn,
@@ -144,6 +146,14 @@ def read_pairs(folder: Path) -> list[OldPairs]:
 def read_comparisons(folder: Path) -> list[Comparison]:
     """Read the comparisons committed by ``credit``."""
     return read_records(folder / COMPARISONS, Comparison)
+
+
+def read_samples(folder: Path, config: RunConfig) -> tuple[dict[str, list[Sample]], list[Comparison]]:
+    """Read what ``credit`` committed for an update: samples of the trained agents, comparisons if the loss has any."""
+    samples = {
+        agent.name: read_records(folder / samples_file(agent.name), Sample) for agent in config.agents if agent.trained
+    }
+    return samples, read_comparisons(folder) if config.algo.loss == "madpo" else []
 
 
 def list_outputs(pointers: Iterable[Pointer], stage: str) -> list[Pointer]:

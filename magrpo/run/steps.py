@@ -35,6 +35,8 @@ class StageSpec:
     """``module:function``, a :data:`magrpo.stages.context.Writer`, which computes a step and writes its files."""
     sections: tuple[str, ...]
     """Sections of the configuration that its output depends on, besides its inputs; they enter its key."""
+    extra_sections: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
+    """Further sections that its output depends on in a run of this configuration."""
     takes_previous: bool = False
     """Whether it takes its own output of the iteration before, which its last input names."""
     is_needed: Callable[[RunConfig], bool] = lambda _: True
@@ -50,6 +52,11 @@ class StageSpec:
     """Name of its folder, where this is not the stage's name."""
     title: str = ""
     """Name shown to users, where this is not the name of its folder."""
+
+
+def _list_sections_of_probes(config: RunConfig) -> tuple[str, ...]:
+    """The rewards of probes decide which problems a rollout samples."""
+    return ("reward", "penalty", "sandbox") if config.rollout.probe_size is not None else ()
 
 
 _POLICY = ("agents", "model", "lora", "train")
@@ -80,6 +87,7 @@ _TRAINING = (
         inputs=("prepare", CHECKPOINT, "score"),
         writer="magrpo.stages.rollout:write_groups",
         sections=(*_POLICY, "env", "engine", "rollout"),
+        extra_sections=_list_sections_of_probes,
         shows_prompts=True,
         activity="sampling",
         items="completions",

@@ -50,6 +50,7 @@ class JailSpec:
 
 def find_interpreter() -> str:
     """Return the real path of the interpreter behind the virtual environment."""
+    # private: sys.executable may be a copy in the virtual environment, and sys.base_prefix is only a folder
     return str(Path(sys._base_executable).resolve())  # type: ignore[attr-defined]
 
 

@@ -75,7 +75,7 @@ class LanePlan:
         """Split the lanes over the ranks, and the agents as well if there are fewer lanes than ranks.
 
         Lanes come first because they have nearly equal lengths, and agents may not. ``num_ranks`` must divide
-        ``num_lanes`` (a power of two) times ``num_agents``: see :mod:`magrpo.planning.fit`.
+        ``num_lanes`` (a power of two) times ``num_agents``: see :mod:`magrpo.planning.place_check`.
         """
         num_blocks = math.gcd(num_lanes, num_ranks)
         agents_at_once = num_ranks // num_blocks

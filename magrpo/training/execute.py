@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
 
-from magrpo.planning.fit import check_place
+from magrpo.planning.place_check import check_place
 from magrpo.process.signals import is_interrupt
 from magrpo.progress.activity import end_startup, show_activity
 from magrpo.progress.console import RunConsole

@@ -25,9 +25,7 @@ log = logging.getLogger(__name__)
 
 def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
     """Compute the key of a step that takes these inputs."""
-    names = step.spec.sections
-    if step.stage == "rollout" and config.rollout.probe_size is not None:
-        names += ("reward", "penalty", "sandbox")  # rewards of probes decide which problems it samples
+    names = step.spec.sections + step.spec.extra_sections(config)
     sections = {name: list_changes(getattr(config, name)) for name in names}
     if "train" in sections and config.optim.schedule == "constant":
         # The length of the run matters only to a learning rate that decays.

@@ -8,10 +8,8 @@ from magrpo.config.run import RunConfig
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.model.side_by_side import hold_cores
-from magrpo.run.files import locate_weights, read_comparisons, samples_file
-from magrpo.run.store import read_records
+from magrpo.run.files import locate_weights, read_samples
 from magrpo.stages.update import Updater
-from magrpo.types import Sample
 
 
 class InlineUpdates:
@@ -19,9 +17,8 @@ class InlineUpdates:
 
     def __init__(self, policy: Policy, config: RunConfig, dump: Path) -> None:
         self._policy = policy
+        self._config = config
         self._updater = Updater.of(policy, config, dump)
-        self._trained = [agent.name for agent in config.agents if agent.trained]
-        self._prefers = config.algo.loss == "madpo"
         self._checkpoint: Path | None = None  # that optimizers, and the policy unless its sources differ, are at
 
     def begin(self, out: Path) -> None:
@@ -29,8 +26,7 @@ class InlineUpdates:
             self._updater.save(out)
 
     def update(self, samples: Path, checkpoint: Path, out: Path, progress: Progress | None = None) -> dict[str, float]:
-        batch = {agent: read_records(samples / samples_file(agent), Sample) for agent in self._trained}
-        comparisons = read_comparisons(samples) if self._prefers else ()
+        batch, comparisons = read_samples(samples, self._config)
         with hold_cores(self._policy.device):
             if self._checkpoint != checkpoint or self._policy.sources != self._weights(checkpoint):
                 self._updater.load(checkpoint)

@@ -17,11 +17,9 @@ from magrpo.interfaces import Progress
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import Shards
-from magrpo.run.files import read_comparisons, samples_file
-from magrpo.run.store import read_records
+from magrpo.run.files import read_samples
 from magrpo.stages.lanes import add_in_pairs
 from magrpo.stages.update import Updater
-from magrpo.types import Sample
 
 
 def join_group(store: Store, number: int, count: int, timeout_s: float) -> None:
@@ -81,18 +79,16 @@ class RankUpdates:
         if is_sharded:
             shards = Shards(init_device_mesh(lineup.device.type, (ranks.count,)), lineup.device)
         policy = Policy.of(lineup, config.train.seed, shards)
+        self._config = config
         self._saves = is_sharded or ranks.number == 0
         self._updater = Updater.of(policy, config, dump, ranks)
-        self._trained = [agent.name for agent in config.agents if agent.trained]
-        self._prefers = config.algo.loss == "madpo"
 
     def load(self, checkpoint: Path) -> None:
         self._updater.load(checkpoint)
 
     def update(self, samples: Path, progress: Progress) -> dict[str, float]:
         """Update the weights on the samples of a folder; ``progress`` counts the completions of this rank."""
-        batch = {agent: read_records(samples / samples_file(agent), Sample) for agent in self._trained}
-        comparisons = read_comparisons(samples) if self._prefers else ()
+        batch, comparisons = read_samples(samples, self._config)
         return self._updater.update(batch, progress, comparisons)
 
     def save(self, out: Path) -> None:

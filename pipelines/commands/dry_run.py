@@ -16,7 +16,7 @@ from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
 from magrpo.planning.card import choose_engine, estimate_card, settle_micro_batches
-from magrpo.planning.fit import check_place
+from magrpo.planning.place_check import check_place
 from magrpo.planning.sizes import KV_CACHE, MERGED, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
 from magrpo.run.config_diff import list_changed_values
 from magrpo.run.files import read_place, read_problems

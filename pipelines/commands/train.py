@@ -11,7 +11,7 @@ from rich.console import Console
 
 from magrpo.config.place import Place, load_place
 from magrpo.config.run import RunConfig, load_config
-from magrpo.planning.fit import check_place
+from magrpo.planning.place_check import check_place
 from magrpo.plugins import ConfigError
 from magrpo.process.environment import find_command, is_quiet, shorten_path
 from magrpo.process.faults import DISK_ERRORS

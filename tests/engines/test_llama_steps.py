@@ -12,24 +12,14 @@ import torch
 from torch import Tensor
 from transformers import MistralConfig, PreTrainedConfig, PreTrainedModel
 
-from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
 from magrpo.engines.local.llama_steps import LlamaStep, make_step
 from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
-from magrpo.model.policy import Policy
 from magrpo.types import Request, SamplingParams
-from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
+from tests.tiny import VOCAB_SIZE, tiny_config, tiny_policy
 
 NO_STATES = Prompts([], mask=torch.ones(1, 1, dtype=torch.bool), parents=torch.zeros(1, dtype=torch.long))
 LENGTHS = {"padded": (3, 9, 17, 30), "as long": (9, 9, 9, 9)}
-
-
-def open_policy(folder: Path, config: PreTrainedConfig | None = None, **options: Any) -> Policy:
-    base, weights = str(tiny_base(folder / "base", config)), options.pop("weights", "lora")
-    agents = [AgentConfig(name="main", role="main", model=base, weights=weights)]
-    policy = Policy.open(agents, ModelConfig.model_validate({"device": "cpu", **options}), LoraConfig(rank=4), seed=0)
-    perturb(policy, seed=1, scale=0.05)
-    return policy
 
 
 def with_biases(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -88,7 +78,7 @@ def ask(lengths: Sequence[int]) -> list[Request]:
     ids=["llama", "llama-grouped", "llama-biases", "qwen2", "qwen2-grouped"],
 )
 def test_logits_are_those_of_the_model(tmp_path: Path, config: PreTrainedConfig, weights: str, lengths: str) -> None:
-    policy = open_policy(tmp_path, config, weights=weights)
+    policy = tiny_policy(tmp_path, config, weights=weights)
     start = partial(start_padded, make_step=BothSteps)
     with decoding_model(policy, "main") as model:
         completions = decode_batch(model, ask(LENGTHS[lengths]), [2, 7, 8], None, start=start)
@@ -105,7 +95,7 @@ def eager_attention(model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("change", [other_activation, eager_attention])
 def test_models_that_were_changed_run_as_they_are(tmp_path: Path, change: Callable[[PreTrainedModel], None]) -> None:
-    with decoding_model(open_policy(tmp_path), "main") as model:
+    with decoding_model(tiny_policy(tmp_path), "main") as model:
         change(model)
         assert isinstance(make_step(model, NO_STATES, room=1), ModuleStep)
 
@@ -121,5 +111,5 @@ def test_models_that_were_changed_run_as_they_are(tmp_path: Path, change: Callab
     ids=["adapters-in-bfloat16", "autocast", "mistral", "sliding-window"],
 )
 def test_other_models_run_their_modules(tmp_path: Path, config: PreTrainedConfig, options: dict[str, Any]) -> None:
-    with decoding_model(open_policy(tmp_path, config, **options), "main") as model:
+    with decoding_model(tiny_policy(tmp_path, config, **options), "main") as model:
         assert isinstance(make_step(model, NO_STATES, room=1), ModuleStep)

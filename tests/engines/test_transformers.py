@@ -22,18 +22,10 @@ from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.model.side_by_side import Stop, run_side_by_side
 from magrpo.types import Action, Request, SamplingParams
-from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
+from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, tiny_policy
 
 WEIGHTS: dict[str, Literal["lora", "full"]] = {"helper": "lora", "main": "lora", "own": "full"}
 SAMPLED = SamplingParams(max_new_tokens=14)
-
-
-def open_policy(folder: Path, config: PreTrainedConfig | None = None, **model: object) -> Policy:
-    base = str(tiny_base(folder / "base", config))
-    agents = [AgentConfig(name="main", role="main", model=base)]
-    policy = Policy.open(agents, ModelConfig.model_validate({"device": "cpu", **model}), LoraConfig(rank=4), seed=0)
-    perturb(policy, seed=1, scale=0.05)
-    return policy
 
 
 def ask(count: int = 12, sampling: SamplingParams = SAMPLED) -> list[Request]:
@@ -168,14 +160,14 @@ def sliding_window() -> PreTrainedConfig:
     ids=["llama-grouped-heads", "qwen2-biases", "mistral-sliding-window"],
 )
 def test_logps_are_those_of_an_unpadded_forward_pass(tmp_path: Path, config: PreTrainedConfig) -> None:
-    policy = open_policy(tmp_path, config)
+    policy = tiny_policy(tmp_path, config)
     asked = ask()
     served = TransformersEngine().open(EngineHost.of(policy)).serve(0, {})
     assert largest_gap(policy, asked, served.generate(asked)) < 2e-5
 
 
 def test_batch_size_and_padding_change_nothing(tmp_path: Path) -> None:
-    policy = open_policy(tmp_path)
+    policy = tiny_policy(tmp_path)
     asked = ask()
     whole = TransformersEngine().open(EngineHost.of(policy)).serve(0, {}).generate(asked)
     for max_batch in (1, 5):
@@ -186,19 +178,19 @@ def test_batch_size_and_padding_change_nothing(tmp_path: Path) -> None:
 
 
 def test_the_same_call_gives_the_same_bits(tmp_path: Path) -> None:
-    engine = TransformersEngine().open(EngineHost.of(open_policy(tmp_path))).serve(0, {})
+    engine = TransformersEngine().open(EngineHost.of(tiny_policy(tmp_path))).serve(0, {})
     assert engine.generate(ask()) == engine.generate(ask())
 
 
 def test_a_bfloat16_base_keeps_its_float32_adapter(tmp_path: Path) -> None:
-    policy = open_policy(tmp_path, dtype="bfloat16")
+    policy = tiny_policy(tmp_path, dtype="bfloat16")
     asked = ask()
     served = TransformersEngine().open(EngineHost.of(policy)).serve(0, {})
     assert largest_gap(policy, asked, served.generate(asked)) < 0.1
 
 
 def test_the_policy_is_left_as_it_was(tmp_path: Path) -> None:
-    policy = open_policy(tmp_path)
+    policy = tiny_policy(tmp_path)
     with policy.active("main") as model:
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -212,7 +204,7 @@ def test_the_policy_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_weights_that_diverged_stop_the_run(tmp_path: Path) -> None:
-    policy = open_policy(tmp_path)
+    policy = tiny_policy(tmp_path)
     with torch.no_grad():
         next(iter(policy.parameters("main").values())).fill_(float("nan"))
     engine = TransformersEngine().open(EngineHost.of(policy))
@@ -223,13 +215,13 @@ def test_weights_that_diverged_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
-    engine = TransformersEngine().open(EngineHost.of(open_policy(tmp_path))).serve(0, {})
+    engine = TransformersEngine().open(EngineHost.of(tiny_policy(tmp_path))).serve(0, {})
     with pytest.raises(ValueError, match="'main': empty prompt"):
         engine.generate([Request("main", (), SAMPLED, 0)])
 
 
 def test_weights_load_only_if_the_policy_does_not_hold_them(tmp_path: Path) -> None:
-    policy = open_policy(tmp_path)
+    policy = tiny_policy(tmp_path)
     saved = policy.save(tmp_path / "weights")
     nowhere = {"main": tmp_path / "there is no such folder"}
     policy.sources = nowhere
@@ -243,7 +235,7 @@ def test_weights_load_only_if_the_policy_does_not_hold_them(tmp_path: Path) -> N
 
 
 def test_two_versions_may_be_open_at_once(tmp_path: Path) -> None:
-    policy = open_policy(tmp_path)
+    policy = tiny_policy(tmp_path)
     engine = LocalEngine(policy, 256)
     first = engine.serve(1, policy.save(tmp_path / "first"))
     perturb(policy, seed=2)
@@ -255,7 +247,7 @@ def test_two_versions_may_be_open_at_once(tmp_path: Path) -> None:
 
 
 def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
-    policy = open_policy(tmp_path)
+    policy = tiny_policy(tmp_path)
     assert AutoEngine().choose_engine(policy.device) == TransformersEngine()
     assert isinstance(AutoEngine().open(EngineHost.of(policy)), LocalEngine)
 
@@ -264,7 +256,7 @@ def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
 def test_sampling_on_a_gpu_without_vllm_says_what_it_costs(
     device: str, warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = open_policy(tmp_path)
+    policy = tiny_policy(tmp_path)
     lineup = replace(policy.lineup, device=torch.device(device))
     TransformersEngine().open(EngineHost(lineup, lambda: policy))
     assert caplog.text.count("set engine.kind = vllm") == warnings

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from magrpo.envs.coding import CodingEnv, SequentialEnv, SoloEnv
@@ -12,7 +10,6 @@ from magrpo.sandboxes.pool import Pool
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import score_texts
 from magrpo.types import PastTurn, Problem
-from tests.sandbox.conftest import open_pool
 
 SHOWN = "def check(candidate):\n    assert candidate('SHOWNIN') == 'SHOWNOUT'\n"
 HIDDEN = "def check(candidate):\n    assert candidate('HIDDENIN') == 'HIDDENOUT'\n"
@@ -25,13 +22,6 @@ MAINS = {
     "digs": "import gc\n    mark = bytes([72, 73, 68]).decode()\n"
     "    return aux(s) + repr([x for x in gc.get_objects() if type(x) is list and mark in repr(x)])",
 }
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = open_pool(workers=1)
-    yield pool
-    pool.close()
 
 
 def seen(env: CodingEnv | SoloEnv, problem: Problem, main: str, pool: Pool) -> str:

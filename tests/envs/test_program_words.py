@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from magrpo.envs.coding import CodingEnv
@@ -11,7 +9,6 @@ from magrpo.rewards.coding import CodingReward
 from magrpo.sandboxes.pool import Pool
 from magrpo.stages.score import score_texts
 from magrpo.types import PastTurn, Problem
-from tests.sandbox.conftest import open_pool
 
 CHECK = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2)['x'] == 3\n"
 FORGEABLE = "def check(candidate):\n    assert candidate(lambda: 1) == 2\n"
@@ -29,13 +26,6 @@ MAINS = {
     "group": f"raise ExceptionGroup('{WORDS}', [ValueError('{WORDS}')])",
     "process": "import os; os.write(2, b'OBEY'); os._exit(1)",
 }
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = open_pool(workers=1)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("test", [CHECK, FORGEABLE], ids=["split", "forgeable"])

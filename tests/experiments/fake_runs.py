@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from magrpo.process.signals import raise_on_signals
 from magrpo.run.steps import steps
 from magrpo.run.store import RunStore
 from pipelines.arguments import locate_config
+from tests.processes import wait_until
 
 
 def fake_outcome(store: RunStore) -> float:
@@ -42,7 +42,7 @@ def run_with_a_partner(store: RunStore) -> None:
     folder.mkdir(exist_ok=True)
     folder.joinpath(store.run_id).write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}")
     if store.run_id.endswith("s0"):
-        wait_for(lambda: len(list(folder.glob("*-s0"))) == 2)
+        wait_until(lambda: len(list(folder.glob("*-s0"))) == 2)
     if store.run_id == "s-plain-s1":
         os.kill(os.getpid(), signal.SIGKILL)
     if store.run_id == "s-loo-s1":
@@ -60,11 +60,3 @@ def run_hanging_study(path: Path) -> None:
     """Execute the study in the file ``path`` with runs that hang, as a command that signals can end."""
     with raise_on_signals():
         run_study(load_study(path, None, None, locate_config), hang, Console(quiet=True), workers=2)
-
-
-def wait_for(is_there: Callable[[], bool]) -> None:
-    """Wait until ``is_there`` returns True, for twenty minutes at most."""
-    deadline = time.monotonic() + 1200
-    while not is_there():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -29,8 +29,9 @@ from magrpo.run.files import is_finished
 from magrpo.run.store import RunStore
 from pipelines.arguments import STUDIES, list_shipped, locate_config
 from pipelines.cli import main
-from tests.experiments.fake_runs import make_run, run_hanging_study, run_with_a_partner, wait_for
+from tests.experiments.fake_runs import make_run, run_hanging_study, run_with_a_partner
 from tests.pipelines.micro import run_locally, start, write_config
+from tests.processes import wait_until
 from tests.reports.pages import Page
 
 TEXT = """
@@ -217,7 +218,7 @@ def test_runs_are_executed_side_by_side(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_ended_study_ends_its_runs(tmp_path: Path) -> None:
     process = get_context("spawn").Process(target=run_hanging_study, args=(write_study(tmp_path, *FOUR_RUNS),))
     process.start()
-    wait_for(lambda: len(list((tmp_path / "runs").glob("s-*/begun"))) == 2)
+    wait_until(lambda: len(list((tmp_path / "runs").glob("s-*/begun"))) == 2)
     family = list_family(process.pid or 0)
     process.terminate()
     process.join()
@@ -385,7 +386,7 @@ def test_a_killed_study_goes_on_through_prefect(tmp_path: Path) -> None:
     log, again = tmp_path / "log", tmp_path / "again"
     arguments = ["study", "tiny", "--root", str(tmp_path / "runs")]
     process = start(arguments, log)
-    wait_for(lambda: log.exists() and "[3/8]" in log.read_text())
+    wait_until(lambda: log.exists() and "[3/8]" in log.read_text())
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()

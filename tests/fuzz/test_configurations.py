@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from magrpo.config.run import RunConfig, load_config, load_resolved
+from magrpo.config.run import RunConfig, load_config
 from magrpo.planning.sizes import estimate_work
 from magrpo.plugins import find_keys, validate_config
 from magrpo.run.config_diff import flatten_config
 from magrpo.run.steps import steps
+from magrpo.run.store import CONFIG, RunStore
 from tests.fuzz.mutations import COUNT, ODD_VALUES, count_outcomes, mutate_bytes, mutate_tree
 
 CONFIGS = sorted((Path(__file__).parents[2] / "pipelines" / "configs").glob("*.toml"))
@@ -65,7 +66,7 @@ KEYS = [
 
 def inspect_config(config: RunConfig) -> None:
     """What commands do with a configuration before they load anything."""
-    assert load_resolved(config.resolved(secrets=True)) == config
+    assert validate_config(RunConfig, json.loads(config.resolved(secrets=True)), (), "resolved") == config
     flatten_config(config)
     estimate_work(config)
     if config.train.num_iterations <= 1000 and config.env.num_turns <= 100:
@@ -103,16 +104,17 @@ def test_overrides() -> None:
     assert count_outcomes("overrides", use).total() == COUNT
 
 
-def test_resolved_configurations() -> None:
+def test_resolved_configurations(tmp_path: Path) -> None:
     resolved = [load_config(path).resolved(secrets=True) for path in CONFIGS]
 
     def use(rng: random.Random) -> None:
-        text = rng.choice(resolved)
+        data = rng.choice(resolved).encode()
         if rng.random() < 0.3:
-            text = mutate_bytes(text.encode(), rng).decode(errors="replace")
+            data = mutate_bytes(data, rng)
         else:
-            text = json.dumps(mutate_tree(json.loads(text), rng))
-        inspect_config(load_resolved(text))
+            data = json.dumps(mutate_tree(json.loads(data), rng)).encode()
+        (tmp_path / CONFIG).write_bytes(data)
+        inspect_config(RunStore(tmp_path, ".").config())
 
     assert count_outcomes("resolved configurations", use).total() == COUNT
 

@@ -11,6 +11,7 @@ import pytest
 from magrpo.envs.program import AgentProgram
 from magrpo.gateway.player import EpisodePlayer
 from magrpo.model.lineup import Lineup
+from tests.fakes import Clock
 from tests.gateway.playing import FakeModel, make_services, make_tasks
 from tests.processes import assert_all_end, find_running
 
@@ -85,15 +86,6 @@ OUTCOMES = {
     "behave": ("finished", "", 2),
 }
 """Status, message and number of calls of each kind of episode."""
-
-
-class Clock:
-    """Stands still until the test moves it."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["reused processes", "fresh processes"])

@@ -19,6 +19,7 @@ from magrpo.model.lineup import Lineup
 from magrpo.plugins import PluginFailed
 from magrpo.process.children import wait_for_end
 from magrpo.types import Action, CaseStatus, Execution, ExecutionReport, Request
+from tests.fakes import Clock
 from tests.gateway.playing import (
     FakeModel,
     as_episode,
@@ -465,16 +466,6 @@ def test_a_program_that_hangs_is_killed(folder: Path, model: FakeModel, find_for
     assert (played.status, played.message) == ("timed_out", "took longer than env.time_limit_s = 0.5")
     assert find_forkserver().children() == []
     player.close()
-
-
-class Clock:
-    """A clock that stands still but for what the test adds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 def test_time_that_completions_take_does_not_count(

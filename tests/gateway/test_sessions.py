@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from magrpo.gateway.sessions import EpisodeTask, SampledCall, Session
 from magrpo.seeds import derive_seed
 from magrpo.types import Action, Episode, Problem
+from tests.fakes import Clock
 from tests.gateway.playing import AGENTS, SAMPLING
 
 
@@ -154,12 +155,6 @@ def test_only_completions_that_ended_by_themselves_are_continued() -> None:
 
 
 def test_time_with_a_request_waiting_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
     clock = Clock()
     monkeypatch.setattr("magrpo.gateway.sessions.time", clock)
     session = make_session()

@@ -11,7 +11,6 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.run import load_config
 from magrpo.engines.local.decoding import decoding_model
 from magrpo.engines.local.llama_steps import LlamaStep, make_step
@@ -25,7 +24,7 @@ from magrpo.model.rounding import RoundedLinear, recommend_dtype
 from magrpo.planning.sizes import MERGED, estimate_memory, read_base_model
 from magrpo.types import Request, SamplingParams
 from pipelines.arguments import locate_config
-from tests.tiny import perturb, tiny_base, tiny_config
+from tests.tiny import tiny_base, tiny_config, tiny_policy
 
 GAP = 0.1
 """Largest difference between log-probabilities of one token: rounding to bfloat16."""
@@ -35,11 +34,7 @@ TEXT = tuple(range(3, 23))
 def open_policy(
     folder: Path, dtype: Literal["float32", "mixed"], family: Literal["llama", "qwen2"] = "qwen2"
 ) -> Policy:
-    base = tiny_base(folder / family, tiny_config(family, tie=False))
-    agents = [AgentConfig(name="main", role="main", model=str(base))]
-    policy = Policy.open(agents, ModelConfig(device="cpu", dtype=dtype), LoraConfig(rank=4), seed=0)
-    perturb(policy, seed=1, scale=0.02)
-    return policy
+    return tiny_policy(folder, tiny_config(family, tie=False), scale=0.02, dtype=dtype)
 
 
 def compute_logps(model: PreTrainedModel, text: tuple[int, ...]) -> Tensor:

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,11 @@ from magrpo.sandboxes.pool import Pool
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Problem
 from tests.problems.test_files import jsonl, numbered
-from tests.sandbox.conftest import open_pool
 
 STATEMENT = "Add up $n \\le 9$ numbers.\n\nThe first line is n, the second the numbers."
 PAIRS = [("2\n1 2\n", "3\n"), ("1\n-4", "-4"), ("3\n1 1 1\n", "3.0\n\n"), ("0\n\n", "0")]
 SUM = "lines = stdin.split('\\n')\n    return "
 METHOD = "class Solution:\n    def join(self, words: List[str], times: int = 1) -> str:\n        "
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = open_pool(workers=1)
-    yield pool
-    pool.close()
 
 
 def packed(value: object) -> str:

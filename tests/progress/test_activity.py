@@ -10,22 +10,13 @@ from rich.console import Console
 
 from magrpo.progress import activity as module
 from magrpo.progress.activity import LOADING, ActivityLine, begin_startup, end_startup, show_activity
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
-    monkeypatch.setattr(module.time, "time", clock)
+    clock = Clock(1000.0)
+    monkeypatch.setattr(module.time, "time", clock.monotonic)
     end_startup()
     yield clock
     end_startup()
@@ -33,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 def test_a_line_names_one_activity_with_its_seconds(clock: Clock) -> None:
     out = io.StringIO()
-    line = ActivityLine(Console(file=out), clock)
+    line = ActivityLine(Console(file=out), clock.monotonic)
     line.switch("loading libraries")
     clock.now += 12.0
     line.say()

@@ -16,21 +16,12 @@ from magrpo.progress.state import RunState
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.steps import Step
 from pipelines.cli import CurrentStderr
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 def iterate(progress: RunConsole, iteration: int, clock: Clock, *, reused: bool = False, cut_off: float = 0.0) -> None:
@@ -61,7 +52,7 @@ def live_lines(progress: RunConsole, width: int = 100) -> list[str]:
 
 def show(state: RunState | int, console: Console, clock: Clock) -> RunConsole:
     """The console of a run in ``state``, or of one with so many iterations."""
-    return RunConsole(RunState(state, CodingReward()) if isinstance(state, int) else state, console, clock)
+    return RunConsole(RunState(state, CodingReward()) if isinstance(state, int) else state, console, clock.monotonic)
 
 
 def test_a_run_of_baselines_counts_its_rows(clock: Clock) -> None:

@@ -1,12 +1,10 @@
-"""The closing table, the CSV files and the pictures."""
+"""The closing table and the pictures."""
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import re
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -25,12 +23,9 @@ from magrpo.reports.charts import (
     turn_panels,
 )
 from magrpo.reports.figures import (
-    EVALUATION_COLUMNS,
     closing_table,
-    evaluation_rows,
     format_budget,
     format_tested_difference,
-    write_csv,
 )
 from magrpo.reports.page import ReportTable, print_tables
 from magrpo.types import EvalReport, EvalRow, Interval, Split
@@ -69,21 +64,6 @@ TWO_TURNS = [
     _report(0, 0.5, (_row("a", (0, 0), (1, 0)), _row("b", (1, 0), (1, 1)))),
     _report(40, 0.9, (_row("a", (1, 0), (1, 3)), _row("b", (1, 3)))),  # b ended after its first turn
 ]
-
-
-def test_csv_holds_every_figure(tmp_path: Path) -> None:
-    write_csv(tmp_path / "report.csv", EVALUATION_COLUMNS, evaluation_rows(ONE_TURN))
-    rows = list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines()))
-    assert len(rows) == sum(len(summary) for report in ONE_TURN for summary in report.summary.values())
-    assert rows[0] == {
-        "policy_version": "0",
-        "split": "test",
-        "mode": "sampled",
-        "quantity": "structure",
-        "mean": "0.5",
-        "low": "0.49",
-        "high": "0.52",
-    }
 
 
 def test_closing_table_fits_a_terminal() -> None:

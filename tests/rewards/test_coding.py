@@ -5,7 +5,7 @@ import builtins
 import gzip
 import json
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.operations import parse_composition
 from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward, SoloReward, combine_completions
 from magrpo.rewards.common import make_trusted_test
-from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
 from tests.rewards.test_program import HOSTILE
@@ -305,13 +304,6 @@ def test_price_is_bounded_by_the_maxima(
 
 
 # ------------------------------------------------------------------------------------------------- in the real sandbox
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    opened = PoolSandbox(test_s=0.5, total_s=1.0).open()
-    yield opened
-    opened.close()
-
-
 def run(sandbox: Sandbox, items: Sequence[tuple[Problem, str, str]]) -> list[Scored]:
     pairs = [(problem, {"helper": helper, "main": main}) for problem, helper, main in items]
     scored, _ = score_texts(pairs, reward=REWARD, sandbox=sandbox, cache={})

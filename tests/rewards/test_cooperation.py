@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from textwrap import indent
 
@@ -10,7 +10,6 @@ import pytest
 
 from magrpo.interfaces import Sandbox
 from magrpo.rewards.coding import CodingReward
-from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import score_texts
 from magrpo.types import Problem
 
@@ -187,13 +186,6 @@ REBOUND = {
     "by its frame": f"import sys\nsys._getframe().f_globals['aux'] = lambda xs: {WORK} + 1\nreturn aux(xs) - 1",
 }
 """Bodies of ``f`` that put a function of their own in the place of ``aux``. Nothing is left of the bonus."""
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    opened = PoolSandbox(test_s=0.5, total_s=1.0).open()
-    yield opened
-    opened.close()
 
 
 def texts(helper: str, main: str, parameters: str = "xs") -> dict[str, str]:

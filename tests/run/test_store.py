@@ -250,6 +250,24 @@ def test_names_that_no_run_can_have(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "config.json cannot be read"),
+        ('{"agents": ', "config.json cannot be read"),
+        ("[1]", "config.json is not the configuration of a run"),
+        ("[" * 10**5, r"config.json cannot be read \(maximum recursion depth"),
+        ("9" * 5000, r"config.json cannot be read \(Exceeds the limit"),
+        ('{"agents": [], "train": {}, "later": 1}', "later: unknown key"),
+        ('{"agents": [], "train": {}, "optim": {"lr": NaN}}', "optim.lr: must be a finite number"),
+    ],
+)
+def test_a_configuration_that_is_damaged_is_named(store: RunStore, text: str, message: str) -> None:
+    (store.path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        store.config()
+
+
 def _config(folder: Path) -> Path:
     path = folder / "run.toml"
     path.write_text(f'root = "{folder / "runs"}"\n{CONFIG}')

@@ -21,6 +21,7 @@ from magrpo.run.steps import Step
 from magrpo.run.store import Pointer
 from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX
 from tests.pipelines.micro import command, start, write_config
+from tests.processes import wait_until
 from tests.servers import answers
 from tests.training.test_resume import TIMED
 
@@ -51,7 +52,7 @@ class Servers:
             self._running = [
                 subprocess.Popen(arguments, env=environment, stdout=log, stderr=log) for arguments in (prefect, mlflow)
             ]
-        wait_for(lambda: answers(f"{self.prefect}/api/health") and answers(f"{self.mlflow}/health"))
+        wait_until(lambda: answers(f"{self.prefect}/api/health") and answers(f"{self.mlflow}/health"))
 
     def stop(self) -> None:
         for process in self._running:
@@ -64,13 +65,6 @@ class Servers:
                 process.wait()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.2)
-
-
 def use(servers: tuple[str, str], gates: Mapping[int, Path]) -> None:
     """Report to these servers; iteration i does not end before the file ``gates[i]`` is there."""
     from magrpo.training.stages import StageRunner
@@ -81,7 +75,7 @@ def use(servers: tuple[str, str], gates: Mapping[int, Path]) -> None:
     @wraps(run_step)
     def wait_first(self: StageRunner, step: Step, inputs: Sequence[Pointer]) -> Pointer:
         if step.stage == "credit" and step.iteration in gates:
-            wait_for(gates[step.iteration].exists, 400.0)
+            wait_until(gates[step.iteration].exists)
         return run_step(self, step, inputs)
 
     StageRunner.run_step = wait_first  # type: ignore[method-assign]
@@ -127,12 +121,12 @@ def test_servers_that_are_gone_for_a_minute_cost_nothing(tmp_path: Path, monkeyp
         for process in processes.values():
             undo.callback(process.kill)
         processes["whole"].join(240)
-        wait_for(lambda: reached("middle", "00002/score.0")() and reached("end", "00002/score.0")())
+        wait_until(lambda: reached("middle", "00002/score.0")() and reached("end", "00002/score.0")())
         servers.stop()
         stopped = time.monotonic()
         away.touch()
-        wait_for(lambda: reached("middle", "00003/update")() and reached("end", "00004/report")())
-        wait_for(lambda: time.monotonic() > stopped + OUTAGE_S)
+        wait_until(lambda: reached("middle", "00003/update")() and reached("end", "00004/report")())
+        wait_until(lambda: time.monotonic() > stopped + OUTAGE_S)
         servers.start()
         back.touch()
         for name, process in processes.items():

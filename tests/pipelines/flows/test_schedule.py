@@ -7,7 +7,6 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ from pipelines.flows.study import study
 from pipelines.flows.timetable import Timetable
 from pipelines.flows.train import train
 from tests.pipelines.micro import start, write_config
-from tests.processes import assert_all_end
+from tests.processes import assert_all_end, wait_until
 
 
 @pytest.mark.parametrize(
@@ -72,13 +71,6 @@ def due(run: Path) -> datetime:
     return datetime.strptime(run.name, "often-%Y%m%d-%H%M%S").replace(tzinfo=UTC)
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 400) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.2)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_runs_start_by_themselves_one_at_a_time_until_a_signal(tmp_path: Path) -> None:
@@ -93,9 +85,9 @@ def test_runs_start_by_themselves_one_at_a_time_until_a_signal(tmp_path: Path) -
         process = start(["schedule", str(config), "--interval", "4s", "--name", "often"], log)
         assert process.pid is not None
         try:
-            wait_for(lambda: len(finished() - before) >= 2)
+            wait_until(lambda: len(finished() - before) >= 2)
             # The last stage of a run is not its end.
-            wait_for(lambda: len(completed(root)) >= len(before) + 2)
+            wait_until(lambda: len(completed(root)) >= len(before) + 2)
             children = list_family(process.pid)
             os.kill(process.pid, number)
             process.join(120)  # Prefect waits for half a minute until a run has ended

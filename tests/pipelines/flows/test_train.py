@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from pathlib import Path
@@ -30,7 +29,7 @@ from magrpo.run.store import Pointer
 from pipelines.flows.local_server import LocalServer, ServerError
 from tests.pipelines.micro import STAGES, command, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
-from tests.processes import assert_all_end, find_running
+from tests.processes import assert_all_end, find_running, wait_until
 from tests.training.test_resume import Runs, die_at_work, wait_at_work
 
 
@@ -127,7 +126,7 @@ class Flows:
             ended = [task.name for task in found if task.start_time and task.state and task.state.is_final()]
             return last in ended and len(ended) == len(found)
 
-        wait_for(settled)
+        wait_until(settled)
         return {task.name: task for task in sorted(found, key=lambda task: task.start_time)}
 
     def tracked(self, name: str) -> tuple[str, dict[str, str]]:
@@ -290,7 +289,7 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
     log = tmp_path / "log"
     process = start(flows.arguments("twice"), log, partial(wait_at_work, "rollout.0"))
     try:
-        wait_for(lambda: not process.is_alive() or (log.exists() and "waits" in log.read_text()))
+        wait_until(lambda: not process.is_alive() or (log.exists() and "waits" in log.read_text()))
         assert process.pid is not None
         children = list_family(process.pid)
         server = find_running(children, "pipelines.flows.local_server")
@@ -344,7 +343,7 @@ def test_servers_of_one_home_start_one_after_the_other(tmp_path: Path, monkeypat
     with LocalServer(tmp_path) as server:
         assert server.process is not None
         with lock_folder(tmp_path):
-            wait_for(lambda: has_open(server.process.pid, tmp_path))  # to lock it
+            wait_until(lambda: has_open(server.process.pid, tmp_path))  # to lock it
             assert not (tmp_path / "prefect.db").exists()
         server.wait_until_ready()
         assert (tmp_path / "prefect.db").exists()
@@ -352,13 +351,6 @@ def test_servers_of_one_home_start_one_after_the_other(tmp_path: Path, monkeypat
 
 def has_open(process: int, path: Path) -> bool:
     return any(os.path.realpath(link) == str(path) for link in Path(f"/proc/{process}/fd").iterdir())
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300  # a server may begin with an empty database
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
 
 
 def meet_in_the_middle() -> None:
