@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("magrpo", "magrpo_kernels", "pipelines")
-COMMAND_LINE = ("pipelines/cli.py",)
+COMMAND_LINE = ("pipelines/benchmarks/loss.py", "pipelines/cli.py")
 """Modules whose public functions are commands: their parameters are flags, and each imports what it needs."""
 SANDBOXED = ("magrpo/rewards/stand_ins.py",)
 """Modules whose functions are copied into programs for the sandbox, with their imports."""
