@@ -69,8 +69,9 @@ def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) 
         if iteration > 0 and name in TRAINING_STAGES:
             cost = costs[iteration]
             cost["tokens"] += count_tokens(metrics)
-            cost["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
-            cost["executions"] += metrics.get("sandbox/executions", 0.0) + metrics.get("sandbox/probe_executions", 0.0)
+            cost["joint_actions"] += sum(metrics.get(f"{kind}/joint_actions", 0.0) for kind in ("rollout", "partners"))
+            kinds = ("executions", "probe_executions", "partner_executions")
+            cost["executions"] += sum(metrics.get(f"sandbox/{kind}", 0.0) for kind in kinds)
             if name == "update":
                 cost["updates"] += 1
             cost["seconds"] += metrics.get(f"time/{name}_s", 0.0)

@@ -162,6 +162,7 @@ def write_pairs(context: StageContext) -> Metrics:
     write_records(context.folder / DRAWN, (DrawnProblem(*entry) for entry in drawn.items()))
     metrics = {
         "partners/used": float(sum(len(pairing.weights) for pairing in pairings)),
+        "partners/joint_actions": float(sum(len(node.turns) for node in nodes)),
         "sandbox/partner_executions": float(len(stats.ran)),
     }
     if all_weights := [weight for _, _, weights in weighed for weight in weights]:
