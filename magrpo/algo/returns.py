@@ -160,10 +160,16 @@ def completion_returns(returns: Sequence[float], picks: Sequence[int], group_siz
     part of no joint action has the return None. With crossed pairs the mean averages out the partners' luck, which
     makes it a counterfactual credit.
     """
-    returns_by_completion: list[list[float]] = [[] for _ in range(group_size)]
+    by_completion = _list_by_completion(returns, picks, group_size)
+    return [exact_mean(values) if values else None for values in by_completion]
+
+
+def _list_by_completion(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[list[float]]:
+    """The returns of the joint actions that contain each completion."""
+    by_completion: list[list[float]] = [[] for _ in range(group_size)]
     for value, pick in zip(returns, picks, strict=True):
-        returns_by_completion[pick].append(value)
-    return [exact_mean(values) if values else None for values in returns_by_completion]
+        by_completion[pick].append(value)
+    return by_completion
 
 
 def partner_weight(log_ratios: Iterable[float]) -> float:
@@ -184,11 +190,8 @@ def weighted_returns(
     gradient is that of the agent's return with the partners that the weights stand for. A completion that is part of no
     joint action of today has the return None.
     """
-    returns_by_completion: list[list[float]] = [[] for _ in range(group_size)]
-    for value, pick in zip(returns, picks, strict=True):
-        returns_by_completion[pick].append(value)
     means: list[float | None] = []
-    for i, values in enumerate(returns_by_completion):
+    for i, values in enumerate(_list_by_completion(returns, picks, group_size)):
         weighted = [(1.0, value) for value in values]
         for weight, rewards in zip(old.weights, old.rewards, strict=True):
             if (reward := rewards[i]) is not None:

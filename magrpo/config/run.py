@@ -5,7 +5,7 @@ Imports no heavy library: a plug-in's class is imported only when a configuratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -475,8 +475,7 @@ class RunConfig(Section):
                 self.algo.loss_norm == "sequence_mean"
             ),
         }
-        if found := [misfit for misfit, is_found in misfits.items() if is_found]:
-            raise ValueError(f'algo.loss = "madpo": {"; ".join(found)}')
+        _refuse('algo.loss = "madpo"', misfits)
         return self
 
     @model_validator(mode="after")
@@ -494,8 +493,7 @@ class RunConfig(Section):
                 agent.trained and not ESTIMATORS[self.estimator_of(agent)].has_baseline for agent in self.agents
             ),
         }
-        if found := [misfit for misfit, is_found in misfits.items() if is_found]:
-            raise ValueError(f"rollout.probe_size: {'; '.join(found)}; or remove probe_size")
+        _refuse("rollout.probe_size", misfits, "; or remove probe_size")
         return self
 
     @model_validator(mode="after")
@@ -518,8 +516,7 @@ class RunConfig(Section):
             'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
             "algo.estimator must have no critic, which values the partners of today": self.trains_critics,
         }
-        if found := [misfit for misfit, is_found in misfits.items() if is_found]:
-            raise ValueError(f"rollout.old_partners: {'; '.join(found)}; or set old_partners to 0")
+        _refuse("rollout.old_partners", misfits, "; or set old_partners to 0")
         return self
 
     @model_validator(mode="after")
@@ -668,6 +665,12 @@ class RunConfig(Section):
     def resolved(self, *, secrets: bool = False) -> str:
         """The whole tree as JSON, defaults included; :meth:`RunStore.config` reads it back, with its ``secrets``."""
         return self.model_dump_json(indent=2, context={"secrets": secrets})
+
+
+def _refuse(option: str, misfits: Mapping[str, bool], remedy: str = "") -> None:
+    """Raise ValueError, naming all misfits, if any of ``misfits`` is found. Its keys say what must change, and why."""
+    if found := [misfit for misfit, is_found in misfits.items() if is_found]:
+        raise ValueError(f"{option}: {'; '.join(found)}{remedy}")
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
