@@ -285,7 +285,10 @@ class Updater:
                 self._check_sampling_gap(batch, sums)
                 if self.algo.update_epochs > 1:
                     logps[batch.agent] = self.gradients.share_logps(batch, part.logps)
-            plan.totals[batch.agent] = self._step(batch, sums)
+            totals = self._step(batch, sums)
+            if epoch > 1:  # in which the policy's own change would hide whether the engine held its weights
+                totals["sampling_gap"] = plan.totals[batch.agent]["sampling_gap"]
+            plan.totals[batch.agent] = totals
         return logps
 
     def _plan_batch(
