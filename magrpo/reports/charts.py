@@ -27,7 +27,7 @@ from magrpo.types import EvalReport, EvalRow, Interval
 
 INK, GREY, GRID = "#222222", "#8a8a8a", "#e6e6e6"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-MARKERS = ("o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 BEFORE, AFTER = "#E69F00", "#0072B2"
 STYLE: dict[Any, Any] = {
     "font.size": 10.5,
@@ -206,7 +206,8 @@ def _draw_curves(
     if training:
         axes.plot(*zip(*training, strict=True), color=COLOURS[0], linewidth=0.8, alpha=0.8, zorder=1)
         ends["training"], end_colours["training"] = training[-1][1], COLOURS[0]
-    for (label, curve), colour, marker in zip(curves.items(), colours, MARKERS, strict=False):
+    # There is a marker more than colours, so that lines beyond the last colour still differ.
+    for (label, curve), colour, marker in zip(curves.items(), itertools.cycle(colours), itertools.cycle(MARKERS)):
         places = [place for place, _ in curve]
         mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))
         bottom = min(bottom, *low)

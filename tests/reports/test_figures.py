@@ -66,6 +66,17 @@ TWO_TURNS = [
 ]
 
 
+def test_every_part_of_a_reward_is_drawn_however_many_there_are() -> None:
+    names = [f"part{i}" for i in range(9)]
+    means = {name: Interval(0.5, 0.4, 0.6) for name in (*names, "return")}
+    reports = [EvalReport(version, (), {"test/sampled": means}) for version in (0, 10)]
+    _, parts = learning_panels(reports, dict.fromkeys(names, 1.0))
+    axes = draw(parts)
+    assert [text.get_text() for text in axes.texts] == [f"{name} 50" for name in names]
+    lines = {(line.get_color(), line.get_marker()) for line in axes.lines}
+    assert len(lines) == len(names), "no two look alike"
+
+
 def test_closing_table_fits_a_terminal() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(closing_table(ONE_TURN, MAXIMA))
