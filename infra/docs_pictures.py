@@ -2,7 +2,8 @@
 
 The runs lie in build/pictures/runs; those that are missing are trained first, ten minutes in all on two cores. To take
 them from another folder: ``make docs-pictures ARGS="--root runs"``. A run of published models takes an hour and needs
-their weights, so its picture is taken only with ``--only tldr``, of the run ``tldr`` in that folder.
+their weights, so its picture is taken only with ``--only tldr``, of the run ``tldr`` in that folder; those of studies
+only with ``--only studies``, of the pages under ``studies`` there.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ PICTURES = {
     "report.png": "the first screen of its report, for docs/report.md",
     "tldr.png": "the learning curves of `tldr_cpu` with published models, for docs/results.md",
     "mlflow-charts.png": "MLflow's charts of three short runs, for docs/orchestration.md",
+    "study-coopcode.png": "the learning curves of the arms of the study `coopcode`, for docs/studies.md",
+    "study-posts.png": "the same of the study `posts`",
 }
 """Every picture under docs/, and what it shows."""
 
@@ -137,6 +140,12 @@ def picture_curves(page: Page, path: Path) -> None:
     page.screenshot(path=path, full_page=True, clip=curves, timeout=PATIENCE_MS)
 
 
+def picture_study(browser: Browser, root: Path, name: str) -> None:
+    """The learning curves of the arms of a study: a figure for the first six, another for further ones."""
+    page = open_page(browser, (root / "studies" / name / "study.html").resolve().as_uri(), height=1140)
+    page.locator("figure").first.locator("xpath=..").screenshot(path=DOCS / f"study-{name}.png", timeout=PATIENCE_MS)
+
+
 def picture_charts(browser: Browser, root: Path) -> None:
     """MLflow's charts of the three short runs."""
     with open_mlflow(root) as address:
@@ -155,7 +164,7 @@ def picture_charts(browser: Browser, root: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=ROOT / "build" / "pictures" / "runs", help="folder of the runs")
-    parser.add_argument("--only", choices=("report", "charts", "tldr"), help="take the pictures of one page")
+    parser.add_argument("--only", choices=("report", "charts", "tldr", "studies"), help="take the pictures of one page")
     chosen = parser.parse_args()
     if CHROMIUM is None:
         sys.exit("Chromium is not installed: apt-get install chromium")
@@ -169,6 +178,9 @@ def main() -> None:
             picture_charts(browser, chosen.root)
         if chosen.only == "tldr":
             picture_curves(open_report(browser, chosen.root / "tldr"), DOCS / "tldr.png")
+        if chosen.only == "studies":
+            for name in ("coopcode", "posts"):
+                picture_study(browser, chosen.root, name)
         browser.close()
 
 
