@@ -475,13 +475,16 @@ class AnswerStats:
     """Statistics of one completion that need no reward.
 
     ``cut_off``: whether it reached the limit of tokens. ``copied_frac``: share of its words that lie in a run of words
-    of its prompt. ``repeated_frac``: share that lie in a run it has already written (:mod:`magrpo.algo.repetition`).
+    of its prompt. ``repeated_frac``: share that lie in a run it has already written. ``prompt_words_frac``: share of
+    its long words that its prompt has, too (:mod:`magrpo.algo.repetition`); 0 in evaluations of versions that did not
+    measure it.
     """
 
     tokens: int
     cut_off: bool
     copied_frac: float
     repeated_frac: float
+    prompt_words_frac: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

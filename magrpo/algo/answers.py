@@ -1,13 +1,13 @@
-"""Statistics of answers that need no reward: their length, whether they were cut off, and how much they repeat."""
+"""Statistics of answers that need no reward: their length, whether they were cut off, and what they repeat."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from magrpo.algo.repetition import find_copied, find_repeated, marked_share
+from magrpo.algo.repetition import find_copied, find_repeated, marked_share, share_prompt_words
 from magrpo.types import Action, AnswerStats, Episode, PastTurn, Prompt, RolloutGroup, T, TrajectoryStep
 
-ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated_frac")
+ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated_frac", "prompt_words_frac")
 """Names of the quantities measured for the answers of each agent."""
 
 
@@ -18,6 +18,7 @@ def measure_answer(action: Action, asked: str, written: Iterable[str] = ()) -> A
         cut_off=action.finish_reason == "length",
         copied_frac=marked_share(find_copied(action.text, asked, written)),
         repeated_frac=marked_share(find_repeated(action.text)),
+        prompt_words_frac=share_prompt_words(action.text, asked),
     )
 
 
@@ -54,8 +55,8 @@ def list_actions(group: RolloutGroup[T]) -> list[Action]:
 
 def list_quantities(stats: AnswerStats) -> dict[str, float]:
     """The statistics of an answer as numbers, keyed by :data:`ANSWER_QUANTITIES`."""
-    values = (float(stats.tokens), float(stats.cut_off), stats.copied_frac, stats.repeated_frac)
-    return dict(zip(ANSWER_QUANTITIES, values, strict=True))
+    shares = (stats.copied_frac, stats.repeated_frac, stats.prompt_words_frac)
+    return dict(zip(ANSWER_QUANTITIES, (float(stats.tokens), float(stats.cut_off), *shares), strict=True))
 
 
 def list_written(history: Sequence[PastTurn]) -> list[str]:

@@ -1,4 +1,6 @@
-"""The share of a text that copies its prompt, and the share that repeats the text itself, measured in runs of words.
+"""The share of a text that copies its prompt, that repeats the text itself, and of words that are its prompt's, too.
+
+Copies and repetitions are measured in runs of words.
 
 A word is a word, a punctuation mark, or a character of a script without spaces. A run of :data:`RUN` words is so long
 that texts about one subject share almost none by chance, and longer than a function's signature, which programs must
@@ -11,6 +13,8 @@ from functools import lru_cache
 
 RUN = 8
 """Number of words in a run."""
+STEM = 5
+"""Number of letters by which long words are compared, so that *package* is *packages*; shorter words say little."""
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
 Span = tuple[int, int]
 """Start and end of a part of a text, in characters."""
@@ -45,6 +49,16 @@ def find_repeated(text: str) -> list[bool]:
     return marks
 
 
+def share_prompt_words(text: str, prompt: str) -> float:
+    """The share of the long words of ``text`` that begin as a word of ``prompt``; 1 for a text without long words.
+
+    A low share says that a text is not about its prompt; a high one does not say that it is true.
+    """
+    known = _collect_stems(prompt)
+    stems = [word[:STEM] for word in _read_words(text) if len(word) >= STEM]
+    return sum(stem in known for stem in stems) / len(stems) if stems else 1.0
+
+
 def marked_share(marks: Sequence[bool]) -> float:
     """The share of marked words; 0 for a text without words."""
     return sum(marks) / len(marks) if marks else 0.0
@@ -73,5 +87,10 @@ def _list_runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 @lru_cache(maxsize=32)  # siblings share their prompt
+def _collect_stems(text: str) -> frozenset[str]:
+    return frozenset(word[:STEM] for word in _read_words(text))
+
+
+@lru_cache(maxsize=32)
 def _collect_runs(text: str) -> frozenset[tuple[str, ...]]:
     return frozenset(_list_runs(_read_words(text)))

@@ -1,13 +1,16 @@
-"""Findings that a return hides: answers that are cut, copied or repetitive, and rewards that teach nothing.
+"""Findings that a return hides: answers that are cut, copied, repetitive or off their prompt, and idle rewards.
 
-A return also rises when agents copy their prompt until they are cut off, or when part of the reward has not varied for
-twenty iterations. This module finds both in the evaluations and in the metrics of the stages.
+A return also rises when agents copy their prompt until they are cut off, when they learn phrases that fit any prompt,
+or when part of the reward has not varied for twenty iterations. This module finds all that in the evaluations and in
+the metrics of the stages.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from magrpo.algo.answers import ANSWER_QUANTITIES
 from magrpo.config.run import RunConfig
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
@@ -20,6 +23,10 @@ MAX_CUT_OFF = 0.1
 MAX_COPIED = 0.5
 MAX_REPEATED = 0.3
 """Smallest share of an agent's answers, or of their words, that counts as a finding."""
+MIN_PROMPT_WORDS = 0.2
+"""Smallest share of words of the prompt, before training, from which losing them counts."""
+MAX_LOST = 0.5
+"""Smallest part of that share whose loss counts as a finding."""
 MAX_EQUAL_GROUPS = 0.9
 NEAR_FULL = 0.95
 """Share of its maximum from which a constant part of the reward counts as learned."""
@@ -44,17 +51,24 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFault:
-    """The answers of an agent are cut, copied or repetitive in too large a share, in the last evaluation."""
+    """The answers of an agent are cut, copied or repetitive in too large a share, or have left their prompt.
+
+    ``share``: that of the last evaluation; ``before``: that of the first one.
+    """
 
     agent: str
     quantity: str
     share: float
+    before: float
 
     def describe(self, limit: int) -> str:
         """``100% of elaboration's answers are cut at 256 tokens``."""
         share = f"{self.share:.0%}"
         if self.quantity == "cut_off_frac":
             return f"{share} of {self.agent}'s answers are cut at {limit} tokens"
+        if self.quantity == "prompt_words_frac":
+            was = f"{self.before:.0%} before training"
+            return f"{self.agent}'s answers leave their prompt: it has {share} of their long words, {was}"
         source = "copied from its prompt" if self.quantity == "copied_frac" else "repetitions of its own text"
         return f"{share} of the words in {self.agent}'s answers are {source}"
 
@@ -70,20 +84,29 @@ def describe_answer(stats: AnswerStats, *, is_code: bool) -> str:
     return ", ".join(remarks)
 
 
-def find_answer_faults(report: EvalReport, agents: Iterable[str]) -> Iterator[AnswerFault]:
-    """Find faults of the sampled answers to held-out problems.
+def find_answer_faults(reports: Sequence[EvalReport], agents: Iterable[str]) -> Iterator[AnswerFault]:
+    """Find faults of the sampled answers to held-out problems in the last of the evaluations of a run.
 
-    Copying counts only where no program is tested: a program that repeats its specification gains nothing by it.
+    Copying and leaving the prompt count only where no program is tested: tests say whether a program is about its
+    specification, and it gains nothing by repeating it.
     """
     limits = {"cut_off_frac": MAX_CUT_OFF, "repeated_frac": MAX_REPEATED}
-    if all(row.passed[-1] is None for row in report.rows):
+    are_texts = all(row.passed[-1] is None for row in reports[-1].rows)
+    if are_texts:
         limits["copied_frac"] = MAX_COPIED
-    summary = report.summary[HEADLINE]
+    first, last = (report.summary[HEADLINE] for report in (reports[0], reports[-1]))
     for agent in agents:
-        for quantity, limit in limits.items():
-            value = summary.get(f"{agent}/{quantity}")
-            if value is not None and value.mean >= limit:
-                yield AnswerFault(agent, quantity, value.mean)
+        for quantity in ANSWER_QUANTITIES:
+            key = f"{agent}/{quantity}"
+            if key not in first or key not in last:
+                continue
+            before, share = first[key].mean, last[key].mean
+            if quantity == "prompt_words_frac":
+                is_fault = are_texts and before >= MIN_PROMPT_WORDS and share <= (1 - MAX_LOST) * before
+            else:
+                is_fault = share >= limits.get(quantity, math.inf)
+            if is_fault:
+                yield AnswerFault(agent, quantity, share, before)
 
 
 def read_findings(store: RunStore) -> list[Finding]:
@@ -142,6 +165,7 @@ _ANSWER_ROWS = {
     "cut_off_frac": ("cut at the limit, %", 100.0, 1, "rollout.max_new_tokens, penalty.cut_off, algo.loss_norm"),
     "copied_frac": ("copied from the prompt, %", 100.0, 1, "model.chat_template, penalty.copied, the reward"),
     "repeated_frac": ("repeats itself, %", 100.0, 1, "rollout.temperature, penalty.repeated, the reward"),
+    "prompt_words_frac": ("long words that the prompt has, %", 100.0, 1, "optim.lr, reward.faithfulness, the reward"),
 }
 """Title, factor, digits and settings of each quantity."""
 _UPDATE_ROWS = {
@@ -172,7 +196,7 @@ def _describe_answer_faults(
 ) -> Iterator[Finding]:
     limit = config.rollout.max_new_tokens
     names = [agent.name for agent in config.agents]
-    faults = list(find_answer_faults(reports[-1], names)) if reports else []
+    faults = list(find_answer_faults(reports, names)) if reports else []
     rollouts = _series(metrics, "rollout")
     cut_in_evaluation = {fault.agent: fault.share for fault in faults if fault.quantity == "cut_off_frac"}
     for name in names:
@@ -192,6 +216,8 @@ def _describe_answer_faults(
             yield Finding(fault.describe(limit), _advise_against_copies(config))
         elif fault.quantity == "repeated_frac":
             yield Finding(fault.describe(limit), _advise_against_repetition(config))
+        elif fault.quantity == "prompt_words_frac":
+            yield Finding(fault.describe(limit), _advise_to_stay(config))
 
 
 def _advise_against_repetition(config: RunConfig) -> str:
@@ -210,6 +236,14 @@ def _advise_against_copies(config: RunConfig) -> str:
     if config.model.chat_template == "none":
         advice += '; an instruct model needs its chat template (model.chat_template = "auto")'
     return advice
+
+
+def _advise_to_stay(config: RunConfig) -> str:
+    """Advise on answers that leave their prompt."""
+    pays = "with a part that asks whether a text is about its prompt"
+    if "faithfulness" in type(config.reward).model_fields:
+        pays = "reward.faithfulness = 1, which pays for words of the prompt"
+    return f"read the answers in the report; try {pays}, or a lower optim.lr (now {config.optim.lr:g})"
 
 
 def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:

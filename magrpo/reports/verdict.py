@@ -86,7 +86,7 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     rest = ""
     if word == "better":
         agents = [agent.name for agent in config.agents]
-        faults = [fault.describe(config.rollout.max_new_tokens) for fault in find_answer_faults(reports[-1], agents)]
+        faults = [fault.describe(config.rollout.max_new_tokens) for fault in find_answer_faults(reports, agents)]
         word = "better with reservations" if faults else word
         rest = _describe_rest(faults, _find_unmoved(reports, config))
     iterations = reports[-1].policy_version - reports[0].policy_version

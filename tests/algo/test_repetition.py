@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.algo.repetition import RUN, find_copied, find_repeated, marked_share, marked_spans
+from magrpo.algo.repetition import RUN, find_copied, find_repeated, marked_share, marked_spans, share_prompt_words
 
 PROMPT = "Write a summary. The library reads and writes files of the format that older versions of the program made."
 COPY = "The library reads and writes files of the format"
@@ -21,6 +21,12 @@ def test_a_sentence_of_the_prompt_is_copied_and_the_words_around_it_are_not() ->
 
 def test_case_and_line_breaks_do_not_hide_a_copy() -> None:
     assert marked_share(find_copied(COPY.upper().replace(" ", "\n"), PROMPT)) == 1
+
+
+def test_words_of_the_prompt_are_those_that_begin_alike() -> None:
+    """By hand: libraries, formatted and PROGRAM begin as words of the prompt; seamless does not; the rest is short."""
+    assert share_prompt_words("Seamless libraries, formatted for a PROGRAM", PROMPT) == 3 / 4
+    assert share_prompt_words("It is as it was", PROMPT) == 1, "without a long word there is none that left"
 
 
 def test_a_run_of_fewer_words_is_no_copy() -> None:

@@ -39,6 +39,10 @@ from tests.tiny import tiny_base, tiny_config
 
 POST = "the old library reads and writes every file of the format that the first version of the program made in spring"
 OWN = "a b c d e f g h i j k l m n o p q r s t u"
+PRAISE = (
+    "library format program version seamless pioneering innovative robust scalable visionary inspiring dynamic "
+    "cutting-edge bold solution transforms communities through unmatched empowering excellence"
+)
 LIMIT = 8
 
 
@@ -112,6 +116,13 @@ class Copying(Plugin):
 
     def open(self, host: object) -> WritingEngine:
         return WritingEngine(POST, cut=True)
+
+
+class Praising(Plugin):
+    """Agents that learn words of praise, which fit any post."""
+
+    def open(self, host: object) -> WritingEngine:
+        return WritingEngine(PRAISE, cut=False)
 
 
 class Honest(Plugin):
@@ -188,6 +199,22 @@ def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.Captur
     assert metrics["signal/length"] > 0
     assert run.data.tags["verdict"] == "better with reservations"
     assert "- warning: elaboration's answers were cut" in run.data.tags["mlflow.note.content"]
+
+
+def test_a_run_whose_texts_leave_their_prompt_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = train(tmp_path, "Praising")
+    closing = capsys.readouterr().out
+    verdict = read_verdict(store)
+    assert verdict is not None
+    assert verdict.word == "better with reservations"
+    for agent in ("summary", "elaboration"):
+        assert re.search(
+            rf"{agent}'s answers leave their prompt: it has (1|2)\d% of their long words, [89]\d% before training",
+            verdict.sentence,
+        )
+    advice = "read the answers in the report; try with a part that asks whether a text is about its prompt"
+    assert advice in closing
+    assert re.search(r"long words that the prompt has, % +[89]\d\.\d \u2192 [12]\d\.\d", closing)
 
 
 def test_a_penalty_is_shown_beside_the_parts_of_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
