@@ -241,7 +241,7 @@ def _advise_against_copies(config: RunConfig) -> str:
 def _advise_to_stay(config: RunConfig) -> str:
     """Advise on answers that leave their prompt."""
     pays = "with a part that asks whether a text is about its prompt"
-    if "faithfulness" in type(config.reward).model_fields:
+    if hasattr(config.reward, "faithfulness"):
         pays = "reward.faithfulness = 1, which pays for words of the prompt"
     return f"read the answers in the report; try {pays}, or a lower optim.lr (now {config.optim.lr:g})"
 
