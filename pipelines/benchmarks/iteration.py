@@ -34,7 +34,7 @@ from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
-from magrpo.run.files import read_scored
+from magrpo.run.files import locate_weights, read_scored
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.seeds import derive_seed
@@ -44,6 +44,7 @@ from magrpo.stages.update import Updater
 from magrpo.training.stages import StageRunner
 from magrpo.types import Request, RolloutGroup, SamplingParams, ScoredTurn
 from pipelines.arguments import ConfigFile, Overrides
+from pipelines.benchmarks.engines import compare_engines
 
 PLAIN_TOKENS = 16_384
 TARGET = 1.6
@@ -51,6 +52,8 @@ TARGET = 1.6
 TOP_P = 0.95
 MOST_TRUNCATED = 1.1
 """A decoding step with :data:`TOP_P` and its support recorded should take at most this many times one without."""
+BENCH = "bench"
+"""Id of the run whose folder holds what is sampled."""
 KINDS = ("matrix products", "attention", "elementwise and copies", "Python")
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::addmm_"})
 _ATTENTION = frozenset({"aten::bmm", "aten::_softmax"})  # in decoding steps; other operations are recognized by name
@@ -61,6 +64,7 @@ def bench_iteration(
     /,
     *overrides: Overrides,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 10,
+    engines: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Print the seconds of both implementations, their ratios with intervals, and the time by kind of operation.
 
@@ -71,6 +75,7 @@ def bench_iteration(
     Args:
         config: TOML file of a run that samples in its own process.
         rounds: Number of times that each implementation is timed, alternately.
+        engines: Compare the tokens per second of sampling with those of transformers' generate and of vLLM instead.
     """
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         resolved = load_config(config, [*overrides, f"root={folder}"])
@@ -79,6 +84,10 @@ def bench_iteration(
         groups = score_batches(resolved, 1)
         policy = Policy.open(resolved.agents, resolved.model, resolved.lora, resolved.train.seed)
         requests = _make_requests(resolved, groups)
+        if engines:
+            start = RunStore.open(Path(folder), BENCH).stage_folder(Step("start", 0).folder)
+            compare_engines(policy, requests, locate_weights(start, policy.agents), rounds)
+            return 0
         sampling = _compare_sampling(policy, requests, rounds)
         _compare_truncation(policy, requests, rounds)
         update = _compare_updates(resolved, policy, groups, rounds, Path(folder))
@@ -88,7 +97,7 @@ def bench_iteration(
 
 def score_batches(config: RunConfig, number: int) -> list[RolloutGroup[ScoredTurn]]:
     """Sample and score the first batches of a run with the weights before training."""
-    store = RunStore.create(config, "bench")
+    store = RunStore.create(config, BENCH)
     groups: list[RolloutGroup[ScoredTurn]] = []
     with (
         RunConsole(RunState(number, config.reward)) as console,

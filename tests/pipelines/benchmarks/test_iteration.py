@@ -33,6 +33,19 @@ def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys:
     assert not list((tmp_path / "runs").glob("*/stages"))
 
 
+@pytest.mark.usefixtures("threads")
+def test_engines_are_compared_on_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.benchmarks.engines.find_obstacle", lambda _: "it takes half a minute to start")
+    config = str(write_config(tmp_path, iterations=1))
+    assert main(["bench", "iteration", config, "--rounds", "2", "--engines"]) == 0
+    said = capsys.readouterr().out
+    assert "no row for vllm: it takes half a minute to start" in said
+    assert re.search(r"^ transformers \(this project\) +[\d,]+ *$", said, re.M)
+    assert re.search(r"^ generate of transformers +[\d,]+ +[\d.]+, [\d.-]+ to [\d.]+ *$", said, re.M)
+
+
 def test_an_engine_elsewhere_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(write_config(tmp_path, iterations=1))
     assert main(["bench", "iteration", config, "engine.kind=vllm"]) == 2

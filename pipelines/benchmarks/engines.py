@@ -1,0 +1,97 @@
+"""Sampling by this project's own engine, by ``generate`` of transformers, and by vLLM, in turns: tokens per second."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import GenerationConfig
+
+from magrpo.algo.stats import seed_interval
+from magrpo.engines.local.decoding import decoding_model
+from magrpo.engines.transformers import LocalEngine
+from magrpo.engines.vllm import VllmEngine
+from magrpo.engines.vllm_arguments import find_obstacle
+from magrpo.model.host import EngineHost
+from magrpo.model.policy import Policy
+from magrpo.progress.activity import show_activity
+from magrpo.types import Request
+
+OWN, GENERATE, VLLM = "transformers (this project)", "generate of transformers", "vllm"
+
+
+def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mapping[str, Path], rounds: int) -> None:
+    """Print how many tokens per second each engine samples for the same requests, and the ratio of ours to each.
+
+    Args:
+        policy: The trainer's policy, which the first two engines sample from.
+        requests: Requests of all agents with equal sampling parameters.
+        weights: The same weights in folders, for vLLM, by agent.
+        rounds: Number of times that each engine samples all requests, in turns, after one that warms up.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[], int]] = {
+            OWN: lambda: _count_tokens(LocalEngine(policy, len(requests), torch.get_num_threads()), policy, requests),
+            GENERATE: lambda: sum(_generate(policy, agent, requests) for agent in policy.agents),
+        }
+        if obstacle := find_obstacle(policy.device.type):
+            console.print(f"no row for vllm: {obstacle}", markup=False)
+        elif policy.lineup.rounds_layers:
+            console.print("no row for vllm: it has no model.dtype = 'mixed'", markup=False)
+        else:
+            with show_activity("starting vLLM"):
+                client = stack.enter_context(closing(VllmEngine().open(EngineHost.of(policy))))
+                served = stack.enter_context(closing(client.serve(policy.version, weights)))
+            ways[VLLM] = lambda: sum(len(action.token_ids) for action in served.generate(requests))
+        rates = _measure_rates(ways, rounds)
+    table = Table("engine", "tokens per second", "ours is so many times as fast, 95 %", box=None)
+    for name, found in rates.items():
+        interval = seed_interval([ours / other for ours, other in zip(rates[OWN], found, strict=True)])
+        ratio = "" if name == OWN else f"{interval.mean:.2f}, {interval.low:.2f} to {interval.high:.2f}"
+        table.add_row(name, f"{median(found):,.0f}", ratio)
+    console.print(table)
+
+
+def _measure_rates(ways: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of each way in each round; every other round takes them in the opposite order."""
+    rates: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds + 1):
+        for name in ways if number % 2 else reversed(ways):
+            started = perf_counter()
+            tokens = ways[name]()
+            if number:  # the first one warms up
+                rates[name].append(tokens / (perf_counter() - started))
+    return {name: rates[name] for name in ways}
+
+
+def _count_tokens(engine: LocalEngine, policy: Policy, requests: Sequence[Request]) -> int:
+    return sum(len(action.token_ids) for action in engine.serve(policy.version, {}).generate(requests))
+
+
+def _generate(policy: Policy, agent: str, requests: Sequence[Request]) -> int:
+    """Sample the requests of an agent as one batch, padded on the left; return the number of tokens."""
+    prompts = [request.prompt_ids for request in requests if request.agent == agent]
+    sampling, stop_token_ids = requests[0].sampling, policy.lineup.stop_token_ids(agent)
+    longest = max(map(len, prompts))
+    settings = GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_new_tokens=sampling.max_new_tokens,
+        eos_token_id=list(stop_token_ids),
+        pad_token_id=stop_token_ids[0],
+    )
+    ids = torch.tensor([[stop_token_ids[0]] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    is_prompt = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with decoding_model(policy, agent) as model, torch.no_grad():
+        inputs = {"inputs": ids.to(policy.device), "attention_mask": is_prompt.to(policy.device)}
+        written = model.generate(**inputs, generation_config=settings)[:, longest:].cpu()
+    ends = torch.isin(written, torch.tensor(stop_token_ids)).int()
+    return int((ends.cumsum(1) - ends == 0).sum())  # up to the first stop token, which counts
