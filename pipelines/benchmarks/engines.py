@@ -92,7 +92,9 @@ def _generate(policy: Policy, agent: str, requests: Sequence[Request]) -> int:
     is_prompt = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with decoding_model(policy, agent) as model, torch.no_grad():
         generate: Callable[..., torch.Tensor] = getattr(model, "generate")  # noqa: B009  a mixin's, unknown to its type
-        sampled = generate(ids.to(policy.device), attention_mask=is_prompt.to(policy.device), generation_config=settings)
+        sampled = generate(
+            ids.to(policy.device), attention_mask=is_prompt.to(policy.device), generation_config=settings
+        )
     written = sampled[:, longest:].cpu()
     ends = torch.isin(written, torch.tensor(stop_token_ids)).int()
     return int((ends.cumsum(1) - ends == 0).sum())  # up to the first stop token, which counts
