@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Setting:
+class RankSetting:
     """What all ranks of a run are opened with."""
 
     config: RunConfig
@@ -54,7 +54,7 @@ class Setting:
 class Rank:
     """The actor: one rank. A dead rank ends its group, so that Ray does not restart it."""
 
-    def __init__(self, setting: Setting, number: int) -> None:
+    def __init__(self, setting: RankSetting, number: int) -> None:
         self._setting, self._number = setting, number
         self._updates: RankUpdates | None = None
         self._num_completions = 0
@@ -163,7 +163,7 @@ class RanksUpdates:
     def _start_ranks(self, check_open: Callable[[], None]) -> None:
         place, config = self._place, self._config
         num_ranks, gpus = place.ranks.count, decide_gpus(place.ranks.gpus, config.model.device)
-        setting = Setting(
+        setting = RankSetting(
             config,
             num_ranks,
             place.ranks.shard == "base",
