@@ -85,7 +85,7 @@ class Finished(msgspec.Struct, tag=True):
 Call = Start | Generate | LoadAdapters | UnloadAdapters | LoadModel | Sleep | Wake
 
 
-class Server:
+class VllmServer:
     """One vLLM engine and the adapters it serves."""
 
     def __init__(self, start: Start) -> None:
@@ -195,7 +195,7 @@ def main(parent: int, fd: int) -> None:
     exit_with_parent(parent)
     channel = Connection(fd)
     decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
-    server = Server(msgspec.msgpack.decode(channel.recv_bytes(), type=Start))
+    server = VllmServer(msgspec.msgpack.decode(channel.recv_bytes(), type=Start))
     while True:
         channel.send_bytes(msgspec.msgpack.encode(Done()))
         try:

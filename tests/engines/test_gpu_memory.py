@@ -17,7 +17,7 @@ import torch
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import make_arguments
-from magrpo.engines.vllm_server import Server, Sleep, Wake
+from magrpo.engines.vllm_server import Sleep, VllmServer, Wake
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
@@ -128,7 +128,7 @@ def test_weights_stay_where_the_updates_so_far_fit_beside_them(machine: Machine,
 
 def test_a_server_releases_the_cache_alone_or_everything() -> None:
     """In the order that vLLM 0.32 demands: its cache goes only while it is paused."""
-    server, llm = Server.__new__(Server), MagicMock()
+    server, llm = VllmServer.__new__(VllmServer), MagicMock()
     server._llm = llm
     for call in (Sleep(keeps_weights=True), Sleep(keeps_weights=False), Wake()):
         server.handle_call(call, MagicMock())

@@ -255,7 +255,7 @@ def _summarize(error: BaseException) -> tuple[str, str]:
     return status, recorder.describe_exception(known, text)
 
 
-class Server:
+class CandidateServer:
     """Answers the tester's questions over ``channel``."""
 
     def __init__(self, channel: socket) -> None:
