@@ -19,7 +19,7 @@ from magrpo.problems.operations import Composition, parse_composition
 from magrpo.problems.relay import Relay
 from magrpo.rewards.relay import RelayReward, chain_functions
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.stages.evaluate import Start, shuffle_texts
+from magrpo.stages.evaluate import TrajectoryStart, shuffle_texts
 from magrpo.stages.rollout import Node
 from magrpo.stages.score import score_texts
 from magrpo.types import PENDING, PastTurn, Problem, SamplingParams, Split
@@ -152,7 +152,7 @@ def test_the_second_agent_sees_the_message_of_its_partner(splits: Mapping[Split,
 def test_a_shuffled_message_is_never_that_of_the_own_problem(splits: Mapping[Split, list[Problem]]) -> None:
     env = RelayInTurnEnv(prompt="bare")
     starts = [
-        Start(split, "sampled", Node(problem, (index,), past(problem), SamplingParams(), 1))
+        TrajectoryStart(split, "sampled", Node(problem, (index,), past(problem), SamplingParams(), 1))
         for split in ("test", "ood")
         for problem in splits[split]
         for index in range(2)
