@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from magrpo.files.writing import atomic_write
-from magrpo.tracking.connection import Refused, Unavailable
+from magrpo.tracking.connection import RecordRefused, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Sink(Protocol):
         """Find or create the run at the destination; returns its id there. May be called again."""
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Store records of one kind, or raise :class:`Refused`; storing them twice changes nothing."""
+        """Store records of one kind, or raise :class:`RecordRefused`; storing them twice changes nothing."""
 
 
 # ---------------------------------------------------------------------------------------------------------- the files
@@ -285,7 +285,7 @@ class OutboxTracker:
         """Deliver records of one kind; if they are refused, deliver each by itself, to skip only the faulty ones."""
         try:
             self._sink.deliver(records)
-        except Refused as error:
+        except RecordRefused as error:
             if len(records) > 1:
                 for record in records:
                     self._deliver([record])
