@@ -79,7 +79,7 @@ class _Part(Generic[PartT]):
             part.close()
 
 
-class Resources:
+class RunResources:
     """Lineup, updates, engine and sandbox of one run.
 
     ``on_sandbox`` takes the isolation level of an opened sandbox; ``show_loading`` shows what its block loads.
