@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util import get_node_ip_address
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from magrpo.cluster.connection import Cluster, decide_gpus, describe_error, prepare_actor, start_actor
+from magrpo.cluster.connection import Cluster, decide_gpus, describe_ray_error, prepare_actor, start_actor
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.interfaces import Progress
@@ -228,7 +228,7 @@ def _explain_failure(calls: Sequence[Any]) -> Exception:
             cause = error.cause
             if isinstance(cause, _ERRORS):
                 return cause
-            failed.append(f"rank {number} failed: {type(cause).__name__}: {describe_error(cause)}")
+            failed.append(f"rank {number} failed: {type(cause).__name__}: {describe_ray_error(cause)}")
         except RayActorError as error:
-            died.append(f"rank {number} died: {describe_error(error)}")
+            died.append(f"rank {number} died: {describe_ray_error(error)}")
     return UpdatesDied("update " + "; ".join(died or [*failed, *silent]))
