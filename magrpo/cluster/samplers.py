@@ -14,7 +14,7 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
 
-from magrpo.checks.runners import open_engine, serve_weights
+from magrpo.checks.runners import open_engine_plugin, serve_weights
 from magrpo.cluster.connection import Cluster, decide_gpus, prepare_actor, start_actor
 from magrpo.cluster.dealing import Crew, Lost, NotOpen
 from magrpo.config.place import Place
@@ -75,7 +75,7 @@ class SamplerActor:
             gpus=max(setting.gpus, 1),
             owns_gpus=setting.owns_gpus,
         )
-        self._engine = open_engine(config.engine, host)
+        self._engine = open_engine_plugin(config.engine, host)
 
     def work(self, share: Share) -> list[Action]:
         """Sample a completion for each request."""
