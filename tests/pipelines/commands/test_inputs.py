@@ -69,7 +69,7 @@ def test_a_broken_file_is_refused_before_anything_starts(
     if text is not None:
         path.write_text(text)
     root = tmp_path / "runs"
-    monkeypatch.setattr("pipelines.commands.train.train_run", lambda *_, **__: pytest.fail("the run started"))
+    monkeypatch.setattr("pipelines.commands.train.launch_run", lambda *_, **__: pytest.fail("the run started"))
     arguments = ["embedded", "problems.kind=humaneval", f"problems.source={path}", f"root={root}", *flags]
     assert cli.main(["train", *arguments]) == 2
     assert message in capsys.readouterr().err
