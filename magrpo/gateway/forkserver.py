@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from magrpo.gateway.agents import Agents, warm_up
+from magrpo.gateway.agents import Agents, preload_request_codec
 from magrpo.types import Problem
 
 RAISED = 113
@@ -315,7 +315,7 @@ def main() -> None:
     reports = os.dup(1)
     os.dup2(2, 1)  # what the program prints while it is imported goes to the log
     function = load_function(run) if form == "function" else None
-    warm_up()
+    preload_request_codec()
     gc.collect()
     gc.freeze()  # workers share the pages of what was imported
     os.write(reports, b'{"ready": true}\n')
