@@ -269,7 +269,7 @@ def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) ->
 
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
     with (
-        closing(runners.open_engine(config.engine, EngineHost.of(policy))) as engine,
+        closing(runners.open_engine_plugin(config.engine, EngineHost.of(policy))) as engine,
         open_player(config.env, policy.lineup) as player,
     ):
         served = runners.serve_weights(engine, 1, weights or start_weights(config.agents))

@@ -65,7 +65,7 @@ MISSING = (ImportError, AttributeError, RuntimeError, ValueError, TypeError, Ass
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchmarkCase:
     """The tensors of one measurement: S sequences of equal length in groups of equal size, N tokens in all."""
 
     name: str
@@ -89,11 +89,11 @@ class Case:
         return self.coefficients[:: len(self.coefficients) // len(self.groups.returns)]
 
 
-Loss = Callable[[Case], Tensor]
+Loss = Callable[[BenchmarkCase], Tensor]
 
 
 @dataclass(slots=True)
-class Row:
+class BenchmarkRow:
     """The seconds and extra bytes that one implementation took, or why it was skipped."""
 
     name: str
@@ -104,7 +104,7 @@ class Row:
     skipped: str = ""
 
 
-def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, degenerate: float = 0.0) -> Case:
+def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, degenerate: float = 0.0) -> BenchmarkCase:
     """Make random inputs. In a fraction ``degenerate`` of the groups, all returns are equal."""
     place = {"device": torch.device(args.device), "dtype": getattr(torch, args.dtype)}
     generator = torch.Generator().manual_seed(0)
@@ -125,11 +125,11 @@ def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, dege
     )
     coefficients = groups.form_advantages().float()[groups.sequences]
     hidden, weight = hidden.to(**place).requires_grad_(), weight.to(**place).requires_grad_(not frozen)
-    return Case(name, hidden, weight, ids.to(args.device), groups, coefficients)
+    return BenchmarkCase(name, hidden, weight, ids.to(args.device), groups, coefficients)
 
 
 # ------------------------------------------------------------------------------------------------- implementations
-def our_loss(case: Case, impl: Impl) -> Tensor:
+def our_loss(case: BenchmarkCase, impl: Impl) -> Tensor:
     """The loss of this package."""
     options = LossOptions(impl=impl, backward_once=True)
     inputs = TokenInputs(case.token_ids, torch.ones_like(case.coefficients), groups=case.groups)
@@ -138,7 +138,7 @@ def our_loss(case: Case, impl: Impl) -> Tensor:
     return group_policy_loss(case.hidden, case.weight, inputs, options).loss
 
 
-def eager_loss(case: Case) -> Tensor:
+def eager_loss(case: BenchmarkCase) -> Tensor:
     """The loss by eager torch: all logits, log_softmax, gather and autograd."""
     logits = case.hidden @ case.weight.t() if case.logits is None else case.logits
     logps = logits.float().log_softmax(-1).gather(1, case.token_ids[:, None]).squeeze(1)
@@ -151,7 +151,7 @@ def compile_eager_loss() -> Loss:
     return torch.compile(eager_loss, dynamic=False)
 
 
-def loop_loss(case: Case) -> Tensor:
+def loop_loss(case: BenchmarkCase) -> Tensor:
     """The loss as in CoMLRL's trainer: a log_softmax for each token of each sequence."""
     assert case.logits is not None
     total, length = torch.zeros((), device=case.hidden.device), len(case.hidden) // len(case.advantages)
@@ -163,7 +163,7 @@ def loop_loss(case: Case) -> Tensor:
     return total
 
 
-def liger_loss(case: Case) -> Any:
+def liger_loss(case: BenchmarkCase) -> Any:
     """Liger's fused linear GRPO loss, one sequence at a time. On-policy, its ratio is 1 and its gradient the same."""
     options = {"beta": 0.0, "compiled": False, "use_ref_model": False, "chunk_size": 1, "loss_type": "grpo"}
     grpo = importlib.import_module("liger_kernel.chunked_loss").LigerFusedLinearGRPOLoss(temperature=1.0, **options)
@@ -173,14 +173,14 @@ def liger_loss(case: Case) -> Any:
     return mean * len(case.hidden)  # from its mean over sequences of means over tokens
 
 
-def trl_loss(case: Case) -> Any:
+def trl_loss(case: BenchmarkCase) -> Any:
     """TRL's chunked head, with the loss computed from its log-probabilities."""
     apply = importlib.import_module("trl.kernels").ChunkedLogProbFunction.apply
     logps = apply(case.hidden, case.weight, None, case.token_ids, 1.0, 32768, None, 1.0, ())[0]
     return -(case.coefficients * logps.float()).sum()
 
 
-def cut_cross_entropy_loss(case: Case) -> Any:
+def cut_cross_entropy_loss(case: BenchmarkCase) -> Any:
     """The weighted per-token losses of cut-cross-entropy, with its gradient filter off."""
     options = {"filter_eps": None} if case.hidden.is_cuda else {"impl": "torch_compile"}
     function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
@@ -188,7 +188,7 @@ def cut_cross_entropy_loss(case: Case) -> Any:
     return (case.coefficients * losses.float()).sum()
 
 
-def torch_loss(case: Case) -> Any:
+def torch_loss(case: BenchmarkCase) -> Any:
     """The weighted per-token losses of torch's own linear_cross_entropy, in chunks."""
     options = importlib.import_module("torch.nn").LinearCrossEntropyOptions()
     function = torch.nn.functional.linear_cross_entropy
@@ -196,7 +196,7 @@ def torch_loss(case: Case) -> Any:
     return (case.coefficients * losses.float()).sum()
 
 
-def matrix_products(case: Case, *, summed: bool = False) -> Tensor:
+def matrix_products(case: BenchmarkCase, *, summed: bool = False) -> Tensor:
     """Compute only the matrix products that every implementation needs, and discard the results.
 
     With ``summed``, the gradient of the head is added up over the chunks, as this package does.
@@ -219,7 +219,7 @@ def matrix_products(case: Case, *, summed: bool = False) -> Tensor:
     return to_rows[0, 0]
 
 
-def copy_logits(case: Case) -> Tensor:
+def copy_logits(case: BenchmarkCase) -> Tensor:
     """Read the logits twice and write them once, up to a half: copy all of them, then half of them."""
     assert case.logits is not None
     source = case.logits.detach()
@@ -230,7 +230,7 @@ def copy_logits(case: Case) -> Tensor:
     return target[0, 0]
 
 
-def list_implementations(case: Case) -> dict[str, Loss]:
+def list_implementations(case: BenchmarkCase) -> dict[str, Loss]:
     """The implementations compared on this case, by name; the first is the floor."""
     ours: dict[str, Loss] = {f"{OURS} torch": functools.partial(our_loss, impl="torch")}
     if case.hidden.is_cuda:
@@ -255,9 +255,9 @@ def list_implementations(case: Case) -> dict[str, Loss]:
 
 
 # ------------------------------------------------------------------------------------------------------ measurement
-def measure_case(case: Case, losses: Mapping[str, Loss], rounds: int) -> list[Row]:
+def measure_case(case: BenchmarkCase, losses: Mapping[str, Loss], rounds: int) -> list[BenchmarkRow]:
     """Measure implementations on one case: a warm-up that checks gradient and memory, then the rounds."""
-    rows = [Row(name) for name in losses]
+    rows = [BenchmarkRow(name) for name in losses]
     expected = measure_gradient(case)
     for row, (name, loss) in zip(rows, losses.items(), strict=True):
         show_progress(f"{case.name}: warming up {name}")
@@ -287,7 +287,7 @@ def measure_case(case: Case, losses: Mapping[str, Loss], rounds: int) -> list[Ro
     return rows
 
 
-def measure_gradient(case: Case) -> float:
+def measure_gradient(case: BenchmarkCase) -> float:
     """The norm of the gradient of hidden states or logits, by eager torch, some tokens at a time."""
     squares = 0.0
     for start in range(0, len(case.hidden), 1024):
@@ -301,7 +301,7 @@ def measure_gradient(case: Case) -> float:
     return math.sqrt(squares)
 
 
-def time_once(loss: Loss, case: Case) -> tuple[float, float, float]:
+def time_once(loss: Loss, case: BenchmarkCase) -> tuple[float, float, float]:
     """Seconds of the forward pass, of forward and backward, and the norm of the hidden states' gradient."""
     wait_for_device(case.hidden.device)
     began = time.perf_counter()
@@ -321,7 +321,7 @@ def wait_for_device(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def peak_memory(row: Row, device: torch.device) -> Iterator[None]:
+def peak_memory(row: BenchmarkRow, device: torch.device) -> Iterator[None]:
     """Set ``row.peak_bytes`` to the most memory in use inside the block, beyond the memory in use before.
 
     On a CPU it is the resident set, whose high-water mark Linux resets on request: only large differences mean much.
@@ -344,7 +344,7 @@ def _status(key: str) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------- output
-def format_table(case: Case, rows: list[Row]) -> str:
+def format_table(case: BenchmarkCase, rows: list[BenchmarkRow]) -> str:
     """Milliseconds, ratio to the floor and to the best of ours, and memory."""
     medians = {row.name: statistics.median(row.both_s) for row in rows if row.both_s}
     best = min(seconds for name, seconds in medians.items() if name.startswith(OURS))

@@ -355,10 +355,10 @@ def study(
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.experiments.study import load_study
-    from pipelines.commands.study import list_runs, start_study
+    from pipelines.commands.study import list_study_runs, start_study
 
     chosen = load_study(file, name, root, locate_config)
-    return list_runs(chosen) if dry_run else start_study(chosen, place, workers, local=local)
+    return list_study_runs(chosen) if dry_run else start_study(chosen, place, workers, local=local)
 
 
 @app.command(usage="Usage: magrpo evaluate RUN [KEY=VALUE...] [OPTIONS]", help_epilogue="", **place_in_help("evaluate"))
@@ -393,15 +393,15 @@ def evaluate(
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.experiments.derive import Source, create_baselines, create_evaluation
-    from pipelines.commands.train import train_run
+    from pipelines.commands.train import launch_run
 
     source = Source(locate_source(run, root), checkpoint, root, overrides, place)
     if baselines is not None:
         made = create_baselines(source, baselines, name, single_run, partner)
-        return train_run(made, place, local=local, is_new=True)
+        return launch_run(made, place, local=local, is_new=True)
     if single_run or partner:
         raise ConfigError("--single-run and --partner need --baselines")
-    return train_run(create_evaluation(source, name), place, local=local, is_new=True)
+    return launch_run(create_evaluation(source, name), place, local=local, is_new=True)
 
 
 @app.command(usage="Usage: magrpo ask RUN [PROBLEM] [OPTIONS]", help_epilogue="", **place_in_help("ask"))

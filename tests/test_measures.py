@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,14 @@ SANDBOXED = ("magrpo/rewards/stand_ins.py",)
 MAX_PARAMETERS = 6
 MAX_MODULES = 20
 MAX_ONE_WORD = 0.35
+SHARED_FUNCTIONS = {
+    "evaluate": "the command, and the stage that it runs",
+    "main": "the entry of a process",
+    "solve": "the function of an example program that plays an episode",
+    "study": "the command, and the Prefect flow that it runs",
+    "train": "the command, and the Prefect flow that it runs",
+}
+"""Names that functions of several modules share because they mean the same in all of them, with that meaning."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -80,6 +89,43 @@ def functions_of(tree: ast.Module) -> Iterator[Function]:
 def public_functions() -> Iterator[tuple[str, Function]]:
     for path, tree in parse_modules().items():
         yield from ((path, node) for node in functions_of(tree) if not node.name.startswith("_"))
+
+
+def classes_and_aliases(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """Names of the classes of a module, also inside others, and of its variables; whether each is that of a class."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, True
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)):
+                yield name, False
+
+
+def shared_class_names() -> list[str]:
+    """Public names of classes that are also those of other classes or aliases, with the modules."""
+    found: dict[str, list[str]] = defaultdict(list)
+    classes = set()
+    for path, tree in parse_modules().items():
+        for name, is_class in classes_and_aliases(tree):
+            found[name].append(path)
+            if is_class and not name.startswith("_"):
+                classes.add(name)
+    return [f"{name}: {', '.join(found[name])}" for name in sorted(classes) if len(found[name]) > 1]
+
+
+def shared_function_names() -> list[str]:
+    """Public names that functions of several modules share without a reason, with the modules."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, tree in parse_modules().items():
+        for node in tree.body:
+            if isinstance(node, Function) and not node.name.startswith("_"):
+                found[node.name].append(path)
+    return [
+        f"{name}: {', '.join(paths)}"
+        for name, paths in sorted(found.items())
+        if len(paths) > 1 and name not in SHARED_FUNCTIONS
+    ]
 
 
 def num_parameters(node: Function) -> int:
@@ -166,6 +212,16 @@ def test_public_names_can_be_found_by_grep() -> None:
     assert len(short) <= MAX_ONE_WORD * total
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    """So that a reader of a name knows which class it is, and a search for it finds no other."""
+    assert shared_class_names() == []
+
+
+def test_a_function_name_has_one_meaning() -> None:
+    """So that a reader of a call knows which function it is, and a search for it finds no other."""
+    assert shared_function_names() == []
+
+
 def test_modules_say_what_they_hold() -> None:
     assert silent_modules() == []
 
@@ -181,6 +237,9 @@ def print_measures() -> None:
     for name in wide_functions():
         print(f"    {name}")
     print(f"one-word public functions        {len(short)} of {total} ({len(short) / total:.0%})")
+    print(f"names with several meanings      {len(shared_class_names()) + len(shared_function_names())}")
+    for name in [*shared_class_names(), *shared_function_names()]:
+        print(f"    {name}")
     print(f"modules without a docstring      {len(silent_modules())}")
     print(f"lines of Python                  {num_lines():,}")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from magrpo.types import Normalize
 
-Critic = Literal["none", "own", "central"]
+CriticKind = Literal["none", "own", "central"]
 """``own``: each agent's value of its own observation; ``central``: the value of all agents' observations together."""
 
 
@@ -28,7 +28,7 @@ class Estimator:
     has_baseline: bool = True
     """Whether returns are compared with those of siblings. Equal returns then have advantage 0, so a group of one
     completion, which has no siblings, never trains."""
-    critic: Critic = "none"
+    critic: CriticKind = "none"
     """The critic whose value of the node is subtracted from the returns before :attr:`estimate` takes them."""
     bias: str = ""
     """The reason why the gradient is biased; empty if it is unbiased up to scale. A run that chooses it warns."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from magrpo.asking.teams import UNTRAINED, AskedTeam
 from magrpo.checks.rewards import request_executions
-from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
+from magrpo.checks.runners import open_engine_plugin, open_sandbox, serve_weights
 from magrpo.config.agents import start_weights
 from magrpo.config.run import RolloutConfig
 from magrpo.interfaces import Sandbox, Served
@@ -192,7 +192,7 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
     host = EngineHost.of(policy)
     with (
         closing(open_sandbox(config.sandbox)) as sandbox,
-        closing(open_engine(config.engine, host)) as engine,
+        closing(open_engine_plugin(config.engine, host)) as engine,
         open_player(config.env, policy.lineup) as player,
     ):
         yield AskedAgents(

@@ -25,7 +25,7 @@ def open_sandbox(plugin: SandboxPlugin) -> Sandbox:
     return sandbox
 
 
-def open_engine(plugin: EnginePlugin, host: EngineHost) -> Engine:
+def open_engine_plugin(plugin: EnginePlugin, host: EngineHost) -> Engine:
     """Open an engine. Raises ConfigError if the plug-in opens anything else."""
     engine: Any = plugin.open(host)
     if not isinstance(engine, Engine):

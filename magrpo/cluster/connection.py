@@ -163,7 +163,7 @@ def prepare_actor(num_threads: int, gpus: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def describe_error(error: Exception) -> str:
+def describe_ray_error(error: Exception) -> str:
     """Ray's words about a dead actor or node, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:400]

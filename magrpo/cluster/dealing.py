@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from magrpo.cluster.connection import Cluster, describe_error
+from magrpo.cluster.connection import Cluster, describe_ray_error
 
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 3
@@ -75,7 +75,7 @@ class Crew:
             except RayTaskError as error:
                 raise error.cause from None
             except RayActorError as error:
-                raise self.error(f"one of the {self.name} died: {describe_error(error)}") from None
+                raise self.error(f"one of the {self.name} died: {describe_ray_error(error)}") from None
             return answers
 
     def call_present(self, method: str) -> None:
@@ -87,7 +87,7 @@ class Crew:
                 except RayTaskError as error:
                     raise error.cause from None
                 except RayActorError as error:
-                    log.info("one of the %s is lost: %s", self.name, describe_error(error))
+                    log.info("one of the %s is lost: %s", self.name, describe_ray_error(error))
 
     def _call_actors(self, method: str, check_open: Callable[[], None]) -> list[Any]:
         """Call a method of all actors and wait for all answers; return the references to them."""
@@ -128,7 +128,7 @@ class Crew:
                     message = str(error.cause)
                     ray.kill(actor, no_restart=False)
                 except RayActorError as error:
-                    message = describe_error(error)
+                    message = describe_ray_error(error)
                 else:
                     yield number, result
                     continue
@@ -191,8 +191,8 @@ class Crew:
         try:
             ray.get(opening)
         except (RayTaskError, RayActorError) as error:
-            log.warning("one of the %s could not be restarted: %s", self.name, describe_error(error))
+            log.warning("one of the %s could not be restarted: %s", self.name, describe_ray_error(error))
             self.actors = [other for other in self.actors if other is not actor]
             if not self.actors:
-                raise self.error(f"none of the {self.name} is left: {describe_error(error)}") from None
+                raise self.error(f"none of the {self.name} is left: {describe_ray_error(error)}") from None
         del self._openings[opening]

@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util import get_node_ip_address
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from magrpo.cluster.connection import Cluster, decide_gpus, describe_error, prepare_actor, start_actor
+from magrpo.cluster.connection import Cluster, decide_gpus, describe_ray_error, prepare_actor, start_actor
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.interfaces import Progress
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Setting:
+class RankSetting:
     """What all ranks of a run are opened with."""
 
     config: RunConfig
@@ -54,7 +54,7 @@ class Setting:
 class Rank:
     """The actor: one rank. A dead rank ends its group, so that Ray does not restart it."""
 
-    def __init__(self, setting: Setting, number: int) -> None:
+    def __init__(self, setting: RankSetting, number: int) -> None:
         self._setting, self._number = setting, number
         self._updates: RankUpdates | None = None
         self._num_completions = 0
@@ -163,7 +163,7 @@ class RanksUpdates:
     def _start_ranks(self, check_open: Callable[[], None]) -> None:
         place, config = self._place, self._config
         num_ranks, gpus = place.ranks.count, decide_gpus(place.ranks.gpus, config.model.device)
-        setting = Setting(
+        setting = RankSetting(
             config,
             num_ranks,
             place.ranks.shard == "base",
@@ -228,7 +228,7 @@ def _explain_failure(calls: Sequence[Any]) -> Exception:
             cause = error.cause
             if isinstance(cause, _ERRORS):
                 return cause
-            failed.append(f"rank {number} failed: {type(cause).__name__}: {describe_error(cause)}")
+            failed.append(f"rank {number} failed: {type(cause).__name__}: {describe_ray_error(cause)}")
         except RayActorError as error:
-            died.append(f"rank {number} died: {describe_error(error)}")
+            died.append(f"rank {number} died: {describe_ray_error(error)}")
     return UpdatesDied("update " + "; ".join(died or [*failed, *silent]))

@@ -14,7 +14,7 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
 
-from magrpo.checks.runners import open_engine, serve_weights
+from magrpo.checks.runners import open_engine_plugin, serve_weights
 from magrpo.cluster.connection import Cluster, decide_gpus, prepare_actor, start_actor
 from magrpo.cluster.dealing import Crew, Lost, NotOpen
 from magrpo.config.place import Place
@@ -31,7 +31,7 @@ _ANSWER_S = 5.0
 
 
 @dataclass(frozen=True)
-class Setting:
+class SamplerSetting:
     """What all samplers of a run are opened with."""
 
     config: RunConfig
@@ -52,10 +52,10 @@ class Share:
     requests: Sequence[Request]
 
 
-class Sampler:
+class SamplerActor:
     """The actor. It forgets everything when it is restarted, so that each call says which weights it needs."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: SamplerSetting) -> None:
         self._setting = setting
         self._engine: Engine | None = None
         self._served: dict[int, Served] = {}
@@ -75,7 +75,7 @@ class Sampler:
             gpus=max(setting.gpus, 1),
             owns_gpus=setting.owns_gpus,
         )
-        self._engine = open_engine(config.engine, host)
+        self._engine = open_engine_plugin(config.engine, host)
 
     def work(self, share: Share) -> list[Action]:
         """Sample a completion for each request."""
@@ -120,10 +120,10 @@ class SamplerEngine:
         self._lineup = lineup
         self._numbers = count()
         gpus = decide_gpus(place.samplers.gpus, config.model.device)
-        setting = Setting(config, num_served, torch.get_num_threads(), gpus, owns_gpus=not place.colocate)
+        setting = SamplerSetting(config, num_served, torch.get_num_threads(), gpus, owns_gpus=not place.colocate)
         options: dict[str, Any] = {"max_restarts": -1, "concurrency_groups": {"watch": 1}}
         places = cluster.choose_options(place, place.samplers.count, gpus)
-        actors = [start_actor(Sampler, {**options, **at}, setting) for at in places]
+        actors = [start_actor(SamplerActor, {**options, **at}, setting) for at in places]
         self._crew = Crew(cluster, "samplers", actors, EngineError)
         try:
             self._crew.open()

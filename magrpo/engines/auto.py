@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.engines.vllm_arguments import find_obstacle
+from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.plugins import Plugin
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class AutoEngine(Plugin):
 
     def choose_engine(self, device: torch.device) -> TransformersEngine | VllmEngine:
         """The engine plug-in for ``device``."""
-        return VllmEngine() if device.type == "cuda" and not find_obstacle("cuda") else TransformersEngine()
+        return VllmEngine() if device.type == "cuda" and not find_vllm_obstacle("cuda") else TransformersEngine()
 
     def open(self, host: EngineHost) -> Engine:
         return self.choose_engine(host.lineup.device).open(host)

@@ -19,16 +19,16 @@ import msgspec
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
-from magrpo.engines.vllm_arguments import find_obstacle, make_arguments
+from magrpo.engines.vllm_arguments import find_vllm_obstacle, make_arguments
 from magrpo.engines.vllm_server import (
-    Call,
+    CreateEngine,
     Done,
     Finished,
     Generate,
     LoadAdapters,
     LoadModel,
+    ServerCall,
     Sleep,
-    Start,
     UnloadAdapters,
     Wake,
 )
@@ -76,7 +76,7 @@ class VllmEngine(Plugin):
     def open(self, host: EngineHost) -> VllmClient:
         """Start the servers with the agents' base models; returns when all of them are ready."""
         lineup = host.lineup
-        if obstacle := find_obstacle(lineup.device.type):
+        if obstacle := find_vllm_obstacle(lineup.device.type):
             raise ConfigError(f"engine.kind: {obstacle}, or use 'transformers'")
         if lineup.rounds_layers:
             raise ConfigError("engine.kind: vLLM has no model.dtype = 'mixed'; set 'float32', or use 'transformers'")
@@ -106,8 +106,8 @@ class VllmClient:
         self._servers: dict[int, Child] = {}
         self._lock = Lock()  # one call at a time
         self._count = 0
-        self._adapters: dict[int, dict[int, Call]] = {}  # the calls that loaded them, by weights and server
-        self._models: dict[int, Call] = {}  # the last call that loaded a full copy, by server
+        self._adapters: dict[int, dict[int, ServerCall]] = {}  # the calls that loaded them, by weights and server
+        self._models: dict[int, ServerCall] = {}  # the last call that loaded a full copy, by server
         with ExitStack() as undo:
             undo.callback(self.close)
             self._start(range(len(self._agents)))
@@ -116,8 +116,8 @@ class VllmClient:
     def serve(self, version: int, weights: Mapping[str, Path]) -> VllmWeights:
         """Load adapters under new ids; full copies load when they generate. Raises EngineError if a server dies."""
         self._count += 1
-        adapters: dict[int, Call] = {}
-        models: dict[int, Call] = {}
+        adapters: dict[int, ServerCall] = {}
+        models: dict[int, ServerCall] = {}
         for server, agents in enumerate(self._agents):
             given = {agent: str(Path(weights[agent]).resolve()) for agent in agents if agent in weights}
             if given and self._lineup.weights(agents[0]) == "lora":
@@ -198,7 +198,7 @@ class VllmClient:
                 log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
                 self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
                 self._servers[i].name = f"the vLLM server of {', '.join(self._agents[i])}"
-            self._call({i: Start(self._engine_arguments(self._agents[i])) for i in together}, _START_DEADLINE_S)
+            self._call({i: CreateEngine(self._engine_arguments(self._agents[i])) for i in together}, _START_DEADLINE_S)
 
     def _engine_arguments(self, agents: Sequence[str]) -> dict[str, object]:
         """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
@@ -209,7 +209,7 @@ class VllmClient:
             arguments["gpu_memory_utilization"] = share / len(self._agents)
         return arguments
 
-    def _load_models(self, models: Mapping[int, Call]) -> None:
+    def _load_models(self, models: Mapping[int, ServerCall]) -> None:
         """Load the full copies that a server does not hold already."""
         missing = {server: call for server, call in models.items() if self._models.get(server) != call}
         self._call(missing)
@@ -244,7 +244,7 @@ class VllmClient:
                     self._call({i: call for i, call in calls.items() if i == server})
                 self._send_requests(served, server, missing, deadlines)
 
-    def _call(self, calls: Mapping[int, Call], deadline_s: float | None = None) -> None:
+    def _call(self, calls: Mapping[int, ServerCall], deadline_s: float | None = None) -> None:
         """Make one call to each server at the same time. The deadline is by default that of a batch."""
         with ExitStack() as deadlines:
             for server, call in calls.items():
@@ -275,7 +275,7 @@ class VllmWeights:
     _client: VllmClient
     number: int
     version: int
-    models: Mapping[int, Call]
+    models: Mapping[int, ServerCall]
     """The calls that load full copies, by server."""
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:

@@ -15,7 +15,7 @@ MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 WORKER_EXTENSION = "magrpo.engines.vllm_worker.WorkerExtension"
 
 
-def find_obstacle(device_type: str) -> str:
+def find_vllm_obstacle(device_type: str) -> str:
     """Why vLLM cannot compute on ``device_type``, "cuda" or "cpu", here, and the remedy; empty if it can."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed; pip install 'magrpo[vllm]'"

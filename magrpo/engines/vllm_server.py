@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 
-class Start(msgspec.Struct, tag=True):
+class CreateEngine(msgspec.Struct, tag=True):
     """Create the engine. ``engine``: keyword arguments of ``vllm.LLM``."""
 
     engine: dict[str, Any]
@@ -82,13 +82,13 @@ class Finished(msgspec.Struct, tag=True):
     completions: dict[int, Completion]
 
 
-Call = Start | Generate | LoadAdapters | UnloadAdapters | LoadModel | Sleep | Wake
+ServerCall = CreateEngine | Generate | LoadAdapters | UnloadAdapters | LoadModel | Sleep | Wake
 
 
-class Server:
+class VllmServer:
     """One vLLM engine and the adapters it serves."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: CreateEngine) -> None:
         from vllm import LLM  # defers vllm, which is optional
 
         self._llm: vllm.LLM = LLM(**start.engine)
@@ -96,7 +96,7 @@ class Server:
         self._adapters: dict[int, dict[str, LoRARequest]] = defaultdict(dict)
         self._count = 0
 
-    def handle_call(self, call: Call, channel: Connection) -> None:
+    def handle_call(self, call: ServerCall, channel: Connection) -> None:
         """Carry out one call."""
         match call:
             case Generate():
@@ -194,8 +194,8 @@ def main(parent: int, fd: int) -> None:
     """Serve calls until the other side hangs up."""
     exit_with_parent(parent)
     channel = Connection(fd)
-    decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
-    server = Server(msgspec.msgpack.decode(channel.recv_bytes(), type=Start))
+    decoder: msgspec.msgpack.Decoder[ServerCall] = msgspec.msgpack.Decoder(ServerCall)
+    server = VllmServer(msgspec.msgpack.decode(channel.recv_bytes(), type=CreateEngine))
     while True:
         channel.send_bytes(msgspec.msgpack.encode(Done()))
         try:

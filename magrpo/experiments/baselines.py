@@ -23,7 +23,7 @@ class LeftOut(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class RunTeam:
     """The agents of a run, before or after training."""
 
     name: str
@@ -52,13 +52,13 @@ class Teams:
     """The teams whose agents can fill the rows. ``run``: the run after training, None for a configuration file."""
 
     source: str
-    untrained: Team
-    run: Team | None
-    single: Team | None
-    partners: tuple[Team, ...]
+    untrained: RunTeam
+    run: RunTeam | None
+    single: RunTeam | None
+    partners: tuple[RunTeam, ...]
 
     @property
-    def trained(self) -> Team:
+    def trained(self) -> RunTeam:
         """Return the run's team after training. Raises LeftOut if there is none."""
         if self.run is None:
             raise LeftOut(f"{self.source} is a configuration, not a run: its agents are not trained")

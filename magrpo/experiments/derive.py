@@ -14,7 +14,7 @@ from magrpo.config.agents import AgentConfig
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.services import RegistryConfig
-from magrpo.experiments.baselines import Team, Teams, parse_names, with_baselines
+from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
 from magrpo.planning.place_check import check_place
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
@@ -88,7 +88,7 @@ def create_baselines(
     config = config.model_copy(update={"agents": tuple(map(_unshare_weights, config.agents))})
     teams = Teams(
         source=source.run,
-        untrained=Team("the run", config.agents),
+        untrained=RunTeam("the run", config.agents),
         run=trained,
         single=None if single_run is None else _team_like(single_run, config, root),
         partners=tuple(_team_like(partner, config, root) for partner in partners),
@@ -104,11 +104,11 @@ def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore
     return RunStore.create(config, name)
 
 
-def _team_of(run: RunStore, checkpoint: int | None) -> Team:
+def _team_of(run: RunStore, checkpoint: int | None) -> RunTeam:
     """Return the agents of a run with the weights of a checkpoint, by default the last one."""
     weights = checkpoint_weights(run, _find_checkpoint(run, checkpoint))
     agents = map(_unshare_weights, run.config().agents)
-    return Team(run.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
+    return RunTeam(run.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
 
 
 def _unshare_weights(agent: AgentConfig) -> AgentConfig:
@@ -116,7 +116,7 @@ def _unshare_weights(agent: AgentConfig) -> AgentConfig:
     return agent.model_copy(update={"weights": "lora"}) if agent.weights == "shared" else agent
 
 
-def _team_like(run_id: str, config: RunConfig, root: Path) -> Team:
+def _team_like(run_id: str, config: RunConfig, root: Path) -> RunTeam:
     """Return the trained agents of a run whose adapters fit the models of ``config``."""
     run = RunStore.open(root, run_id)
     if run.config().lora != config.lora:

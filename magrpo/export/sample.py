@@ -13,7 +13,7 @@ from magrpo.types import JointReward, Problem, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ModelCardSample:
     """The first answer of every agent to one problem, greedy, from the run's last evaluation; keyed by agent.
 
     An agent that a program asked several times is shown with its first answer.
@@ -34,7 +34,7 @@ class Sample:
     """Number of held-out problems that the sample was chosen from."""
 
 
-def choose_sample(team: TrainedTeam) -> Sample | None:
+def choose_sample(team: TrainedTeam) -> ModelCardSample | None:
     """Choose the sample with the highest return, and among those the shortest prompt; None if all are masked."""
     trajectories = [
         trajectory
@@ -64,7 +64,7 @@ def choose_sample(team: TrainedTeam) -> Sample | None:
         texts = steps[-1].episode.texts
     executions = team.config.reward.executions(best.problem, texts, {})
     report = next((steps[-1].turn.reports[name] for name in executions), None)
-    return Sample(
+    return ModelCardSample(
         problem=best.problem,
         messages={agent.name: messages[agent.name] for agent in agents},
         answers={agent.name: answers[agent.name] for agent in agents},

@@ -64,7 +64,7 @@ def describe_host() -> str:
     return urlsplit(constants.ENDPOINT).hostname or constants.ENDPOINT
 
 
-def find_obstacle() -> str:
+def find_hub_obstacle() -> str:
     """Why the hub cannot be used now, asking it once for a few seconds; empty if it answers."""
     from huggingface_hub import constants  # a quarter of a second
 

@@ -139,6 +139,6 @@ _IDLE: dict[tuple[str, str], list[http.client.HTTPConnection]] = {}
 os.register_at_fork(after_in_child=_IDLE.clear)  # two processes must not share a connection
 
 
-def warm_up() -> None:
+def preload_request_codec() -> None:
     """Load what the first request of a process loads, before processes are forked."""
     "localhost".encode("idna")  # the codec that socket imports to resolve a name

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from magrpo.gateway.agents import Agents, warm_up
+from magrpo.gateway.agents import Agents, preload_request_codec
 from magrpo.types import Problem
 
 RAISED = 113
@@ -140,7 +140,7 @@ def _has_remains() -> bool:
 
 # ------------------------------------------------------------------------------------------------------- fork server
 @dataclass
-class Worker:
+class EpisodeWorker:
     """A worker as the fork server sees it. ``episode``: the number of the one it plays; -1: none."""
 
     number: int
@@ -157,9 +157,9 @@ class ForkServer:
     def __init__(self, run: str, function: Function | None, reports: int, folder: Path, *, fresh: bool) -> None:
         self._run, self._function, self._reports, self._fresh = run, function, reports, fresh
         self._folder = folder
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, EpisodeWorker] = {}
         """The living workers by process id."""
-        self._idle: list[Worker] = []
+        self._idle: list[EpisodeWorker] = []
         self._num_workers = 0
         self._imported = _list_children()
         """Processes that the program started when it was imported, which all episodes may use."""
@@ -177,7 +177,7 @@ class ForkServer:
                 self._selector.register(end, selectors.EVENT_READ)
             while True:
                 for key, _ in self._selector.select():
-                    if isinstance(key.data, Worker):
+                    if isinstance(key.data, EpisodeWorker):
                         is_buried = self._workers.get(key.data.pid) is not key.data  # a moment ago, in this loop
                         if not is_buried and not self._take_result(key.data):
                             self._selector.unregister(key.fd)  # its end is reported when it is buried
@@ -205,7 +205,7 @@ class ForkServer:
         with suppress(BrokenPipeError):  # the worker has just died, which will be reported as the end of this episode
             os.write(worker.orders, line + b"\n")
 
-    def _fork(self) -> Worker:
+    def _fork(self) -> EpisodeWorker:
         orders, give = os.pipe()
         take, results = os.pipe()
         os.set_blocking(take, False)
@@ -222,11 +222,11 @@ class ForkServer:
             work(orders, results, output, self._function, self._run, fresh=self._fresh)
         os.close(orders)
         os.close(results)
-        worker = self._workers[pid] = Worker(number, pid, give, take)
+        worker = self._workers[pid] = EpisodeWorker(number, pid, give, take)
         self._selector.register(take, selectors.EVENT_READ, worker)
         return worker
 
-    def _take_result(self, worker: Worker) -> bool:
+    def _take_result(self, worker: EpisodeWorker) -> bool:
         """Read a part of a result; returns whether there was one."""
         try:
             received = os.read(worker.results, 1 << 16)
@@ -243,7 +243,7 @@ class ForkServer:
                 self._idle.append(worker)
         return True
 
-    def _report(self, worker: Worker, status: int, result: str = "null", *, ends: bool = True) -> None:
+    def _report(self, worker: EpisodeWorker, status: int, result: str = "null", *, ends: bool = True) -> None:
         report = {"episode": worker.episode, "exit": status, "worker": worker.number, "result": result, "ends": ends}
         worker.episode = -1
         line = memoryview(json.dumps(report).encode() + b"\n")
@@ -315,7 +315,7 @@ def main() -> None:
     reports = os.dup(1)
     os.dup2(2, 1)  # what the program prints while it is imported goes to the log
     function = load_function(run) if form == "function" else None
-    warm_up()
+    preload_request_codec()
     gc.collect()
     gc.freeze()  # workers share the pages of what was imported
     os.write(reports, b'{"ready": true}\n')

@@ -26,7 +26,7 @@ from magrpo.gateway.sessions import Messages, SampledCall, Session
 from magrpo.gateway.wire import (
     Answered,
     ChatRequest,
-    Refused,
+    RequestRefused,
     TextRequest,
     check_unconstrained,
     clamp_sampling,
@@ -45,7 +45,7 @@ _MAX_BODY = 64 * 2**20
 _BACKLOG = 4096
 _SHUTDOWN_S = 0.1
 """Time to wait for requests in progress when the server stops; 0 would be without limit."""
-_SEALED = Refused(409, "the episode has ended", "sealed")
+_SEALED = RequestRefused(409, "the episode has ended", "sealed")
 _FINAL = {"x-should-retry": "false"}
 """Tells OpenAI's clients that sending the request again would not help; they would wait seconds before they did."""
 
@@ -112,12 +112,12 @@ class Gateway:
         async def handle_request(http: web.Request) -> web.StreamResponse:
             try:
                 return await handle(http, self._find_session(http))
-            except Refused as error:
+            except RequestRefused as error:
                 refusal = error
             except ConnectionAbortedError as error:  # the stage ended
-                refusal = Refused(503, str(error), "stage_ended")
+                refusal = RequestRefused(503, str(error), "stage_ended")
             except web.HTTPRequestEntityTooLarge:
-                refusal = Refused(413, f"the request is longer than {_MAX_BODY} bytes", "too_large")
+                refusal = RequestRefused(413, f"the request is longer than {_MAX_BODY} bytes", "too_large")
             return web.Response(
                 body=refusal.body, status=refusal.status, headers=_FINAL, content_type="application/json"
             )
@@ -128,7 +128,9 @@ class Gateway:
         token = http.match_info.get("token") or http.headers.get("Authorization", "").removeprefix("Bearer ")
         live = self.sessions.get(token)
         if live is None:
-            raise Refused(401, "unknown session: use the base URL or the API key that the program was given", "auth")
+            raise RequestRefused(
+                401, "unknown session: use the base URL or the API key that the program was given", "auth"
+            )
         if live.session.is_sealed:
             raise _SEALED
         return live
@@ -140,7 +142,7 @@ class Gateway:
         agent = self._find_agent(live, request.model)
         constrains = check_unconstrained(request)
         if constrains and not self.env.ignore_unsupported:
-            raise Refused(
+            raise RequestRefused(
                 400,
                 f"{', '.join(constrains)}: constrained decoding would sample from another distribution than the one "
                 "that is trained; leave it out, or set env.ignore_unsupported = true to have it ignored",
@@ -153,7 +155,7 @@ class Gateway:
             earlier = live.session.list_earlier(agent)
             prompt_ids = self.chat.lineup.render_chat(agent, request.messages, tools, earlier)
         except (CannotParse, ConfigError) as error:
-            raise Refused(400, str(error)) from None
+            raise RequestRefused(400, str(error)) from None
 
         def show(action: Action) -> Answered:
             message: Mapping[str, Any] = {"content": action.text}
@@ -219,7 +221,9 @@ class Gateway:
         sampling, overruled = clamp_sampling(request, session.task.sampling)
         self._check_room(live, agent, len(prompt_ids), sampling)
         if session.num_asked + request.n > session.max_calls:
-            raise Refused(429, f"the episode has asked for {session.max_calls} completions: env.max_calls", "max_calls")
+            raise RequestRefused(
+                429, f"the episode has asked for {session.max_calls} completions: env.max_calls", "max_calls"
+            )
         first = session.num_asked
         begun = [session.begin_call(agent, prompt_ids, request.seed) for _ in range(request.n)]
         requests = [Request(agent, prompt_ids, sampling, seed) for _, seed in begun]
@@ -235,20 +239,22 @@ class Gateway:
         role = self.env.models.get(model, model)
         if role not in live.stage.roles:
             known = ", ".join([*live.stage.roles, *self.env.models])
-            raise Refused(404, f"no agent answers for model {model!r}; there are: {known} (env.models)", "no_model")
+            raise RequestRefused(
+                404, f"no agent answers for model {model!r}; there are: {known} (env.models)", "no_model"
+            )
         return live.stage.roles[role]
 
     def _check_room(self, live: LiveSession, agent: str, length: int, sampling: SamplingParams) -> None:
         window = live.stage.window(agent)
         if length + sampling.max_new_tokens > window:
-            raise Refused(
+            raise RequestRefused(
                 400,
                 f"a prompt of {length} tokens and a completion of {sampling.max_new_tokens} do not fit the context "
                 f"window of {window} tokens of agent {agent!r}",
                 "context_length_exceeded",
             )
         if length == 0:
-            raise Refused(400, "the prompt is empty")
+            raise RequestRefused(400, "the prompt is empty")
 
     async def _send(
         self, http: web.Request, request: ChatRequest | TextRequest, answer: Mapping[str, Any]

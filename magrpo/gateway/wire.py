@@ -32,7 +32,7 @@ _NEUTRAL: Mapping[str, Any] = {
 FormT = TypeVar("FormT")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not answered, with the HTTP status and OpenAI's type of error."""
 
     def __init__(self, status: int, message: str, code: str = "invalid_request") -> None:
@@ -100,26 +100,26 @@ class CodeRequest(msgspec.Struct):
 
 
 def read_chat_request(body: bytes) -> ChatRequest:
-    """Read and check a chat request. Raises Refused."""
+    """Read and check a chat request. Raises RequestRefused."""
     request = _decode(body, ChatRequest)
     request.messages = [_read_message(message) for message in request.messages]
     if not request.messages:
-        raise Refused(400, "messages: at least one is needed")
+        raise RequestRefused(400, "messages: at least one is needed")
     return request
 
 
 def read_text_request(body: bytes) -> TextRequest:
-    """Read and check a request for the continuation of a text. Raises Refused."""
+    """Read and check a request for the continuation of a text. Raises RequestRefused."""
     request = _decode(body, TextRequest)
     if isinstance(request.prompt, list):
         if len(request.prompt) != 1:
-            raise Refused(400, "prompt: one text to a request")
+            raise RequestRefused(400, "prompt: one text to a request")
         (request.prompt,) = request.prompt
     return request
 
 
 def read_code_request(body: bytes) -> CodeRequest:
-    """Read a request to run a program. Raises Refused."""
+    """Read a request to run a program. Raises RequestRefused."""
     return _decode(body, CodeRequest)
 
 
@@ -127,9 +127,9 @@ def _decode(body: bytes, form: type[FormT]) -> FormT:
     try:
         request = msgspec.convert(replace_surrogates(json.loads(body)), form)
     except (ValueError, RecursionError) as error:  # msgspec's ValidationError is a ValueError
-        raise Refused(400, f"the request cannot be read: {error}") from None
+        raise RequestRefused(400, f"the request cannot be read: {error}") from None
     if isinstance(request, _Options) and request.n < 1:
-        raise Refused(400, f"n = {request.n}: must be at least 1")
+        raise RequestRefused(400, f"n = {request.n}: must be at least 1")
     return request
 
 
@@ -137,7 +137,7 @@ def _read_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message in the form that chat templates expect: text content, arguments of tool calls as objects."""
     role = message.get("role")
     if not isinstance(role, str):
-        raise Refused(400, "messages: each needs a role")
+        raise RequestRefused(400, "messages: each needs a role")
     read: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
         "content": _read_content(message.get("content")),
@@ -147,7 +147,7 @@ def _read_message(message: Mapping[str, Any]) -> dict[str, Any]:
             read[name] = message[name]
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
-            raise Refused(400, "messages: tool_calls must be a list")
+            raise RequestRefused(400, "messages: tool_calls must be a list")
         read["tool_calls"] = [_read_tool_call(call) for call in calls]
     return read
 
@@ -160,7 +160,7 @@ def _read_content(content: Any) -> str:
     texts = []
     for part in content if isinstance(content, list) else [content]:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            raise Refused(400, "messages: content must be a text, or a list of parts with texts")
+            raise RequestRefused(400, "messages: content must be a text, or a list of parts with texts")
         texts.append(part["text"])
     return "".join(texts)
 
@@ -171,7 +171,7 @@ def _read_tool_call(call: Any) -> dict[str, Any]:
         if isinstance(arguments, str):
             arguments = json.loads(arguments or "{}")
     except (TypeError, KeyError, ValueError):
-        raise Refused(400, "messages: a tool call needs a function with a name and arguments in JSON") from None
+        raise RequestRefused(400, "messages: a tool call needs a function with a name and arguments in JSON") from None
     return {"id": call.get("id", ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -190,7 +190,7 @@ def clamp_sampling(request: _Options, run: SamplingParams) -> tuple[SamplingPara
     if limit is None or limit == run.max_new_tokens:
         return run, overruled
     if limit < 1:
-        raise Refused(400, f"max_tokens = {limit}: must be at least 1")
+        raise RequestRefused(400, f"max_tokens = {limit}: must be at least 1")
     if limit > run.max_new_tokens:
         overruled["max_tokens"] = limit
     return replace(run, max_new_tokens=min(limit, run.max_new_tokens)), overruled

@@ -23,7 +23,7 @@ from magrpo.reports.evaluations import (
     measure_texts,
     subtract_means,
 )
-from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_page
+from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, write_page
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
@@ -128,7 +128,7 @@ class BaselineTable:
     def write_files(self, folder: Path, title: str = "Agents and baselines") -> None:
         """Write ``baselines.html`` and ``baselines.json``."""
         picture = Pictures("Rows", [self._draw_rows()], f"Held-out problems, sampled; {self._describe_intervals()}.")
-        tables = [Section(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
+        tables = [PageSection(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
         write_page(folder / "baselines.html", title, [self.judge_rows(), picture, *tables], width="90rem")
         measured = []
         for result in self.rows:

@@ -12,7 +12,7 @@ from magrpo.reports.comparison import (
     share_problems,
 )
 from magrpo.reports.evaluations import EvaluatedRun, shared_keys
-from magrpo.reports.page import ReportTable, Section
+from magrpo.reports.page import PageSection, ReportTable
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import STAGES, TRAINING_STAGES
 from magrpo.types import HEADLINE
@@ -23,31 +23,31 @@ SHOWN = ("return", "tests", "cooperation", "pass_at_1")
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
-def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
+def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
     """Yield the sections after the curves: configuration and one table, then, folded, differences to the first run."""
     keys = figures.sort_summary_keys(shared_keys([run.last.summary for run in runs]))
-    yield Section(_run_table(runs, HEADLINE))
+    yield PageSection(_run_table(runs, HEADLINE))
     labels = [run.label for run in runs]
     rows = [(key, *values) for key, values in list_differences(runs).items()]
     note = "" if rows else "None: the configurations are equal."
     title = "Configuration, where it differs"
     configuration = ReportTable(title, ("key", *labels), rows, note, text=True)
     finding = f"{title}: {format_count(len(rows), 'keys')}" if rows else ""
-    yield Section(configuration, finding, folded=len(rows) > NUM_KEYS)
+    yield PageSection(configuration, finding, folded=len(rows) > NUM_KEYS)
     comparable = [run for run in runs[1:] if share_problems(runs[0], run) and score_alike(runs[0], run)]
     if comparable:
-        yield Section(_return_differences(runs[0], comparable, keys), folded=True)
+        yield PageSection(_return_differences(runs[0], comparable, keys), folded=True)
     for key in keys:
         if key != HEADLINE:
-            yield Section(_run_table(runs, key), folded=True)
+            yield PageSection(_run_table(runs, key), folded=True)
     trained = [run for run in runs if run.budgets[-1].updates]
     if len(trained) > 1:
-        yield Section(equal_tokens_table(trained), folded=True)
+        yield PageSection(equal_tokens_table(trained), folded=True)
     costs = [list_run_costs(run) for run in runs]
     names = dict.fromkeys(name for of_run in costs for name in of_run)
     rows = [(name, *(of_run.get(name, figures.UNDEFINED) for of_run in costs)) for name in names]
     note = "Stages in seconds, all iterations together; tokens are those sampled."
-    yield Section(ReportTable("Cost", ("", *labels), rows, note), folded=True)
+    yield PageSection(ReportTable("Cost", ("", *labels), rows, note), folded=True)
 
 
 def summary_table(runs: Sequence[EvaluatedRun]) -> ReportTable:

@@ -129,7 +129,7 @@ Block = ReportTable | Banner | Facts | Pictures | Exhibits | Listing | Terms
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A block under a heading that states its finding; the table of contents lists the block's title.
 
     A ``folded`` section opens at a click.
@@ -161,9 +161,11 @@ def _capitalize(sentence: str) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def write_page(path: Path, title: str, parts: Sequence[Block | Section], lead: str = "", width: str = "72rem") -> None:
+def write_page(
+    path: Path, title: str, parts: Sequence[Block | PageSection], lead: str = "", width: str = "72rem"
+) -> None:
     """Write an HTML page to ``path``, at most ``width`` wide, with ``lead`` below the title."""
-    sections = [part if isinstance(part, Section) else Section(part) for part in parts]
+    sections = [part if isinstance(part, PageSection) else PageSection(part) for part in parts]
     page = render_template("page.html.j2", title=title, sections=sections, lead=lead, width=width)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")

@@ -21,9 +21,9 @@ from magrpo.reports.page import (
     Exhibits,
     Facts,
     Listing,
+    PageSection,
     Pictures,
     ReportTable,
-    Section,
     Terms,
     make_banner,
     write_page,
@@ -52,38 +52,38 @@ class RunReport(EvaluatedRun):
         text = json.dumps(self._collect_figures(), indent=1, default=asdict)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
 
-    def list_sections(self) -> Iterator[Section]:
+    def list_sections(self) -> Iterator[PageSection]:
         """Yield the verdict, the curves, one before and after, and one table; the other sections are folded."""
         examples = choose_examples(self)
         first_table, *more_tables = self.evaluation_tables()
-        yield Section(make_banner(self.verdict, self.findings))
-        yield Section(Facts("Summary", list(self._list_facts())))
+        yield PageSection(make_banner(self.verdict, self.findings))
+        yield PageSection(Facts("Summary", list(self._list_facts())))
         if len(self.reports) > 1:
             yield self._draw_learning_curves()
         if examples:
             title = "Before and after" if len(self.reports) > 1 else "An answer"
-            yield Section(Exhibits(title, examples[:1], describe_choice(self)))
-        yield Section(first_table, self._find_largest_change())
-        yield Section(Terms("Next steps", list(list_next_commands(self.store, self.config)), code=True))
+            yield PageSection(Exhibits(title, examples[:1], describe_choice(self)))
+        yield PageSection(first_table, self._find_largest_change())
+        yield PageSection(Terms("Next steps", list(list_next_commands(self.store, self.config)), code=True))
         best_answers = Exhibits("Highest rewards", choose_best_answers(self), _DESCRIBE_BEST)
-        yield Section(best_answers, folded=not self.findings)
-        yield Section(self._health_table(), folded=True)
+        yield PageSection(best_answers, folded=not self.findings)
+        yield PageSection(self._health_table(), folded=True)
         if self._trained:
             training_charts = list(draw_training_charts(self.stage_metrics, self.config))
-            yield Section(Pictures("Training, iteration by iteration", training_charts), folded=True)
-            yield Section(tabulate_training_metrics(self.stage_metrics), folded=True)
+            yield PageSection(Pictures("Training, iteration by iteration", training_charts), folded=True)
+            yield PageSection(tabulate_training_metrics(self.stage_metrics), folded=True)
         for table in more_tables:
-            yield Section(table, folded=True)
+            yield PageSection(table, folded=True)
         if charts.longest_episode(self.reports) > 1 or len(self.reports) > 1:
             yield self._draw_scatter()
         if len(examples) > 1:
-            yield Section(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
+            yield PageSection(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
         if self._trained:
-            yield Section(self._budget_table(), f"Budget: {figures.format_budget(self.budgets[-1])}", folded=True)
+            yield PageSection(self._budget_table(), f"Budget: {figures.format_budget(self.budgets[-1])}", folded=True)
         changed = [line for line in list_changed_values(self.config) if line.partition(".")[0] not in _ELSEWHERE]
         finding = f"Configuration: {format_count(len(changed), 'values')} that differ from the defaults"
-        yield Section(Listing("Configuration", "\n".join(changed)), finding, folded=True)
-        yield Section(Terms("About this run", describe_origin(self.store, self.config)))
+        yield PageSection(Listing("Configuration", "\n".join(changed)), finding, folded=True)
+        yield PageSection(Terms("About this run", describe_origin(self.store, self.config)))
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -201,7 +201,7 @@ class RunReport(EvaluatedRun):
         note = "Training cost up to each evaluation, without evaluations. For every iteration see report.json."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 
-    def _draw_learning_curves(self) -> Section:
+    def _draw_learning_curves(self) -> PageSection:
         splits = [key.partition("/")[0] for key in self.last.summary if key.endswith("/sampled")]
         gains = {split: self._part_gains(split) for split in splits}
         training = list_training_returns(self.stage_metrics, self.config)
@@ -213,18 +213,18 @@ class RunReport(EvaluatedRun):
         elif self.verdict.word == "worse":
             words = "The held-out return fell"
         curves = Pictures("Learning curves", panels, charts.OVER_PROBLEMS)
-        return Section(curves, f"{words} from {first:.1%} to {last:.1%}")
+        return PageSection(curves, f"{words} from {first:.1%} to {last:.1%}")
 
-    def _draw_scatter(self) -> Section:
+    def _draw_scatter(self) -> PageSection:
         """Draw the first turn against the last; with one turn, each problem before training against after."""
         maxima = self.config.reward.maxima
         turns = charts.longest_episode(self.reports)
         panels = charts.turn_panels(self.reports, maxima)
         note = "The area of a point shows how many trajectories or problems coincide there."
         if turns > 1:
-            return Section(Pictures(f"Turn 1 against turn {turns}", panels, note), folded=len(self.reports) > 1)
+            return PageSection(Pictures(f"Turn 1 against turn {turns}", panels, note), folded=len(self.reports) > 1)
         finding = charts.describe_scatter(self.reports, maxima)
-        return Section(Pictures("Problem by problem", panels, note), finding, folded=True)
+        return PageSection(Pictures("Problem by problem", panels, note), finding, folded=True)
 
     def _collect_figures(self) -> dict[str, object]:
         """Collect every figure of the report, as fractions of the maximum."""

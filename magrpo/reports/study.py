@@ -23,7 +23,7 @@ from magrpo.process.environment import shorten_path
 from magrpo.reports import figures
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.charts import Curve, budget_panels
-from magrpo.reports.page import Banner, Pictures, ReportTable, Section, print_banners, print_tables, write_page
+from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, print_banners, print_tables, write_page
 from magrpo.run.store import RunStore
 from magrpo.types import Interval
 
@@ -323,24 +323,24 @@ class StudyReport:
         figures.write_csv(table, _COLUMNS, rows)
         return [page, table]
 
-    def _list_sections(self) -> Iterator[Banner | Section]:
+    def _list_sections(self) -> Iterator[Banner | PageSection]:
         yield from self.list_banners()
-        yield Section(self.outcome_table())
+        yield PageSection(self.outcome_table())
         if curves := self.list_curves():
             title = f"{figures.quantity_title(self.study.quantity)} of held-out problems".capitalize()
             bands = "; bands are 95 % intervals over seeds" if len(self.study.seeds) > 2 else ""
             note = f"Means over seeds, interpolated between evaluations, up to the budget{bands}."
-            yield Section(Pictures("Learning curves over tokens", budget_panels(title, curves), note))
-        yield Section(self.run_table())
+            yield PageSection(Pictures("Learning curves over tokens", budget_panels(title, curves), note))
+        yield PageSection(self.run_table())
         if (pilots := self.pilot_table()) is not None:
-            yield Section(pilots)
+            yield PageSection(pilots)
         if self.runs:
-            yield Section(self.secondary_table())
+            yield PageSection(self.secondary_table())
         if self.failures:
             rows = list(self.failures.items())
             note = "The folder of the page has tracebacks, RUN.error.txt."
-            yield Section(ReportTable("Runs that failed", ("run", "reason"), rows, note, text=True))
-        yield Section(self.fixed_table(), folded=True)
+            yield PageSection(ReportTable("Runs that failed", ("run", "reason"), rows, note, text=True))
+        yield PageSection(self.fixed_table(), folded=True)
 
     def print(self, console: Console, folder: Path) -> None:
         """Print the primary outcome, the verdicts and the path of the page."""

@@ -157,19 +157,19 @@ def _walk_carrying(node: ast.AST) -> Iterator[ast.AST]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sink:
+class ValueSink:
     """The place where a value ends up: in ``names``, and in the sink of the expression around it, ``outer``."""
 
     names: frozenset[str]
-    outer: "Sink | None" = None
+    outer: "ValueSink | None" = None
 
 
-_DROPPED = Sink(frozenset())
+_DROPPED = ValueSink(frozenset())
 
 
-def _trace_values(tree: ast.Module) -> dict[ast.AST, Sink | None]:
+def _trace_values(tree: ast.Module) -> dict[ast.AST, ValueSink | None]:
     """The sink of the value of each node that can run; without names if the value is dropped, None if it matters."""
-    sinks: dict[ast.AST, Sink | None] = {}
+    sinks: dict[ast.AST, ValueSink | None] = {}
     waiting: list[ast.AST] = [tree]
     for node in waiting:  # the list grows meanwhile
         for field, value in ast.iter_fields(node):
@@ -208,10 +208,10 @@ def _binds(node: ast.AST, name: str) -> bool:
     return False
 
 
-def _find_live_names(sinks: dict[ast.AST, Sink | None], bound: str = "") -> set[str]:
+def _find_live_names(sinks: dict[ast.AST, ValueSink | None], bound: str = "") -> set[str]:
     """The names whose value can matter: ``bound``, names read where it matters, and names copied into those."""
     loads = _list_loads(sinks)
-    feeds: dict[str | Sink, list[str | Sink]] = defaultdict(list)  # what is live if the key is
+    feeds: dict[str | ValueSink, list[str | ValueSink]] = defaultdict(list)  # what is live if the key is
     for sink in {sink for sink in sinks.values() if sink}:
         for holder in sink.names:
             feeds[holder].append(sink)
@@ -220,7 +220,7 @@ def _find_live_names(sinks: dict[ast.AST, Sink | None], bound: str = "") -> set[
     for load in loads:
         if value_sink := sinks[load]:
             feeds[value_sink].append(load.id)
-    live: dict[str | Sink, None] = dict.fromkeys([bound, *(load.id for load in loads if sinks[load] is None)])
+    live: dict[str | ValueSink, None] = dict.fromkeys([bound, *(load.id for load in loads if sinks[load] is None)])
     waiting = list(live)
     for source in waiting:
         new = dict.fromkeys(fed for fed in feeds[source] if fed not in live)
@@ -229,7 +229,7 @@ def _find_live_names(sinks: dict[ast.AST, Sink | None], bound: str = "") -> set[
     return {name for name in live if isinstance(name, str)}
 
 
-def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: Sink | None) -> Sink | None:
+def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: ValueSink | None) -> ValueSink | None:
     """The sink of the value of a node, as in :func:`_trace_values`, or of the expressions of a statement."""
     match node:
         case ast.Expr():
@@ -246,7 +246,7 @@ def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: Sink | None) -> Sink
         case ast.Call(func=function) if node is not function and not _is_pure(parent):
             return None
         case ast.NamedExpr(target=ast.Name(id=name), value=value) if node is value and parent_sink is not None:
-            return Sink(frozenset({name}), parent_sink)
+            return ValueSink(frozenset({name}), parent_sink)
     return parent_sink
 
 
@@ -254,7 +254,7 @@ def _list_loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
     return [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
 
 
-def _target_names(targets: Iterable[ast.expr]) -> Sink | None:
+def _target_names(targets: Iterable[ast.expr]) -> ValueSink | None:
     """The sink of an assignment to these targets; None if one is an attribute or an item."""
     names: set[str] = set()
     waiting = list(targets)
@@ -268,7 +268,7 @@ def _target_names(targets: Iterable[ast.expr]) -> Sink | None:
                 names.add(name)
             case _:
                 return None
-    return Sink(frozenset(names))
+    return ValueSink(frozenset(names))
 
 
 def _is_inert(statement: ast.stmt, live: set[str]) -> bool:

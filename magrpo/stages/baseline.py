@@ -16,7 +16,7 @@ from magrpo.run.store import write_records
 from magrpo.stages.backend import Backend, SamplingStats, Splits, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.evaluate import (
-    Start,
+    TrajectoryStart,
     eval_rows,
     held_out_starts,
     play_trajectories,
@@ -76,7 +76,7 @@ def time_answers(
     timed = []
     for problem in [problems[0], *problems]:  # the first answer is the warm-up
         cost = SamplingStats()
-        start = Start("test", "sampled", Node(problem, (), (), _sampling(row, rollout_config), num_answers))
+        start = TrajectoryStart("test", "sampled", Node(problem, (), (), _sampling(row, rollout_config), num_answers))
         timed_backend = replace(backend, sampling=cost)
         play_trajectories([start], Team.of(row), timed_backend, config.seed, row.stop_above, row.max_tries)
         timed.append(TimedAnswer(problem.task_id, cost.seconds, cost.num_tokens))

@@ -24,7 +24,7 @@ from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.credit import JOINT, CreditRules, Critique, NodeKey, critic_targets
 from magrpo.types import NodeValues, RolloutGroup, ScoredTurn
 
-Groups = Sequence[RolloutGroup[ScoredTurn]]
+ScoredGroups = Sequence[RolloutGroup[ScoredTurn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Observations:
 
     critic: str
     """The agent whose critic it is, or :data:`magrpo.stages.credit.JOINT` for the central one."""
-    nodes: Groups
+    nodes: ScoredGroups
     features: Float[Tensor, "N D"]
 
     @property
@@ -43,7 +43,7 @@ class Observations:
 
 
 def judge_nodes(
-    groups: Groups,
+    groups: ScoredGroups,
     observed: Sequence[Observations],
     critics: Mapping[str, Critic],
     config: CriticConfig,
@@ -65,7 +65,7 @@ def judge_nodes(
     return [NodeValues(*key, by_critic) for key, by_critic in values.items()], metrics
 
 
-def _value(groups: Groups, seen: Observations, critic: Critic, rules: CreditRules) -> list[float]:
+def _value(groups: ScoredGroups, seen: Observations, critic: Critic, rules: CreditRules) -> list[float]:
     if critic.has_learnt:
         return critic.value(seen.features)
     unknown = Critique({key: {seen.critic: 0.0} for key in seen.keys}, gae_lambda=1.0)
@@ -75,7 +75,7 @@ def _value(groups: Groups, seen: Observations, critic: Critic, rules: CreditRule
 
 
 def _learn(
-    groups: Groups, seen: Observations, critic: Critic, config: CriticConfig, rules: CreditRules
+    groups: ScoredGroups, seen: Observations, critic: Critic, config: CriticConfig, rules: CreditRules
 ) -> dict[str, float]:
     """Fit a critic to the returns of the nodes that it valued; returns its metrics."""
     targets = critic_targets(groups, seen.critic, rules)
@@ -93,7 +93,7 @@ def _learn(
 
 
 def observe_nodes(
-    groups: Groups, names: Sequence[str], policy: Policy, micro_batch_tokens: int, progress: Progress
+    groups: ScoredGroups, names: Sequence[str], policy: Policy, micro_batch_tokens: int, progress: Progress
 ) -> list[Observations]:
     """The observations of the critics called ``names``.
 

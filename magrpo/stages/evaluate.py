@@ -49,7 +49,7 @@ row_key = attrgetter("split", "mode", "task_id", "index")
 """The key that identifies a row of an evaluation, and by which rows are sorted."""
 
 
-class Start(NamedTuple):
+class TrajectoryStart(NamedTuple):
     """A node where ``node.group_size`` trajectories begin, or continue after ``steps``, with their split and mode."""
 
     split: Split
@@ -78,10 +78,10 @@ def evaluate(
 
 def held_out_starts(
     splits: Splits, config: EvalConfig, modes: Mapping[Mode, tuple[SamplingParams, int]]
-) -> list[Start]:
+) -> list[TrajectoryStart]:
     """A start for each mode and problem of every split but ``train``. ``modes``: sampling parameters and samples."""
     return [
-        Start(split, mode, Node(problem, (), (), sampling, number))
+        TrajectoryStart(split, mode, Node(problem, (), (), sampling, number))
         for split in sorted(splits)
         if split != "train"
         for problem in spread_problems(splits[split], config.max_problems)
@@ -103,7 +103,12 @@ def spread_problems(problems: Sequence[Problem], number: int | None) -> list[Pro
 
 
 def play_trajectories(
-    starts: Sequence[Start], team: Team, backend: Backend, seed: int, stop_above: float | None, max_tries: int = 1
+    starts: Sequence[TrajectoryStart],
+    team: Team,
+    backend: Backend,
+    seed: int,
+    stop_above: float | None,
+    max_tries: int = 1,
 ) -> list[Trajectory]:
     """Play every trajectory from its start to its end, with one engine batch for each turn.
 
@@ -118,7 +123,7 @@ def play_trajectories(
         groups = rollout([start.node for start in starts], team, backend, _ALIGNED, seed)
         scored, stats = score(groups, team, backend.sandbox, backend.cache)
         backend.stats.add(stats)
-        unfinished: list[Start] = []
+        unfinished: list[TrajectoryStart] = []
         for start, group in zip(starts, scored, strict=True):
             for index, turn in enumerate(group.turns):
                 steps = (*start.steps, TrajectoryStep.of(group, index))
@@ -134,12 +139,12 @@ def play_trajectories(
     return finished
 
 
-def shuffle_texts(starts: Sequence[Start], seed: int) -> list[Start]:
+def shuffle_texts(starts: Sequence[TrajectoryStart], seed: int) -> list[TrajectoryStart]:
     """Show in each node the history of another problem of the same split and mode, chosen at random.
 
     The problems form one random circle, and each is shown the next one's history; a problem alone keeps its own.
     """
-    by_problem: dict[tuple[Split, Mode], dict[str, list[Start]]] = defaultdict(lambda: defaultdict(list))
+    by_problem: dict[tuple[Split, Mode], dict[str, list[TrajectoryStart]]] = defaultdict(lambda: defaultdict(list))
     for start in starts:
         by_problem[start.split, start.mode][start.node.problem.task_id].append(start)
     shuffled = []

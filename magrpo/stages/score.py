@@ -172,7 +172,7 @@ def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Mapping[str, E
         log.warning("skipped the samples of problem %s%s: %s", quote_value(task_id), others, message)
 
 
-def write_scores(context: StageContext) -> Metrics:
+def write_scored_groups(context: StageContext) -> Metrics:
     """Run the programs in the sandbox and score every joint action of one level of the trees."""
     groups = context.read_nodes(context.inputs[0], files.read_groups, last=True)
     resources = context.resources

@@ -26,7 +26,7 @@ class Unavailable(Exception):
     """MLflow cannot be used at the moment."""
 
 
-class Refused(Exception):
+class RecordRefused(Exception):
     """MLflow rejects a record because of its content; sending it again is pointless."""
 
 
@@ -147,7 +147,7 @@ def quieten_mlflow() -> None:
 
 @contextmanager
 def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
-    """Translate errors of MLflow into Unavailable, or, with ``may_refuse``, into Refused if the content is at fault."""
+    """Translate errors of MLflow to Unavailable, or, with ``may_refuse``, RecordRefused if the content is at fault."""
     from mlflow.exceptions import MlflowException  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -159,5 +159,5 @@ def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
         reason = line.replace(uri.rstrip("/"), hide_password(uri))[:300]
         code = error.error_code if isinstance(error, MlflowException) else ""
         if may_refuse and code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
-            raise Refused(reason) from error
+            raise RecordRefused(reason) from error
         raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({reason})") from error

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from magrpo.files.writing import atomic_write
-from magrpo.tracking.connection import Refused, Unavailable
+from magrpo.tracking.connection import RecordRefused, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Sink(Protocol):
         """Find or create the run at the destination; returns its id there. May be called again."""
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Store records of one kind, or raise :class:`Refused`; storing them twice changes nothing."""
+        """Store records of one kind, or raise :class:`RecordRefused`; storing them twice changes nothing."""
 
 
 # ---------------------------------------------------------------------------------------------------------- the files
@@ -72,7 +72,7 @@ def decode_record(line: bytes) -> Record | None:
     return record if checksum == zlib.crc32(json.dumps(record).encode()) else None
 
 
-def read_records(folder: Path) -> Iterator[Record]:
+def read_outbox(folder: Path) -> Iterator[Record]:
     """Read the records in a run directory, oldest first, skipping damaged lines and a line that is being written."""
     path = folder / RECORDS
     if path.is_file():
@@ -84,7 +84,7 @@ def read_records(folder: Path) -> Iterator[Record]:
 
 def find_folder_id(folder: Path) -> str:
     """The :data:`FOLDER_TAG` of a run directory; empty if no record has it."""
-    tags = (record["values"].get(FOLDER_TAG) for record in read_records(folder) if record["kind"] == "tags")
+    tags = (record["values"].get(FOLDER_TAG) for record in read_outbox(folder) if record["kind"] == "tags")
     return next(filter(None, tags), "")
 
 
@@ -168,7 +168,7 @@ class OutboxTracker:
         self._closing = self._failed_to_write = False
         self.is_connected = False
         """Whether the last call of the sink succeeded."""
-        self._known = {name: value for record in read_records(outbox.folder) for name, value in _list_facts(record)}
+        self._known = {name: value for record in read_outbox(outbox.folder) for name, value in _list_facts(record)}
         """The newest facts in the outbox: see :func:`_list_facts`."""
         self._pusher = threading.Thread(target=self._push_records, name="magrpo-tracking", daemon=True)
         self._pusher.start()
@@ -285,7 +285,7 @@ class OutboxTracker:
         """Deliver records of one kind; if they are refused, deliver each by itself, to skip only the faulty ones."""
         try:
             self._sink.deliver(records)
-        except Refused as error:
+        except RecordRefused as error:
             if len(records) > 1:
                 for record in records:
                     self._deliver([record])

@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from magrpo.tracking.connection import Refused
+from magrpo.tracking.connection import RecordRefused
 from magrpo.tracking.outbox import Record
 from magrpo.types import Action, ExecutionReport, Trajectory, TrajectoryStep, TurnTimes
 
@@ -96,7 +96,7 @@ def _execution_record(report: ExecutionReport) -> Record:
 def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Sequence[Record]) -> None:
     """Store records of :func:`trace_record` as traces of a run.
 
-    Raises Refused if the server does not support such traces (before MLflow 3.4), or rejects one of them.
+    Raises RecordRefused if the server does not support such traces (before MLflow 3.4), or rejects one of them.
     """
     from mlflow.exceptions import MlflowException  # takes seconds
     from mlflow.tracing.client import TracingClient
@@ -111,11 +111,11 @@ def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Se
         for trace_id, record in traces:
             client.start_trace(_make_info(trace_id, record, experiment_id, mlflow_run_id))
     except NotImplementedError as error:
-        raise Refused(str(error)) from error
+        raise RecordRefused(str(error)) from error
     except MlflowException as error:
         answer: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
         if uri.startswith("http") and answer in _HOPELESS:
-            raise Refused(str(error).partition("\n")[0][:300]) from error
+            raise RecordRefused(str(error).partition("\n")[0][:300]) from error
         raise
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magrpo.tracking.outbox import FINAL, read_records
+from magrpo.tracking.outbox import FINAL, read_outbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def read_run_records(folder: Path) -> list[dict[str, Any]]:
     kept = {"kind", "value", "time_ms"}
     return [
         {key: value for key, value in record.items() if key in kept or record["kind"] == "tags"}
-        for record in read_records(folder)
+        for record in read_outbox(folder)
     ]
 
 

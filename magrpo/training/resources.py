@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
+from magrpo.checks.runners import open_engine_plugin, open_sandbox, serve_weights
 from magrpo.config.agents import AgentConfig, start_weights
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.engines import EngineError
@@ -79,7 +79,7 @@ class _Part(Generic[PartT]):
             part.close()
 
 
-class Resources:
+class RunResources:
     """Lineup, updates, engine and sandbox of one run.
 
     ``on_sandbox`` takes the isolation level of an opened sandbox; ``show_loading`` shows what its block loads.
@@ -228,7 +228,7 @@ class Resources:
                 return SamplerEngine(cluster, self._place, self._config, lineup, num_served)
         host = EngineHost(self.lineup, self._engine_policy, num_served=num_served)
         with self._show_loading("engine"):
-            return open_engine(self._config.engine, host)
+            return open_engine_plugin(self._config.engine, host)
 
     def _engine_policy(self) -> Policy:
         """The policy of an engine in this process: that of the updates, unless these run while it samples."""

@@ -22,7 +22,7 @@ from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import LEVEL_TITLES, SandboxDied
 from magrpo.stages.context import Metrics, RunMemory, StageContext, Writer
 from magrpo.training.keys import make_key
-from magrpo.training.resources import Resources
+from magrpo.training.resources import RunResources
 
 
 class StepAborted(BaseException):
@@ -37,7 +37,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
     ) -> None:
         self._config, self._store = config, store
         self._progress, self._set_tags = progress, set_tags
-        self._resources = Resources(config, store, self._announce_isolation, progress.show_loading)
+        self._resources = RunResources(config, store, self._announce_isolation, progress.show_loading)
         self.memory = RunMemory()
         self._aborted = False
 

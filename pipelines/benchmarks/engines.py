@@ -16,7 +16,7 @@ from magrpo.algo.stats import seed_interval
 from magrpo.engines.local.decoding import decoding_model
 from magrpo.engines.transformers import LocalEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.engines.vllm_arguments import find_obstacle
+from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.progress.activity import show_activity
@@ -40,7 +40,7 @@ def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mappin
             OWN: lambda: _count_tokens(LocalEngine(policy, len(requests), torch.get_num_threads()), policy, requests),
             GENERATE: lambda: sum(_generate(policy, agent, requests) for agent in policy.agents),
         }
-        if obstacle := find_obstacle(policy.device.type):
+        if obstacle := find_vllm_obstacle(policy.device.type):
             console.print(f"no row for vllm: {obstacle}", markup=False)
         elif policy.lineup.rounds_layers:
             console.print("no row for vllm: it has no model.dtype = 'mixed'", markup=False)

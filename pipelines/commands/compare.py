@@ -16,7 +16,7 @@ from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels
 from magrpo.reports.comparison import compare_with_first, list_differences
 from magrpo.reports.comparison_tables import comparison_sections, summary_table
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
-from magrpo.reports.page import Pictures, Section, print_banners, print_tables, write_page
+from magrpo.reports.page import PageSection, Pictures, print_banners, print_tables, write_page
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
@@ -65,7 +65,7 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
     comparisons = compare_with_first(runs)
     title = _title_comparison([run.label for run in runs])
     banners = [comparison.banner for comparison in comparisons]
-    curves_section = Section(curves, f"Return: {', '.join(ends)}")
+    curves_section = PageSection(curves, f"Return: {', '.join(ends)}")
     write_page(folder / "compare.html", title, [*banners, curves_section, *comparison_sections(runs)])
     print_banners(banners, console)
     print_tables([summary_table(runs)], console)

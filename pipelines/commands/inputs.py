@@ -73,7 +73,7 @@ def _contact_hub(agents: Sequence[AgentConfig]) -> str:
     If the hub does not answer, libraries are set to offline mode: each file would cost them half a minute.
     """
     with show_activity(f"contacting {hub.describe_host()}"):
-        obstacle = hub.find_obstacle()
+        obstacle = hub.find_hub_obstacle()
     if not obstacle:
         return ""
     for agent in agents:

@@ -80,7 +80,7 @@ def _run_flow(study: Study, workers: int) -> str:
     return ""
 
 
-def list_runs(study: Study) -> int:
+def list_study_runs(study: Study) -> int:
     """Check what a study needs; print its runs and mark the finished ones; return the exit code."""
     for run in study.list_samples():
         check_inputs(study.configure_run(run), for_plan=True)

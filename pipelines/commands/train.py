@@ -52,10 +52,10 @@ def start_run(config: RunConfig, name: str | None, place: Place | None = None, *
 
         device_of(config.model)
     check_inputs(config)
-    return train_run(RunStore.create(config, name), place, local=local, is_new=True, is_checked=True)
+    return launch_run(RunStore.create(config, name), place, local=local, is_new=True, is_checked=True)
 
 
-def train_run(
+def launch_run(
     store: RunStore, place: Place | None = None, *, local: bool, is_new: bool = False, is_checked: bool = False
 ) -> int:
     """Start or resume the run in ``store`` at ``place`` (None: its last place); return the exit code.
@@ -104,7 +104,7 @@ def resume_run(store: RunStore, from_stage: str | None, place: Place | None = No
     check_given_place(store.config(), place)  # first, so that nothing is set aside for a place where the run cannot run
     if from_stage is not None:
         rewind_run(store, from_stage)
-    return train_run(store, place, local=local)
+    return launch_run(store, place, local=local)
 
 
 def rewind_run(store: RunStore, name: str) -> None:

@@ -155,7 +155,7 @@ def serve_api(port: int, parent: int, *, schedules: bool) -> None:
     import uvicorn  # a run that starts this process needs neither uvicorn nor prefect
     from prefect.server.api.server import create_app
 
-    class Server(uvicorn.Server):
+    class ApiServer(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             """Start one server of a home at a time: if two create the tables at once, both fail."""
             home = Path(os.environ["PREFECT_HOME"])
@@ -169,7 +169,7 @@ def serve_api(port: int, parent: int, *, schedules: bool) -> None:
 
     app = create_app(ephemeral=not schedules, final=True)
     with suppress(KeyboardInterrupt):
-        Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")).run()
+        ApiServer(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")).run()
 
 
 if __name__ == "__main__":

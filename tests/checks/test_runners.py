@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from magrpo.checks.runners import generate_completions, open_engine, open_sandbox, run_executions, serve_weights
+from magrpo.checks.runners import generate_completions, open_engine_plugin, open_sandbox, run_executions, serve_weights
 from magrpo.interfaces import EnginePlugin
 from magrpo.plugins import ConfigError
 from magrpo.types import Action, Case, Execution, ExecutionReport, Request, SamplingParams
@@ -42,12 +42,15 @@ class Returning:
 def test_what_plugins_open_has_the_methods() -> None:
     sandbox, engine = plugins.Sandbox(kind="s"), plugins.Engine(kind="e")
     assert isinstance(open_sandbox(sandbox), ScriptedSandbox)
-    opened = open_engine(cast(EnginePlugin, engine), Mock())
+    opened = open_engine_plugin(cast(EnginePlugin, engine), Mock())
     assert isinstance(opened, ScriptedEngine)
     assert generate_completions(serve_weights(opened, 0, {}), [REQUEST], None)[0].text == "good"
     for call, method in (
         (lambda: open_sandbox(cast(Any, Returning(None))), "sandbox tests.checks.test_runners:Returning: open()"),
-        (lambda: open_engine(cast(Any, Returning(None)), Mock()), "engine tests.checks.test_runners:Returning: open()"),
+        (
+            lambda: open_engine_plugin(cast(Any, Returning(None)), Mock()),
+            "engine tests.checks.test_runners:Returning: open()",
+        ),
         (lambda: serve_weights(Returning(None), 0, {}), "engine tests.checks.test_runners:Returning: serve()"),
     ):
         with pytest.raises(ConfigError) as raised:

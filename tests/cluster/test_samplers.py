@@ -86,7 +86,7 @@ def test_one_and_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, t
 
     def kill_one(_: int) -> None:
         if not killed:
-            killed.append(find_actors("Sampler")[0].pid)
+            killed.append(find_actors("SamplerActor")[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
     with open_samplers(cluster, config, policy, 2) as two:
@@ -96,7 +96,7 @@ def test_one_and_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, t
         assert killed
         assert sum(reported) == len(requests)
         assert list_tokens(served.generate(requests)) == expected, "the restarted sampler has loaded the weights again"
-    assert_all_end(find_actors("Sampler"))
+    assert_all_end(find_actors("SamplerActor"))
 
 
 def test_errors_of_samplers_are_those_of_the_engine(cluster: Cluster, tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_two_samplers_with_vllm_give_the_tokens_of_one(cluster: Cluster, tmp_pat
     with open_samplers(cluster, config, policy, 2) as two:
         served = two.serve(1, weights)
         tokens = list_tokens(served.generate(requests))
-        family = [process for sampler in find_actors("Sampler") for process in sampler.children(recursive=True)]
+        family = [process for sampler in find_actors("SamplerActor") for process in sampler.children(recursive=True)]
         assert len(family) >= 2
-        victim = find_actors("Sampler")[0]
+        victim = find_actors("SamplerActor")[0]
         of_victim = victim.children(recursive=True)
         victim.kill()
         assert_all_end(of_victim)

@@ -17,7 +17,7 @@ import torch
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import make_arguments
-from magrpo.engines.vllm_server import Server, Sleep, Wake
+from magrpo.engines.vllm_server import Sleep, VllmServer, Wake
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
@@ -32,17 +32,17 @@ import os, sys, time
 from multiprocessing.connection import Connection
 from pathlib import Path
 import msgspec
-from magrpo.engines.vllm_server import Call, Done, Start
+from magrpo.engines.vllm_server import CreateEngine, Done, ServerCall
 events = Path(os.environ["SCRIPT"])
 def tell(event):
     with events.open("a") as file:
         file.write(event + "\\n")
-channel, decoder = Connection(int(sys.argv[2])), msgspec.msgpack.Decoder(Call)
+channel, decoder = Connection(int(sys.argv[2])), msgspec.msgpack.Decoder(ServerCall)
 while True:
     call = decoder.decode(channel.recv_bytes())
     tell(type(call).__name__ + "Lightly" * getattr(call, "keeps_weights", False))
-    if isinstance(call, Start):
-        while events.read_text().split().count("Start") < int(sys.argv[1]):
+    if isinstance(call, CreateEngine):
+        while events.read_text().split().count("CreateEngine") < int(sys.argv[1]):
             time.sleep(0.01)
         tell("Ready")
     channel.send_bytes(msgspec.msgpack.encode(Done()))
@@ -91,7 +91,7 @@ def test_on_a_gpu_servers_start_one_after_another_and_wake_to_free_memory(machin
     machine.policy.lineup.device = torch.device("cuda")
     engine = VllmEngine(memory_frac=0.5).open(EngineHost.of(machine.policy))
     try:
-        assert machine.events() == ["empty_cache", *["Spawn", "Start", "Ready"] * 2]
+        assert machine.events() == ["empty_cache", *["Spawn", "CreateEngine", "Ready"] * 2]
         engine.wake()
         assert machine.events() == [], "they are awake"
         engine.sleep()
@@ -128,7 +128,7 @@ def test_weights_stay_where_the_updates_so_far_fit_beside_them(machine: Machine,
 
 def test_a_server_releases_the_cache_alone_or_everything() -> None:
     """In the order that vLLM 0.32 demands: its cache goes only while it is paused."""
-    server, llm = Server.__new__(Server), MagicMock()
+    server, llm = VllmServer.__new__(VllmServer), MagicMock()
     server._llm = llm
     for call in (Sleep(keeps_weights=True), Sleep(keeps_weights=False), Wake()):
         server.handle_call(call, MagicMock())
@@ -144,7 +144,7 @@ def test_on_a_cpu_servers_start_side_by_side(machine: Machine) -> None:
     machine.starting = 2
     engine = VllmEngine().open(EngineHost.of(machine.policy))
     try:
-        assert machine.events() == ["Spawn", "Spawn", "Start", "Start", "Ready", "Ready"]
+        assert machine.events() == ["Spawn", "Spawn", "CreateEngine", "CreateEngine", "Ready", "Ready"]
         engine.sleep()
         engine.wake()
         assert machine.events() == []

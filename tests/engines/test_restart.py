@@ -27,9 +27,9 @@ import os, sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 import msgspec
-from magrpo.engines.vllm_server import Call, Done, Finished, Generate, LoadAdapters
+from magrpo.engines.vllm_server import Done, Finished, Generate, LoadAdapters, ServerCall
 folder = Path(os.environ["SCRIPT"])
-channel, decoder = Connection(int(sys.argv[1])), msgspec.msgpack.Decoder(Call)
+channel, decoder = Connection(int(sys.argv[1])), msgspec.msgpack.Decoder(ServerCall)
 dies = (folder / "die-after").read_text().split()
 (folder / "die-after").write_text(" ".join(dies[1:]))
 left = int(dies[0]) if dies else 10**6
@@ -80,7 +80,9 @@ def test_only_what_is_missing_is_asked_for_again(
     assert [action.token_ids[0] for action in actions] == [request.seed for request in ASKED]
     assert sum(counts) == len(ASKED)
     assert asked(tmp_path) == [list(range(8)), list(range(3, 8)), list(range(3, 8))]
-    assert kinds(tmp_path) == ["Start", "LoadAdapters", "Generate"] * 3, "a new server has the weights of the old"
+    assert kinds(tmp_path) == ["CreateEngine", "LoadAdapters", "Generate"] * 3, (
+        "a new server has the weights of the old"
+    )
     assert "out of breath" in caplog.text
     assert "3 of 8 completions are done, restarting the server for the rest" in caplog.text
 

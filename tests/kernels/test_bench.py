@@ -18,7 +18,7 @@ from tests.fakes import FakeGpu
 SMALL = ["--device", "cpu", "--dtype", "float32", "--tokens", "8", "--hidden", "4", "--vocabulary", "9"]
 
 
-def make_case(**options: Any) -> bench.Case:
+def make_case(**options: Any) -> bench.BenchmarkCase:
     return bench.make_case("trained head", bench.make_parser().parse_args([*SMALL, "--sequences", "8"]), **options)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from magrpo.config.run import load_config
 from magrpo.envs.relay import RelayEnv, RelayInTurnEnv, SoloRelayEnv
-from magrpo.experiments.baselines import Team, Teams, with_baselines
+from magrpo.experiments.baselines import RunTeam, Teams, with_baselines
 from magrpo.interfaces import Sandbox
 from magrpo.plugins import ConfigError
 from magrpo.problems.coopcode import is_kept_out
@@ -19,7 +19,7 @@ from magrpo.problems.operations import Composition, parse_composition
 from magrpo.problems.relay import Relay
 from magrpo.rewards.relay import RelayReward, chain_functions
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.stages.evaluate import Start, shuffle_texts
+from magrpo.stages.evaluate import TrajectoryStart, shuffle_texts
 from magrpo.stages.rollout import Node
 from magrpo.stages.score import score_texts
 from magrpo.types import PENDING, PastTurn, Problem, SamplingParams, Split
@@ -152,7 +152,7 @@ def test_the_second_agent_sees_the_message_of_its_partner(splits: Mapping[Split,
 def test_a_shuffled_message_is_never_that_of_the_own_problem(splits: Mapping[Split, list[Problem]]) -> None:
     env = RelayInTurnEnv(prompt="bare")
     starts = [
-        Start(split, "sampled", Node(problem, (index,), past(problem), SamplingParams(), 1))
+        TrajectoryStart(split, "sampled", Node(problem, (index,), past(problem), SamplingParams(), 1))
         for split in ("test", "ood")
         for problem in splits[split]
         for index in range(2)
@@ -176,8 +176,8 @@ def test_rows_that_bound_a_run() -> None:
     config = load_config(str(CONFIGS / "relay_two_turns.toml"), [])
     trained = tuple(agent.model_copy(update={"start_from": Path("run") / agent.name}) for agent in config.agents)
     solo = load_config(str(CONFIGS / "relay_solo.toml"), []).agents
-    single = Team("solo", tuple(agent.model_copy(update={"start_from": Path("solo")}) for agent in solo))
-    teams = Teams("run", Team("the run", config.agents), Team("run", trained), single, ())
+    single = RunTeam("solo", tuple(agent.model_copy(update={"start_from": Path("solo")}) for agent in solo))
+    teams = Teams("run", RunTeam("the run", config.agents), RunTeam("run", trained), single, ())
     names = ["single_grpo", "sequential", "magrpo", "no_message", "shuffled_message"]
     table = with_baselines(config, names, teams).baselines
     rows = {row.name: row for row in table.rows}

@@ -67,7 +67,7 @@ _CALLS: dict[str, dict[str, str]] = {
         "forge_patch_equality": "import builtins\nbuiltins.all = builtins.any = lambda *a: True\nbuiltins.isinstance = "
         "lambda *a: True\nbuiltins.len = lambda x: 3\nreturn 1",
         "forge_patch_runner": "import sys\nfor name, module in list(sys.modules.items()):\n    for key in "
-        "('encode_value', 'send_message', 'check_answer', 'run_test_code', 'describe_error'):\n        if name.startswith('jail') and hasattr(module, key):\n"
+        "('encode_value', 'send_message', 'check_answer', 'run_test_code', 'encode_exception'):\n        if name.startswith('jail') and hasattr(module, key):\n"
         "            setattr(module, key, lambda *a, **k: ['ok', True, None, 0])\nreturn 1",
         "forge_patch_json": "import json\njson.dumps = lambda *a, **k: '[1,\"ok\",true,null,0]'\nreturn 1",
         "forge_closed_channel": "import os\nos.close(3)\nreturn 1",

@@ -10,7 +10,7 @@ from weakref import ref
 
 import pytest
 
-from magrpo.sandboxes.jail.candidate import MODULE, Server
+from magrpo.sandboxes.jail.candidate import MODULE, CandidateServer
 from magrpo.sandboxes.pool import MAX_BATCH, Pool, make_batches
 from magrpo.sandboxes.traces import is_self_contained, leaves_no_trace
 from magrpo.sandboxes.worker import Worker
@@ -77,7 +77,7 @@ def test_programs_in_one_batch_have_the_verdicts_of_programs_alone(level_pool: P
 def test_a_program_is_destroyed_before_the_next_one_begins() -> None:
     channel, far = socketpair()
     with channel, far:
-        server = Server(far)
+        server = CandidateServer(far)
         server.answer_verb("load", "held = {1}\ndef f(n):\n    return held\n", "f", "")
         held = ref(sys.modules[MODULE].held)
         assert server.answer_verb("forget") == ["ok", None, [], 0]

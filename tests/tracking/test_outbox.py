@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.tracking.connection import Refused, Unavailable
+from magrpo.tracking.connection import RecordRefused, Unavailable
 from magrpo.tracking.outbox import Outbox, OutboxTracker, Record, encode_record
 from magrpo.tracking.wall_time import read_run_records, sum_attempts
 from tests.memory_tracker import MemoryTracker
@@ -40,7 +40,7 @@ class ListSink:
         if self.away:
             raise Unavailable("the sink is away")
         if any(self.refuse & set(record.get("values", ())) for record in records):
-            raise Refused("not this one")
+            raise RecordRefused("not this one")
         self.batches.append(list(records))
 
     @property

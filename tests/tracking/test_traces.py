@@ -17,7 +17,7 @@ from mlflow.entities import Trace
 
 from magrpo.config.services import TrackingConfig
 from magrpo.process.ports import find_free_ports
-from magrpo.tracking.connection import Refused
+from magrpo.tracking.connection import RecordRefused
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import (
@@ -131,7 +131,7 @@ def test_a_server_without_traces_refuses_them_and_holds_up_nothing(monkeypatch: 
         raise NotImplementedError("log_spans is not supported")
 
     monkeypatch.setattr("mlflow.tracing.client.TracingClient.log_spans", too_old)
-    with pytest.raises(Refused, match="not supported"):
+    with pytest.raises(RecordRefused, match="not supported"):
         deliver_traces("http://127.0.0.1:1", "1", "run", [trace_record(TRAJECTORY, 1, TIMES)])
 
 

@@ -111,7 +111,7 @@ def test_a_run_killed_in_the_middle_leaves_no_process_and_is_resumed_to_the_same
     wait_until(lambda: (store.exists() and store.is_committed(update)) or not driver.is_alive())
     assert driver.pid is not None
     family = list_family(driver.pid)
-    for kind in ("Sampler", "Rank"):
+    for kind in ("SamplerActor", "Rank"):
         assert len(find_actors(kind, driver.pid)) == 2
     driver.kill()
     driver.join()

@@ -19,7 +19,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import recorder, wire
-from .exceptions import describe_error, encode_details
+from .exceptions import encode_details, encode_exception
 from .seeds import seed_generators
 from .stand_ins import OPERATIONS, make_special_methods
 from .surroundings import make_changes
@@ -143,7 +143,7 @@ class CandidateProgram:
             make_changes(surroundings)
             value = self.function(*args, **dict(kwargs))
         except BaseException as error:  # noqa: BLE001 - whatever a program raises is its answer
-            status, answer = describe_error(error)
+            status, answer = encode_exception(error)
             answer[3] = encode_details(error, encoder)
         else:
             status = "ok"
@@ -251,11 +251,11 @@ class Local(recorder.Callee):
 
 def _summarize(error: BaseException) -> tuple[str, str]:
     """Return status and message of an exception."""
-    status, (known, _, text, _) = describe_error(error)
+    status, (known, _, text, _) = encode_exception(error)
     return status, recorder.describe_exception(known, text)
 
 
-class Server:
+class CandidateServer:
     """Answers the tester's questions over ``channel``."""
 
     def __init__(self, channel: socket) -> None:
@@ -274,7 +274,7 @@ class Server:
             try:
                 reply = self.answer_verb(verb, *rest)
             except BaseException as error:  # noqa: BLE001 - a program that does not load says why
-                reply = [*describe_error(error), [], 0]
+                reply = [*encode_exception(error), [], 0]
             wire.send_message(self.channel, [index, *reply])
 
     def answer_verb(self, verb: str, *rest: Any) -> list[Any]:

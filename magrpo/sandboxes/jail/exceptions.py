@@ -13,7 +13,7 @@ MAX_TEXT = 1000
 MAX_NAME = 100
 
 
-def describe_error(error: BaseException) -> tuple[str, list[Any]]:
+def encode_exception(error: BaseException) -> tuple[str, list[Any]]:
     """Return status and ``[builtin class, own class, text, details]`` of an exception, with empty details."""
     if isinstance(error, TooLarge):
         return "output_limit", ["Exception", "", str(error), None]

@@ -288,7 +288,7 @@ def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]
 
 
 def describe_claim(value: list[Any]) -> str:
-    """Format the message about an exception as :func:`magrpo.sandboxes.jail.exceptions.describe_error` describes it."""
+    """Format the message about an exception that :func:`magrpo.sandboxes.jail.exceptions.encode_exception` encoded."""
     known, own, text, *_ = value
     return describe_exception(known, text if own in ("", known) else f"{own}: {text}")
 

@@ -314,7 +314,7 @@ def read_index(value: Any) -> int:
     return value
 
 
-class Form(NamedTuple):
+class ValueForm(NamedTuple):
     """How an immutable type is taken apart into values and rebuilt; some values are not ``is_plain``."""
 
     tag: str
@@ -370,23 +370,23 @@ def _make_datetime(*parts: Any) -> datetime:
     return datetime(*parts[:-1], fold=parts[-1])
 
 
-_FORMS: dict[type, Form] = {
-    tuple: Form("t", tuple.__iter__, lambda *items: items),
-    complex: Form("c", lambda value: (value.real, value.imag), _make_complex),
-    slice: Form("slice", _take_slice, slice),
-    range: Form("r", _take_slice, _make_range, _is_short),
-    Decimal: Form("D", lambda value: (str(value),), Decimal),
-    Fraction: Form("F", lambda value: (value.numerator, value.denominator), _make_fraction, _is_small_fraction),
-    date: Form("date", lambda value: (value.year, value.month, value.day), date),
-    time: Form("time", _take_clock, _make_time, _has_plain_zone),
-    datetime: Form(
+_FORMS: dict[type, ValueForm] = {
+    tuple: ValueForm("t", tuple.__iter__, lambda *items: items),
+    complex: ValueForm("c", lambda value: (value.real, value.imag), _make_complex),
+    slice: ValueForm("slice", _take_slice, slice),
+    range: ValueForm("r", _take_slice, _make_range, _is_short),
+    Decimal: ValueForm("D", lambda value: (str(value),), Decimal),
+    Fraction: ValueForm("F", lambda value: (value.numerator, value.denominator), _make_fraction, _is_small_fraction),
+    date: ValueForm("date", lambda value: (value.year, value.month, value.day), date),
+    time: ValueForm("time", _take_clock, _make_time, _has_plain_zone),
+    datetime: ValueForm(
         "datetime",
         lambda value: (value.year, value.month, value.day, *_take_clock(value)),
         _make_datetime,
         _has_plain_zone,
     ),
-    timedelta: Form("timedelta", lambda value: (value.days, value.seconds, value.microseconds), timedelta),
-    timezone: Form("timezone", lambda value: (value.utcoffset(None),), timezone),
+    timedelta: ValueForm("timedelta", lambda value: (value.days, value.seconds, value.microseconds), timedelta),
+    timezone: ValueForm("timezone", lambda value: (value.utcoffset(None),), timezone),
 }
 _FORMS_BY_TAG = {form.tag: form for form in _FORMS.values()}
 _ATOMS = frozenset({bool, str, float})

@@ -60,5 +60,5 @@ def count_threads() -> int:
 def start_candidate() -> socket.socket:
     """Start a candidate in a thread of this process and return the channel to it."""
     channel, far = socket.socketpair()
-    start_new_thread(candidate.Server(far).serve_calls, ())
+    start_new_thread(candidate.CandidateServer(far).serve_calls, ())
     return channel

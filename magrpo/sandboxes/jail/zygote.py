@@ -145,7 +145,7 @@ class Zygote:
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
                 seed_children()
-                candidate.Server(socket.socket(fileno=CHANNEL_FD)).serve_calls()
+                candidate.CandidateServer(socket.socket(fileno=CHANNEL_FD)).serve_calls()
             finally:
                 os._exit(0)
         if self.level.namespaces:  # later children must start in the zygote's own pid namespace again

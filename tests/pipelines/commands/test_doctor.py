@@ -27,21 +27,21 @@ def test_a_machine_that_is_ready(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("cuda_build")
 def test_a_build_of_vllm_for_gpus_is_told_on_a_cpu(gpu: FakeGpu) -> None:
     gpu.is_usable = False
-    [finding] = doctor.check_vllm()
-    assert (finding.verdict, finding.text) == ("note", "this vLLM build needs a GPU")
-    assert finding.remedy.endswith("to use it: make setup GPU=0 in a clone")
+    [result] = doctor.check_vllm()
+    assert (result.verdict, result.text) == ("note", "this vLLM build needs a GPU")
+    assert result.remedy.endswith("to use it: make setup GPU=0 in a clone")
 
 
 def test_a_gpu_is_reported_with_its_faults(gpu: FakeGpu) -> None:
-    [finding, *_] = doctor.check_gpus()
-    assert (finding.verdict, finding.text) == ("ok", "0: NVIDIA H100, sm_90, 79 of 80 GiB free")
+    [result, *_] = doctor.check_gpus()
+    assert (result.verdict, result.text) == ("ok", "0: NVIDIA H100, sm_90, 79 of 80 GiB free")
     gpu.free = 40 * GIB
-    [finding, *_] = doctor.check_gpus()
-    assert (finding.verdict, finding.remedy) == ("note", "other processes use its memory; nvidia-smi lists them")
+    [result, *_] = doctor.check_gpus()
+    assert (result.verdict, result.remedy) == ("note", "other processes use its memory; nvidia-smi lists them")
     gpu.capability = (7, 5)
-    [finding, *_] = doctor.check_gpus()
-    assert finding.verdict == "note"
-    assert "use an Ampere card" in finding.remedy
+    [result, *_] = doctor.check_gpus()
+    assert result.verdict == "note"
+    assert "use an Ampere card" in result.remedy
 
 
 @pytest.mark.usefixtures("gpu")
@@ -51,7 +51,7 @@ def test_triton_needs_a_compiler_beside_a_gpu(tmp_path: Path, monkeypatch: pytes
     *_, compiler = doctor.check_gpus()
     assert (compiler.name, compiler.verdict) == ("compiler", "missing")
     (tmp_path / "gcc").touch(mode=0o755)
-    assert [finding.name for finding in doctor.check_gpus()] == ["GPU"]
+    assert [result.name for result in doctor.check_gpus()] == ["GPU"]
 
 
 def test_a_gpu_that_pytorch_cannot_use_is_not_a_missing_one(
@@ -82,5 +82,5 @@ def test_servers_that_do_not_answer_are_named_with_a_remedy(
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
-    (finding,) = doctor.check_disk(tmp_path / "runs")
-    assert (finding.verdict, finding.remedy) == ("missing", "choose another folder with --root")
+    (result,) = doctor.check_disk(tmp_path / "runs")
+    assert (result.verdict, result.remedy) == ("missing", "choose another folder with --root")

@@ -69,7 +69,7 @@ def test_a_broken_file_is_refused_before_anything_starts(
     if text is not None:
         path.write_text(text)
     root = tmp_path / "runs"
-    monkeypatch.setattr("pipelines.commands.train.train_run", lambda *_, **__: pytest.fail("the run started"))
+    monkeypatch.setattr("pipelines.commands.train.launch_run", lambda *_, **__: pytest.fail("the run started"))
     arguments = ["embedded", "problems.kind=humaneval", f"problems.source={path}", f"root={root}", *flags]
     assert cli.main(["train", *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -121,7 +121,7 @@ def test_cached_models_are_used_without_asking_the_hub(tmp_path: Path) -> None:
     (snapshot.parents[1] / "refs" / "main").write_text("1")
     check_inputs(load_config(locate_config("embedded"), HUB))
     assert constants.is_offline_mode()
-    assert "does not answer" in hub.find_obstacle()
+    assert "does not answer" in hub.find_hub_obstacle()
 
 
 def test_a_hub_that_answers_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_hub_that_answers_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) 
     with HTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         use_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}")
-        assert hub.find_obstacle() == ""
+        assert hub.find_hub_obstacle() == ""
         check_inputs(load_config(locate_config("embedded"), HUB))
         server.shutdown()
 
