@@ -185,6 +185,8 @@ def _connect(address: str) -> None:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:
+        # By default Ray's workers have a niceness of 15: beside other programs a run would wait for its samplers.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         return
     try:

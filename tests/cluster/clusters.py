@@ -9,10 +9,12 @@ from typing import Any
 
 from magrpo.process.ports import find_free_ports
 
-# The raylets are started with this environment. They give their agents 15 s to start, too little on a loaded machine.
+# The raylets are started with this environment. They give their agents 15 s to start, too little on a loaded machine,
+# and their workers a niceness of 15, which beside other tests takes a worker ten times as long.
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_agent_register_timeout_ms": "120000",
+    "RAY_worker_niceness": "0",
 }
 
 

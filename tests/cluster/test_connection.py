@@ -75,20 +75,25 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Echo:
-    """An actor that returns what it is given."""
+    """An actor that returns what it is given, and its niceness."""
 
     def repeat(self, word: str) -> str:
         return word
 
+    def read_niceness(self) -> int:
+        return os.nice(0)
 
-def test_ray_outlives_the_thread_that_has_started_it() -> None:
+
+def test_ray_outlives_the_thread_that_has_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel would kill it at the end of that thread. The handlers of signals stay, too."""
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with ThreadPoolExecutor(1) as pool:
         cluster = pool.submit(Cluster, "").result()
     try:
         echo = start_actor(Echo, {})
         assert ray.get(echo.repeat.remote("here")) == "here"
+        assert ray.get(echo.read_niceness.remote()) == os.nice(0), "as if it were in the run's process"
     finally:
         cluster.close()
         cluster.close()
