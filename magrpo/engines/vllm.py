@@ -39,6 +39,7 @@ from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
     from magrpo.model.host import EngineHost
+    from magrpo.model.lineup import Lineup
 
 log = logging.getLogger(__name__)
 _START_DEADLINE_S = 900.0
@@ -75,17 +76,21 @@ class VllmEngine(Plugin):
 
     def open(self, host: EngineHost) -> VllmClient:
         """Start the servers with the agents' base models; returns when all of them are ready."""
-        lineup = host.lineup
-        if obstacle := find_vllm_obstacle(lineup.device.type):
+        if obstacle := find_lineup_obstacle(host.lineup):
             raise ConfigError(f"engine.kind: {obstacle}, or use 'transformers'")
-        if lineup.rounds_layers:
-            raise ConfigError("engine.kind: vLLM has no model.dtype = 'mixed'; set 'float32', or use 'transformers'")
-        has_adapters = any(lineup.weights(agent) == "lora" for agent in lineup.agents)
-        if has_adapters and lineup.device.type == "cuda" and lineup.dtype.itemsize == 4:
-            raise ConfigError(
-                "engine.kind: vLLM has no float32 adapters on CUDA; set model.dtype = 'bfloat16', or use 'transformers'"
-            )
         return VllmClient(host, self)
+
+
+def find_lineup_obstacle(lineup: Lineup) -> str:
+    """Why vLLM cannot sample from these agents here, and the remedy; empty if it can."""
+    if obstacle := find_vllm_obstacle(lineup.device.type):
+        return obstacle
+    if lineup.rounds_layers:
+        return "vLLM has no model.dtype = 'mixed'; set 'float32'"
+    has_adapters = any(lineup.weights(agent) == "lora" for agent in lineup.agents)
+    if has_adapters and lineup.device.type == "cuda" and lineup.dtype.itemsize == 4:
+        return "vLLM has no float32 adapters on CUDA; set model.dtype = 'bfloat16'"
+    return ""
 
 
 class VllmClient:

@@ -1,11 +1,10 @@
 """Sampling by this project's own engine, by ``generate`` of transformers, and by vLLM, in turns: tokens per second."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import torch
 from rich.console import Console
@@ -15,12 +14,13 @@ from transformers import GenerationConfig
 from magrpo.algo.stats import seed_interval
 from magrpo.engines.local.decoding import decoding_model
 from magrpo.engines.transformers import LocalEngine
-from magrpo.engines.vllm import VllmEngine
-from magrpo.engines.vllm_arguments import find_vllm_obstacle
+from magrpo.engines.vllm import VllmEngine, find_lineup_obstacle
+from magrpo.interfaces import Served
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.progress.activity import show_activity
 from magrpo.types import Request
+from pipelines.benchmarks.turns import run_by_turns
 
 OWN, GENERATE, VLLM = "transformers (this project)", "generate of transformers", "vllm"
 
@@ -29,27 +29,28 @@ def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mappin
     """Print how many tokens per second each engine samples for the same requests, and the ratio of ours to each.
 
     Args:
-        policy: The trainer's policy, which the first two engines sample from.
+        policy: The trainer's policy, which the first two engines sample from, with these weights.
         requests: Requests of all agents with equal sampling parameters.
-        weights: The same weights in folders, for vLLM, by agent.
+        weights: The folder of the weights of each agent.
         rounds: Number of times that each engine samples all requests, in turns, after one that warms up.
     """
     console = Console(highlight=False, soft_wrap=True)
     with ExitStack() as stack:
+        own = LocalEngine(policy, len(requests)).serve(policy.version, weights)
         ways: dict[str, Callable[[], int]] = {
-            OWN: lambda: _count_tokens(LocalEngine(policy, len(requests), torch.get_num_threads()), policy, requests),
+            OWN: partial(_count_tokens, own, requests),
             GENERATE: lambda: sum(_generate(policy, agent, requests) for agent in policy.agents),
         }
-        if obstacle := find_vllm_obstacle(policy.device.type):
+        if obstacle := find_lineup_obstacle(policy.lineup):
             console.print(f"no row for vllm: {obstacle}", markup=False)
-        elif policy.lineup.rounds_layers:
-            console.print("no row for vllm: it has no model.dtype = 'mixed'", markup=False)
         else:
             with show_activity("starting vLLM"):
                 client = stack.enter_context(closing(VllmEngine().open(EngineHost.of(policy))))
                 served = stack.enter_context(closing(client.serve(policy.version, weights)))
-            ways[VLLM] = lambda: sum(len(action.token_ids) for action in served.generate(requests))
-        rates = _measure_rates(ways, rounds)
+            ways[VLLM] = partial(_count_tokens, served, requests)
+        measured = run_by_turns(list(ways.values()), rounds)
+    columns = ([tokens / seconds for seconds, tokens in column] for column in zip(*measured, strict=True))
+    rates = dict(zip(ways, columns, strict=True))
     table = Table("engine", "tokens per second", "ours is so many times as fast, 95 %", box=None)
     for name, found in rates.items():
         interval = seed_interval([ours / other for ours, other in zip(rates[OWN], found, strict=True)])
@@ -58,20 +59,8 @@ def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mappin
     console.print(table)
 
 
-def _measure_rates(ways: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Tokens per second of each way in each round; every other round takes them in the opposite order."""
-    rates: dict[str, list[float]] = defaultdict(list)
-    for number in range(rounds + 1):
-        for name in list(ways)[:: 1 if number % 2 else -1]:
-            started = perf_counter()
-            tokens = ways[name]()
-            if number:  # the first one warms up
-                rates[name].append(tokens / (perf_counter() - started))
-    return {name: rates[name] for name in ways}
-
-
-def _count_tokens(engine: LocalEngine, policy: Policy, requests: Sequence[Request]) -> int:
-    return sum(len(action.token_ids) for action in engine.serve(policy.version, {}).generate(requests))
+def _count_tokens(served: Served, requests: Sequence[Request]) -> int:
+    return sum(len(action.token_ids) for action in served.generate(requests))
 
 
 def _generate(policy: Policy, agent: str, requests: Sequence[Request]) -> int:

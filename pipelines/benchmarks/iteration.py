@@ -45,6 +45,7 @@ from magrpo.training.stages import StageRunner
 from magrpo.types import Request, RolloutGroup, SamplingParams, ScoredTurn
 from pipelines.arguments import ConfigFile, Overrides
 from pipelines.benchmarks.engines import compare_engines
+from pipelines.benchmarks.turns import run_by_turns
 
 PLAIN_TOKENS = 16_384
 TARGET = 1.6
@@ -199,14 +200,7 @@ def time_by_turns(
     optimized: Callable[[], object], plain: Callable[[], object], rounds: int
 ) -> list[tuple[float, float]]:
     """Seconds of both, in pairs; every other pair begins with the second, and a pair before them warms up."""
-    pairs, seconds = [], [0.0, 0.0]
-    for number in range(rounds + 1):
-        for way in (0, 1) if number % 2 else (1, 0):
-            started = perf_counter()
-            (optimized, plain)[way]()
-            seconds[way] = perf_counter() - started
-        pairs.append((seconds[0], seconds[1]))
-    return pairs[1:]
+    return [(one, other) for (one, _), (other, _) in run_by_turns((optimized, plain), rounds)]
 
 
 @contextmanager
