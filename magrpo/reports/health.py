@@ -5,12 +5,10 @@ or when part of the reward has not varied for twenty iterations. This module fin
 the metrics of the stages.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from magrpo.algo.answers import ANSWER_QUANTITIES
 from magrpo.config.run import RunConfig
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
@@ -53,13 +51,13 @@ class Finding:
 class AnswerFault:
     """The answers of an agent are cut, copied or repetitive in too large a share, or have left their prompt.
 
-    ``share``: that of the last evaluation; ``before``: that of the first one.
+    ``share``: that of the last evaluation; ``before``: that of the first one, where the two are compared.
     """
 
     agent: str
     quantity: str
     share: float
-    before: float
+    before: float = 0.0
 
     def describe(self, limit: int) -> str:
         """``100% of elaboration's answers are cut at 256 tokens``."""
@@ -90,23 +88,20 @@ def find_answer_faults(reports: Sequence[EvalReport], agents: Iterable[str]) -> 
     Copying and leaving the prompt count only where no program is tested: tests say whether a program is about its
     specification, and it gains nothing by repeating it.
     """
-    limits = {"cut_off_frac": MAX_CUT_OFF, "repeated_frac": MAX_REPEATED}
     are_texts = all(row.passed[-1] is None for row in reports[-1].rows)
-    if are_texts:
-        limits["copied_frac"] = MAX_COPIED
+    copied = {"copied_frac": MAX_COPIED} if are_texts else {}
+    limits = {"cut_off_frac": MAX_CUT_OFF, **copied, "repeated_frac": MAX_REPEATED}
     first, last = (report.summary[HEADLINE] for report in (reports[0], reports[-1]))
     for agent in agents:
-        for quantity in ANSWER_QUANTITIES:
-            key = f"{agent}/{quantity}"
-            if key not in first or key not in last:
-                continue
-            before, share = first[key].mean, last[key].mean
-            if quantity == "prompt_words_frac":
-                is_fault = are_texts and before >= MIN_PROMPT_WORDS and share <= (1 - MAX_LOST) * before
-            else:
-                is_fault = share >= limits.get(quantity, math.inf)
-            if is_fault:
-                yield AnswerFault(agent, quantity, share, before)
+        for quantity, limit in limits.items():
+            value = last.get(f"{agent}/{quantity}")
+            if value is not None and value.mean >= limit:
+                yield AnswerFault(agent, quantity, value.mean)
+        words = f"{agent}/prompt_words_frac"
+        if are_texts and words in first and words in last:
+            before, share = first[words].mean, last[words].mean
+            if before >= MIN_PROMPT_WORDS and share <= (1 - MAX_LOST) * before:
+                yield AnswerFault(agent, "prompt_words_frac", share, before)
 
 
 def read_findings(store: RunStore) -> list[Finding]:
