@@ -78,8 +78,9 @@ def marked_spans(text: str, marks: Sequence[bool]) -> Iterator[Span]:
         yield start, end
 
 
-def _read_words(text: str) -> list[str]:
-    return [word.casefold() for word in _WORD.findall(text)]
+@lru_cache(maxsize=64)  # each measure of an answer asks for the words of the same text, and siblings share their prompt
+def _read_words(text: str) -> tuple[str, ...]:
+    return tuple(word.casefold() for word in _WORD.findall(text))
 
 
 def _list_runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
