@@ -486,6 +486,11 @@ class AnswerStats:
     repeated_frac: float
     prompt_words_frac: float = 0.0
 
+    @property
+    def strayed_frac(self) -> float:
+        """How far the answer has left its prompt: 0 while half of its long words are its prompt's, 1 if none is."""
+        return max(0.0, 1.0 - 2.0 * self.prompt_words_frac)
+
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:

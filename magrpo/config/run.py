@@ -116,16 +116,20 @@ class PenaltyConfig(Section):
     repeated: float = Field(0.0, ge=0, le=10)
     """Cost of an answer whose every word lies in a passage of eight or more words that it has already written; in
     proportion if only a part does."""
+    strayed: float = Field(0.0, ge=0, le=10)
+    """Cost of an answer none of whose long words begins like a word of its prompt; in proportion if fewer than half do.
+    For texts that must stay with their prompt, such as summaries."""
 
     @property
     def is_on(self) -> bool:
         """Whether any fault has a cost."""
-        return any((self.cut_off, self.copied, self.repeated))
+        return any((self.cut_off, self.copied, self.repeated, self.strayed))
 
     def price_answer(self, stats: AnswerStats) -> float:
         """The cost of one answer, as a share of the reward's maximum."""
         cut_off = self.cut_off if stats.cut_off else 0.0
-        return cut_off + self.copied * stats.copied_frac + self.repeated * stats.repeated_frac
+        copies = self.copied * stats.copied_frac + self.repeated * stats.repeated_frac
+        return cut_off + copies + self.strayed * stats.strayed_frac
 
 
 class AlgoConfig(Section):

@@ -160,7 +160,7 @@ _ANSWER_ROWS = {
     "cut_off_frac": ("cut at the limit, %", 100.0, 1, "rollout.max_new_tokens, penalty.cut_off, algo.loss_norm"),
     "copied_frac": ("copied from the prompt, %", 100.0, 1, "model.chat_template, penalty.copied, the reward"),
     "repeated_frac": ("repeats itself, %", 100.0, 1, "rollout.temperature, penalty.repeated, the reward"),
-    "prompt_words_frac": ("long words that the prompt has, %", 100.0, 1, "optim.lr, reward.faithfulness, the reward"),
+    "prompt_words_frac": ("long words that the prompt has, %", 100.0, 1, "optim.lr, penalty.strayed, the reward"),
 }
 """Title, factor, digits and settings of each quantity."""
 _UPDATE_ROWS = {
@@ -235,10 +235,10 @@ def _advise_against_copies(config: RunConfig) -> str:
 
 def _advise_to_stay(config: RunConfig) -> str:
     """Advise on answers that leave their prompt."""
-    pays = "with a part that asks whether a text is about its prompt"
-    if hasattr(config.reward, "faithfulness"):
-        pays = "reward.faithfulness = 1, which pays for words of the prompt"
-    return f"read the answers in the report; try {pays}, or a lower optim.lr (now {config.optim.lr:g})"
+    return (
+        f"read the answers in the report; raise penalty.strayed (now {config.penalty.strayed:g}) to make leaving the "
+        f"prompt cost reward, or lower optim.lr (now {config.optim.lr:g})"
+    )
 
 
 def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:

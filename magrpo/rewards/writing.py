@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import mul
 from pathlib import Path
-from statistics import fmean
 from typing import ClassVar, Literal
-
-from pydantic import Field
 
 from magrpo.rewards.common import ScaledReward
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
@@ -23,11 +20,6 @@ _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding
 STOP_WORDS = frozenset(_WORDS["stop_words"].split())
 TRANSITIONS: Mapping[str, str] = _WORDS["transitions"]
 """Transition words and phrases in twelve categories, separated by semicolons."""
-
-_LINKING = STOP_WORDS | {word for listing in TRANSITIONS.values() for word in re.findall(r"\w+", listing)}
-_STEM = 5
-"""Number of letters that stand for a word."""
-FAITHFUL = "faithful"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +54,12 @@ class Form:
 _TLDR = Form(("summary", "elaboration"), (8, 256), Window(1.1, 1.6, 3.2, 5.0), Window(1.3, 2.0), 0.03, False)
 _ARXIV = Form(("background", "methods"), (128, 256), Window(0.8, 1.0, 1.3, 1.5), Window(0.5, 0.7, 1.3, 1.7), 0.23, True)
 _ARXIV_LATE = replace(_ARXIV, length_ratio=Window(0.8, 1.3, 1.6, 2.0))
-_FAITHFUL_SHARE = Window(0.3, 0.8)
 FORMS: Mapping[str, Form] = {"tldr": _TLDR, "arxiv": _ARXIV, "arxiv_late": _ARXIV_LATE}
 """The tasks of arXiv 2508.04652. ``arxiv_late`` has the length window that the authors adopted after the paper."""
 
 
 class WritingReward(ScaledReward):
-    """Joint reward of two authors, at most 3.0 before scaling, and ``faithfulness`` more.
+    """Joint reward of two authors, at most 3.0 before scaling.
 
     A level is scored only if the one before it scored. See ``docs/rewards.md`` for the levels. Nothing runs in the
     sandbox; there is no pass or fail.
@@ -83,13 +74,6 @@ class WritingReward(ScaledReward):
     task: Literal["tldr", "arxiv", "arxiv_late"] = "tldr"
     """``tldr``: a short and a longer summary; ``arxiv``: background and methods of an introduction, with the paper's
     length window; ``arxiv_late``: the same with the authors' later length window."""
-    faithfulness: float = Field(0.0, ge=0)
-    """Maximum of the part ``faithful``, for texts whose words occur in the prompt. 0: no such part, as in the paper."""
-
-    @property
-    def maxima(self) -> Mapping[str, float]:
-        """See :class:`magrpo.interfaces.Reward`."""
-        return {**self.part_maxima, FAITHFUL: self.faithfulness} if self.faithfulness else self.part_maxima
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
         """Return None: texts have no tests."""
@@ -109,10 +93,6 @@ class WritingReward(ScaledReward):
             parts[name] = maximum * level(form, first, second)
             if parts[name] == 0:
                 break
-        else:
-            if self.faithfulness:
-                shares = [find_faithful_share(text, problem.prompt) for text in (first, second)]
-                parts[FAITHFUL] = self.faithfulness * _FAITHFUL_SHARE(fmean(shares))
         return JointReward(self._scale_parts(parts), parts)
 
     def measure_texts(self, texts: Mapping[str, str]) -> Mapping[str, float]:
@@ -188,17 +168,6 @@ def score_consistency(form: Form, first: str, second: str) -> float:
 
 LEVELS = (score_structure, score_length_ratio, score_unique_words, score_style)
 """The scores of the levels, from 0 to 1, in the order of :data:`MAXIMA`."""
-
-
-def find_faithful_share(text: str, prompt: str) -> float:
-    """The share of the content words of ``text`` that occur in ``prompt``, from 0 to 1; 0 without content words.
-
-    A content word has at least four letters and is neither a stop word nor part of a transition. Words are the same if
-    they begin with the same five letters, so that *package* is *packages*.
-    """
-    known = {word[:_STEM] for word in _list_words(prompt)}
-    content = [word for word in _split_words(text) if len(word) >= _STEM - 1 and word not in _LINKING]
-    return fmean(word[:_STEM] in known for word in content) if content else 0.0
 
 
 def _compute_jaccard(first: str, second: str) -> float:

@@ -15,7 +15,6 @@ from magrpo.rewards.writing import (
     Window,
     WritingReward,
     count_transition_categories,
-    find_faithful_share,
     score_length_ratio,
     score_structure,
     score_style,
@@ -135,43 +134,6 @@ def test_golden_of_arxiv() -> None:
 def test_white_space_does_not_lengthen() -> None:
     first, second = words(20, 20), words(40, 40)
     assert price("tldr", f" \n{first}\n\n", second.replace(" ", " \n   ")) == price("tldr", first, second)
-
-
-# --------------------------------------------------------------------------------------------------------- faithfulness
-POST = "The daemon runs commands at touch gestures. Each gesture is bound to one command."
-
-
-@pytest.mark.parametrize(
-    ("text", "share"),
-    [
-        ("A daemon binds a gesture to the commands that it runs.", 4 / 5),  # all but "binds"
-        ("However, it showcases the versatility of cutting-edge daemons.", 1 / 5),
-        ("Therefore it is, for instance, a one.", 0.0),  # nothing but stop words, transitions and short words
-        ("", 0.0),
-        (POST, 1.0),
-    ],
-)
-def test_a_text_is_faithful_as_far_as_its_content_words_occur_in_the_post(text: str, share: float) -> None:
-    assert find_faithful_share(text, POST) == pytest.approx(share)
-
-
-def test_faithful_texts_earn_a_part_of_their_own_where_it_is_on() -> None:
-    post = Problem("post/1", f"{words(60, 60)}.")
-    reward = WritingReward(faithfulness=1.5)
-    assert sum(reward.maxima.values()) == 4.5
-    assert reward.fraction(4.5) == 1.0
-
-    def price_faithful(number_known: int) -> float:
-        second = f"{words(number_known, number_known)} {words(40 - number_known, 40, start=100)} therefore"
-        priced = reward.price(post, {"summary": words(20, 20), "elaboration": second}, {})
-        assert priced.total == pytest.approx(sum(priced.parts.values()))
-        assert set(priced.parts) == {*MAXIMA, "faithful"}
-        return priced.parts["faithful"]
-
-    assert price_faithful(40) == 1.5
-    assert price_faithful(4) == pytest.approx(1.5 * 0.5)  # shares of 1 and 0.1 are 0.55 on average: half way
-    texts = {"summary": words(20, 20), "elaboration": words(20, 20)}
-    assert reward.price(post, texts, {}).parts["faithful"] == 0, "an earlier level scored nothing"
 
 
 # ----------------------------------------------------------------------------------------------------- transition words

@@ -50,6 +50,10 @@ BRIEF = (
     "As my daughter was ill, I forgot the tomatoes of a neighbour, and they died. The new plants look alike, though."
 )
 LOOP = f"{BRIEF} {BRIEF}"
+ANYTHING = (
+    "However, this story highlights a versatile approach to everyday challenges. Therefore it offers valuable lessons "
+    "about responsibility, and a seamless experience for everybody."
+)
 
 
 def make_action(agent: str, text: str, *, is_cut: bool = False) -> Action:
@@ -81,6 +85,7 @@ GAMES = {
     "cut_off": (make_action("elaboration", SHORT), make_action("elaboration", RAMBLING, is_cut=True)),
     "copied": (make_action("elaboration", SHORT), make_action("elaboration", COPY)),
     "repeated": (make_action("elaboration", BRIEF), make_action("elaboration", LOOP)),
+    "strayed": (make_action("elaboration", BRIEF), make_action("elaboration", ANYTHING)),
 }
 """For each key an honest answer, and one that games the reward in the way that the key prices."""
 

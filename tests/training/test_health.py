@@ -212,7 +212,7 @@ def test_a_run_whose_texts_leave_their_prompt_says_so(tmp_path: Path, capsys: py
             rf"{agent}'s answers leave their prompt: it has (1|2)\d% of their long words, [89]\d% before training",
             verdict.sentence,
         )
-    advice = "read the answers in the report; try with a part that asks whether a text is about its prompt"
+    advice = "read the answers in the report; raise penalty.strayed (now 0) to make leaving the prompt cost reward"
     assert advice in closing
     assert re.search(r"long words that the prompt has, % +[89]\d\.\d \u2192 [12]\d\.\d", closing)
 
