@@ -93,7 +93,7 @@ def _make_group(name: str, text: str) -> App:
 
 bench = _make_group("bench", "Measure parts of this project on this machine.")
 config = _make_group("config", "Explain and show configurations.")
-app.register_install_completion_command(help="Install shell completion of commands, runs and keys.")
+app.register_install_completion_command(help="Install shell completion of commands, runs and configurations.")
 
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs in a folder, newest first."),

@@ -19,7 +19,7 @@ from magrpo.run import files
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore
 from magrpo.stages.backend import Backend, Cache, Team
-from magrpo.types import Problem, RolloutGroup, Split, T
+from magrpo.types import Problem, RolloutGroup, ScoredTurn, Split, T
 
 if TYPE_CHECKING:
     from magrpo.gateway.player import EpisodePlayer
@@ -120,6 +120,16 @@ class StageContext:
         step = pointer["dir"].removeprefix("stages/")
         kept = self.memory.nodes.pop(step, None) if last else self.memory.nodes.get(step)
         return read(self.store.folder(pointer)) if kept is None else kept
+
+    def read_scored(self, *, last: bool = False) -> list[RolloutGroup[ScoredTurn]]:
+        """The scored nodes of every turn, as the first stage among the inputs in its :class:`StageSpec` wrote them.
+
+        ``last``: see :meth:`read_nodes`.
+        """
+        writer = self.step.spec.inputs[0]
+        pointers = files.list_outputs(self.inputs, writer)
+        assert pointers, f"{self.step}: {writer} is its first input, but wrote none of {self.step.inputs}"
+        return [node for pointer in pointers for node in self.read_nodes(pointer, files.read_scored, last=last)]
 
     def open_backend(self, engine: Served) -> Backend:
         """The backend of a stage that samples from ``engine`` and scores."""

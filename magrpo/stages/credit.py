@@ -20,7 +20,7 @@ from magrpo.algo.returns import (
 )
 from magrpo.algo.stats import mean_or_zero
 from magrpo.config.run import AlgoConfig, RolloutConfig, RunConfig
-from magrpo.run.files import COMPARISONS, list_outputs, read_pairs, read_scored, read_values, samples_file
+from magrpo.run.files import COMPARISONS, list_outputs, read_pairs, read_values, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import has_ended
@@ -279,7 +279,13 @@ class _Forest:
         turns = [group.turns[j] for j in self._unmasked[n]]
         opened_by = None
         if group.path:
-            parent = self._index[group.problem.task_id, group.path[:-1]]
+            task_id = group.problem.task_id
+            parent = self._index.get((task_id, group.path[:-1]))
+            if parent is None:
+                raise ValueError(
+                    f"credit: {task_id}: node {group.path} has lost its parent; a stage that leaves out a node must "
+                    "leave out the nodes below it"
+                )
             opened_by = (parent, self._unmasked[parent].index(group.path[-1]))
         rewards = [agent_reward(turn.reward, agent) for turn in turns]
         is_last = len(group.path) == self._num_turns - 1
@@ -410,8 +416,7 @@ def write_samples(context: StageContext) -> Metrics:
     values = {}
     for pointer in list_outputs(context.inputs, "critic"):
         values = {(node.task_id, node.path): node.values for node in read_values(context.store.folder(pointer))}
-    scores = list_outputs(context.inputs, "score")
-    groups = [group for pointer in scores for group in context.read_nodes(pointer, read_scored, last=True)]
+    groups = context.read_scored(last=True)
     names = [agent.name for agent in config.agents]
     rules = CreditRules.of(config, Critique(values, config.critic.gae_lambda))
     for pointer in list_outputs(context.inputs, "partners"):

@@ -18,7 +18,7 @@ from magrpo.interfaces import Progress
 from magrpo.model.critic import Critic, Fit, count_features, encode_prompts, read_critics, write_critics
 from magrpo.model.policy import Policy
 from magrpo.model.side_by_side import hold_cores
-from magrpo.run.files import CRITICS, VALUES, list_outputs, read_scored
+from magrpo.run.files import CRITICS, VALUES, list_outputs
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.credit import JOINT, CreditRules, Critique, NodeKey, critic_targets
@@ -132,9 +132,7 @@ def list_critics(agents: Sequence[AgentConfig], rules: CreditRules) -> list[str]
 def write_values(context: StageContext) -> Metrics:
     """Value the nodes of an iteration, let the critics learn, and write the values and the critics."""
     config = context.config
-    groups = [
-        group for pointer in list_outputs(context.inputs, "score") for group in context.read_nodes(pointer, read_scored)
-    ]
+    groups = context.read_scored()
     rules = CreditRules.of(config, Critique())
     names = list_critics(config.agents, rules)
     readers = [agent.name for agent in config.agents] if JOINT in names else names

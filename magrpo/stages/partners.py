@@ -27,7 +27,6 @@ from magrpo.run.files import (
     locate_weights,
     read_drawn,
     read_groups,
-    read_scored,
 )
 from magrpo.run.steps import Step
 from magrpo.run.store import write_records
@@ -138,7 +137,7 @@ def pair_completions(repeated: Repeated, agent: str, weights: Sequence[float]) -
 def write_pairs(context: StageContext) -> Metrics:
     """Pair the completions of an iteration with old partners; write the rewards, and what the next iteration needs."""
     config, inputs, resources = context.config, context.inputs, context.resources
-    groups = [group for pointer in list_outputs(inputs, "score") for group in context.read_nodes(pointer, read_scored)]
+    groups = context.read_scored()
     drawn: Drawn = {}
     for pointer in list_outputs(inputs, "partners"):
         drawn = read_drawn(context.store.folder(pointer))

@@ -128,6 +128,12 @@ def test_a_child_belongs_to_its_problem() -> None:
     assert [sample.returns for sample in samples["main"][:4]] == [1.0, 3.0, 7.0, 2.0]
 
 
+def test_a_child_without_its_parent_is_refused_by_name() -> None:
+    orphan = group("a", aligned(1.0, 1.0), path=(0,))
+    with pytest.raises(ValueError, match=r"credit: a: node \(0,\) has lost its parent"):
+        credit([group("bb", aligned(0.0, 0.0)), orphan], ALGO, AGENTS, rollout=FULL, num_turns=2)
+
+
 def test_an_episode_that_ended_earns_its_reward_at_the_turns_left() -> None:
     levels = [group("a", aligned(4.0, 4.5)), group("b", aligned(0.0, 4.0))]
     levels += [group("b", aligned(2.0, 2.0), path=(0,))]

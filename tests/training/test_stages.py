@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,9 +15,11 @@ from magrpo.config.run import load_config
 from magrpo.engines import EngineError
 from magrpo.interfaces import Progress
 from magrpo.model.lineup import Lineup
-from magrpo.run.files import GROUPS, SCORES, samples_file
-from magrpo.run.steps import Step
+from magrpo.run import steps
+from magrpo.run.files import GROUPS, SCORES, read_groups, samples_file, write_scores
+from magrpo.run.steps import STAGES, StageSpec, Step
 from magrpo.run.store import RunStore
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.types import Action, Request
 from pipelines.cli import main
 from tests import plugins
@@ -102,6 +105,42 @@ def test_the_engine_wakes_when_the_update_has_released_its_memory(
     assert main(["train", str(path), *overrides, "--local"]) == 0
     once = ["wake", "generate", "sleep", "release"]
     assert [event for event, _ in groupby(EVENTS)] == ["generate", *once * 2, "wake", "generate"]
+
+
+def keep_half(context: StageContext) -> Metrics:
+    """The writer of a stage between ``score`` and ``credit``: it keeps every other node."""
+    kept = context.read_scored()[::2]
+    write_scores(context.folder, kept)
+    context.keep_nodes(kept)
+    return {"filter/nodes": float(len(kept))}
+
+
+def test_a_stage_put_before_credit_feeds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    halving = StageSpec(
+        name="filter",
+        when="turn",
+        inputs=("score",),
+        writer="tests.training.test_stages:keep_half",
+        sections=(),
+        activity="filtering",
+    )
+    later = replace(STAGES["credit"], inputs=("filter", "partners", "critic"))
+    monkeypatch.setattr(steps, "STAGES", {**STAGES, "filter": halving, "credit": later})
+    config = load_config(write_config(tmp_path), ["engine.kind=tests.plugins:Engine"])
+    store = RunStore.create(config)
+    with open_stages(config, store, MemoryTracker()) as stages:
+        rollout = stages.run_step(
+            Step("rollout", 1, "0"), [stages.run_step(Step(name, 0), []) for name in ("prepare", "start")]
+        )
+        scored = stages.run_step(Step("score", 1, "0"), [rollout])
+        with pytest.raises(AssertionError, match=r"credit:1: filter is its first input, but wrote none of"):
+            stages.run_step(Step("credit", 1), [scored])
+        kept = stages.run_step(Step("filter", 1, "0"), [scored])
+        nodes = len(read_groups(store.folder(rollout)))
+        assert store.metrics(kept)["filter/nodes"] == nodes / 2
+        num_agents, size = len(config.agents), config.rollout.group_size
+        samples = store.metrics(stages.run_step(Step("credit", 1), [kept]))["credit/samples"]
+        assert samples == nodes / 2 * num_agents * size
 
 
 def test_nodes_pass_through_memory_and_after_a_resume_through_files(
