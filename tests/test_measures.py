@@ -174,6 +174,7 @@ def one_word_functions() -> tuple[list[str], int]:
 
 
 def fullest_folder() -> tuple[int, str]:
+    """The largest number of modules in one folder, without ``__init__.py`` or subfolders, and that folder's path."""
     folders: dict[str, int] = {}
     for path in parse_modules():
         if not path.endswith("__init__.py"):
@@ -227,6 +228,7 @@ def test_modules_say_what_they_hold() -> None:
 
 
 def print_measures() -> None:
+    """Print all measures, also those without a limit, and list the circles, wide functions and shared names."""
     short, total = one_word_functions()
     print(f"import circles                   {len(import_circles())}")
     for circle in import_circles():

@@ -24,6 +24,7 @@ N, D, V = 7, 5, 11
 
 
 def inputs(seed: int = 0, n: int = N) -> dict[str, Tensor]:
+    """Random arguments of ``policy_loss``: hidden states (n, D), a head (V, D), and three vectors of shape (n,)."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -25,6 +25,7 @@ SCRIPTED = 'sandbox={kind = "tests.plugins:Sandbox"}'
 def open_team(
     folder: Path, config: Path, *overrides: str, untrained: bool = True
 ) -> Iterator[tuple[AskedTeam, AskedAgents]]:
+    """Yield a team from the last checkpoint of a new run in ``folder``, and its agents, which close with the block."""
     run = make_run(config, folder / "runs", overrides)
     asked = find_asked_team(run.run_id, folder / "runs")
     with open_asked_agents(asked, with_untrained=untrained) as agents:

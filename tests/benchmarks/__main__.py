@@ -22,6 +22,7 @@ PARITY = 1e-5
 
 
 def main() -> int:
+    """Run the benchmark and return 1 if it fails or gradients differ too much, but not if a target is missed."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
     parser.add_argument("--vocab", type=int, nargs="*", default=list(TARGETS), help="vocabulary sizes to time")
     parser.add_argument("--rounds", type=int, default=3, help="iterations of either side; medians are printed")
@@ -80,6 +81,7 @@ def check_parity() -> int:
 
 
 def _setting() -> str:
+    """Two lines on what timings depend on: the machine and its load, the library versions and the workload's sizes."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
         f"{os.cpu_count()} cores, {platform.machine()}; load averages before the start {load}; "

@@ -173,6 +173,7 @@ def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, N
 def _make_table(
     groups: Sequence[Group], num_batches: int, gradients: Mapping[str, NodeGradients], num_nodes: int
 ) -> Table:
+    """A table with a row for each credit mode, where aligned credit counts the joint actions of one pairing only."""
     tokens = sum(len(action.token_ids) for group in groups for actions in group.actions.values() for action in actions)
     table = Table(box=box.SIMPLE_HEAD, title=f"{num_batches} batches, the same {tokens:,} generated tokens for both")
     for column in ("credit", "joint actions", "distinct", *(f"noise, {agent}" for agent in gradients)):

@@ -19,6 +19,7 @@ from tests.benchmarks import workload
 
 
 def main(module: str, folder: Path, vocab_size: int) -> None:
+    """Serve commands until standard input ends, and keep standard output free of anything but the answers."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print goes to the log
     side = importlib.import_module(module).Side(folder)

@@ -31,6 +31,7 @@ LONG = SamplingParams(max_new_tokens=100)
 
 
 def make_config(folder: Path, *changes: str) -> RunConfig:
+    """The embedded configuration on a CPU, with a tiny base model in ``folder`` that only the first call writes."""
     base = folder / "base"
     if not base.exists():
         tiny_base(base, tiny_config(max_length=128))
@@ -45,6 +46,7 @@ def open_policy(config: RunConfig) -> Policy:
 
 @contextmanager
 def open_samplers(cluster: Cluster, config: RunConfig, policy: Policy, count: int) -> Iterator[SamplerEngine]:
+    """Yield an engine of ``count`` samplers, then close it twice, which must be harmless."""
     place = Place.model_validate({"samplers": {"count": count}})
     engine = SamplerEngine(cluster, place, config, policy.lineup, num_served=1)
     try:
@@ -55,6 +57,7 @@ def open_samplers(cluster: Cluster, config: RunConfig, policy: Policy, count: in
 
 
 def make_requests(prompts: int = 6, siblings: int = 4) -> list[Request]:
+    """``siblings`` requests with different seeds for each agent and each of ``prompts`` prompts of growing length."""
     return [
         Request(agent, tuple(range(3, 6 + prompt)), LONG, seed=1000 * prompt + sibling)
         for prompt in range(prompts)

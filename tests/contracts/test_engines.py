@@ -66,6 +66,7 @@ ENGINES = [
 
 @pytest.fixture(scope="module", params=ENGINES)
 def world(request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Yield each engine at version 1 of two LoRA agents and a full one, then close it twice, which must be harmless."""
     root = tmp_path_factory.mktemp("engines")
     base = str(tiny_base(root / "base", tiny_config(max_length=MAX_LENGTH)))
     agents = [
@@ -90,6 +91,7 @@ def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:
 
 
 def requests(sampling: SamplingParams, siblings: int = 2, count: int = 4) -> list[Request]:
+    """For each prompt and agent, ``siblings`` requests in a row that differ only in their seed."""
     return [
         Request(agent, prompt, sampling, seed=1000 * i + g)
         for i, prompt in enumerate(prompts(count))

@@ -21,6 +21,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module", params=OPTIONS, ids=lambda options: f"{options['kind']}-{options['level']}")
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """Yield a pool of each isolation level that works on this machine, then close it twice, which must be harmless."""
     plugin = build_plugin("sandbox", request.param)
     try:
         sandbox = plugin.open()  # type: ignore[attr-defined]

@@ -79,6 +79,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> Machine:
+    """A ``Machine`` whose log holds the calls of its scripted servers and of ``torch.cuda.empty_cache`` in order."""
     gpu.is_usable = False
     machine = Machine(tmp_path)
     script_servers(monkeypatch, machine.start_server)

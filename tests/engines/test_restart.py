@@ -49,6 +49,7 @@ ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=5), seed) for 
 
 @pytest.fixture
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
+    """A policy of one agent; a vLLM engine opened for it runs ``SERVER``, which logs its calls in ``tmp_path``."""
     command = [sys.executable, "-c", SERVER.replace("STOP", str(EOS))]
     agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)

@@ -136,6 +136,7 @@ def largest_gap(policy: Policy, asked: list[Request], actions: list[Action]) -> 
 
 
 def sliding_window() -> PreTrainedConfig:
+    """The configuration of a tiny Mistral whose window of 8 tokens is shorter than most prompts of ``ask``."""
     return MistralConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,

@@ -16,6 +16,7 @@ TEXTS = {"ada": "def aux(xs): return sum(xs)  # HELPERTEXT", "bob": "def f(xs): 
 
 
 def past(parts: tuple[float, float, float, float], cases: tuple[Case, ...] = (), calls: int = 0) -> PastTurn:
+    """A turn with ``parts`` as reward and, if there are cases, a report with the status of the first failed one."""
     names = ("structure", "syntax", "tests", "cooperation")
     reports = {}
     if cases:

@@ -250,6 +250,7 @@ def check_report(study: Study) -> None:
 
 
 def check_tracking(study: Study, names: list[str]) -> None:
+    """Assert that MLflow has a finished run of the study with its report, and that all runs are recorded under it."""
     client = MlflowClient(f"sqlite:///{study.root / 'mlflow.db'}")
     [parent] = client.search_runs(["1"], "tags.`magrpo.study` = 's'")
     assert parent.info.status == "FINISHED"

@@ -98,6 +98,7 @@ def _change_value(value: Any, rng: random.Random) -> Any:
 
 
 def _list_places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each container inside ``tree`` with each of its keys, so that a caller can replace or delete any value."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()

@@ -44,6 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def mutate_file(path: Path, rng: random.Random) -> None:
+    """Delete, empty or mutate a file or make it a folder, unlinking it first because the original shares its inode."""
     data, action = path.read_bytes(), rng.random()
     path.unlink()
     if action < 0.1:

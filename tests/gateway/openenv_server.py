@@ -24,6 +24,8 @@ class Wish(Observation):
 
 
 class Wishes(Environment):
+    """Asks for one to three words, depending on the seed, and pays 1 for each action that begins with its word."""
+
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:

@@ -39,6 +39,7 @@ def solve(problem, agents):
 
 @contextmanager
 def start_server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a ready fork server for the function of ``PROGRAM``, and close its input afterwards, which ends it."""
     (folder / "leaving.py").write_text(PROGRAM)
     files = folder / "files"
     files.mkdir()

@@ -182,6 +182,7 @@ def test_a_worker_and_servers_do_what_the_embedded_run_does(
 
 
 def nobody_survives_a_cancelled_run(servers: Box) -> None:
+    """Cancel a run that has started its jails, and assert that all of them end and that MLflow has it as killed."""
     before = family()
     cancelled = servers.run(config=EMBEDDED[0], overrides=["train.num_iterations=1000"], name="cancelled")
     servers.wait(cancelled, "Running", runs=1)

@@ -43,6 +43,7 @@ def test_hidden_states_by_column_are_those_by_row() -> None:
 
 
 def _losses() -> list[tuple[Callable[..., Tensor], list[Tensor]]]:
+    """The losses from hidden states and from logits, each with the tensors that it takes before its ``LossOptions``."""
     hidden, weight = _head()
     inputs = TokenInputs(torch.arange(7), torch.ones(7))
     return [

@@ -111,6 +111,7 @@ def test_the_error_is_that_of_the_dtype(dtype: torch.dtype) -> None:
 
 
 def head_case(dtype: torch.dtype = torch.float64, support: bool = False):
+    """Hidden states, head and bias, with loss arguments whose old and reference policies are near the current one."""
     arguments = case(12, 30, 3, ratio=True, kl=True, support=support)
     generator = torch.Generator().manual_seed(0)
     hidden, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((12, 5), (30, 5), (30,)))

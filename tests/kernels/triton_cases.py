@@ -31,6 +31,8 @@ VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
 
 
 def on_device(arguments: dict[str, object]) -> dict[str, object]:
+    """A copy of the loss arguments with every tensor and ``Support`` moved to ``DEVICE``."""
+
     def move(value: object) -> object:
         if isinstance(value, Support):
             return Support(*(values.to(DEVICE) for values in value))

@@ -14,6 +14,7 @@ PARTS = ("output", "x", "A", "B")
 
 
 def make_layer(dtype: torch.dtype, *, bias: bool) -> FusedLoraLinear:
+    """A fused layer with the adapters ``one``, which is active, and ``two``, both random so that neither adds zero."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 40, bias=bias, dtype=dtype))
     adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=["0"]), adapter_name="one")  # type: ignore[arg-type]

@@ -244,6 +244,7 @@ def start(
 def _main(
     arguments: list[str], log: Path, first: bytes, program: Callable[[list[str]], int], environment: dict[str, str]
 ) -> None:
+    """Redirect output to ``log``, undo what the forked process inherited, and exit with the status of ``program``."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -27,6 +27,7 @@ def numbered(number: int) -> str:
 
 
 def row(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A row in the form of HumanEval with ``changes`` to its fields; fields changed to ``...`` are left out."""
     whole = {
         "task_id": f"mine/{number}",
         "prompt": f'def f(x):\n    """Return x.{numbered(number)}"""\n',
@@ -214,6 +215,7 @@ def test_an_unusable_field_is_named_with_its_line(tmp_path: Path, changes: dict[
 
 # ------------------------------------------------------------------------------------------------------------- MBPP
 def mbpp(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A row of MBPP with CRLF line ends, quotes and a second function; fields changed to ``...`` are left out."""
     whole = {
         "task_id": number,
         "prompt": f'Write a function to say whether a number is "round".{numbered(number)}',

@@ -32,6 +32,7 @@ def packed(value: object) -> str:
 
 
 def lcb(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A LiveCodeBench row with one public and three packed private tests; fields changed to ``...`` are left out."""
     tests = [{"input": given, "output": expected, "testtype": "stdin"} for given, expected in PAIRS]
     whole = {
         "question_id": f"abc{number}",
@@ -46,6 +47,7 @@ def lcb(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def lcb_method(number: int = 0) -> dict[str, Any]:
+    """A LiveCodeBench row on a method instead of standard input, whose private tests are plain JSON."""
     tests = [
         {"input": '["a", "b"]\n2', "output": '"abab"', "testtype": "functional"},
         {"input": "[]\n1", "output": '""', "testtype": "functional"},

@@ -13,6 +13,7 @@ from magrpo.process.children import list_family, send_signal, wait_for_end
 
 @contextmanager
 def running_child() -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a Python process that has started, sleeps for ten minutes and is killed afterwards."""
     script = "import time; print(1, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

@@ -73,6 +73,7 @@ class Page(HTMLParser):
 
 def row(name: str, tests: float, cooperation: float, *, index: int = 0, split: Split = "test", mode: Mode = "sampled",
         text: str = "def aux(): ...") -> EvalRow:  # fmt: skip
+    """A row of one turn with full marks for structure and syntax, which passes if ``tests`` is 1."""
     parts = {"structure": 1.0, "syntax": 0.5, "tests": tests, "cooperation": cooperation}
     texts = {"helper": text, "main": f"main of {name}"}
     answers = {agent: AnswerStats(9, False, 0.0, 0.0) for agent in texts}

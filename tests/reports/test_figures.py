@@ -46,6 +46,8 @@ def _row(task_id: str, *turns: tuple[float, float], split: Split = "test", index
 
 
 def _report(version: int, structure: float, rows: tuple[EvalRow, ...]) -> EvalReport:
+    """A report with a made-up summary, independent of the rows, in which only ``structure`` and the return vary."""
+
     def summary(mode: Literal["sampled", "greedy"]) -> dict[str, Interval]:
         values = {"structure": structure, "tests": 0.5, "return": structure / 2, "pass_at_1": 0.25}
         if mode == "sampled":

@@ -42,6 +42,8 @@ def store(tmp_path: Path) -> RunStore:
 
 
 def write_text(text: str):
+    """A function for ``RunStore.commit`` that writes the text to ``sub/a.txt`` and returns one metric."""
+
     def write(folder: Path) -> dict[str, float]:
         (folder / "sub").mkdir()
         (folder / "sub" / "a.txt").write_text(text)

@@ -101,6 +101,7 @@ def read_humaneval() -> dict[str, Execution]:
 
 
 def read_mbpp() -> dict[str, Execution]:
+    """The programs of MBPP, each with a test of its set-up code and all asserts, including the challenge tests."""
     problems = _read_lines(find_corpus("mbpp.jsonl"))
     tests = [
         "\n".join([problem["test_setup_code"], *problem["test_list"], *problem["challenge_test_list"]])
@@ -137,6 +138,7 @@ def read_mbpp_plus() -> dict[str, Execution]:
 
 
 def _write_plus_test(problem: dict[str, Any]) -> str:
+    """Source of a test that expects the canonical solution's results, or an empty string if the solution fails."""
     inputs = [*problem["base_input"], *problem["plus_input"]]
     if problem["task_id"] == "Mbpp/596":  # returns the size of a tuple, which JSON has as a list
         inputs = [[tuple(items) for items in given] for given in inputs]
@@ -166,6 +168,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _name_entry_points(problems: Sequence[dict[str, Any]], tests: Sequence[str]) -> dict[str, Execution]:
+    """Programs by task id, with a function that the test calls as entry point; programs without one are left out."""
     programs = {}
     for problem, test in zip(problems, tests, strict=True):
         defined = {node.name for node in ast.parse(problem["code"]).body if isinstance(node, ast.FunctionDef)}

@@ -29,6 +29,7 @@ SELF_CONTAINED = replace(HONEST, source="def f(n):\n    return sorted({n: 1, 0: 
 
 @pytest.fixture(scope="module", params=["namespaces", "namespaces-flat", "landlock"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Yield the targets of attacks on a one-worker pool of each isolation level, with a secret in the environment."""
     os.environ["MAGRPO_TEST_SECRET"] = SECRET
     pool = open_pool(level=request.param, workers=1, test_s=0.2, total_s=0.2, memory_mib=256)
     world = World(pool)

@@ -222,6 +222,7 @@ def test_closing_ends_what_runs() -> None:
 
 
 def _train_until_killed(sender: multiprocessing.connection.Connection) -> None:
+    """Keep a pool busy with an endless program, report through ``sender`` once it runs, and wait to be killed."""
     pool = open_pool(workers=2, test_s=100, total_s=100)
     pool.threads.submit(pool._run_one, Execution("while True:\n    pass\n", "f", CHECK))
     while not any(worker.jobs for worker in pool.alive):

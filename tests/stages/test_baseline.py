@@ -27,6 +27,7 @@ def answer(request) -> str:
 def run(
     engine: ScriptedEngine, env: Plugin | None = None, timed_problems: int = 2, **options: object
 ) -> tuple[EvalReport, list[TimedAnswer]]:
+    """The report and timed answers of a row, under thresholds for training and evaluation that must not stop it."""
     row = BaselineRow(
         name="row",
         title="a row",

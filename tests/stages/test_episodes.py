@@ -81,6 +81,7 @@ def make_team(reward: Reward | None = None, penalty: PenaltyConfig | None = None
 
 
 def make_backend(*episodes: PlayedEpisode, status: str = "pass") -> Backend:
+    """A backend whose player plays these episodes over and over and whose sandbox gives every program ``status``."""
     return Backend(
         engine=ScriptedEngine(lambda _: ""),
         sandbox=ScriptedSandbox(lambda _: status),

@@ -34,6 +34,7 @@ def run(
     stop_above: float | None = None,
     **sampling: Any,
 ) -> EvalReport:
+    """The report of an evaluation of ``SPLITS`` under a training threshold that must not end its trajectories early."""
     backend = Backend(
         engine=engine,
         sandbox=ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),

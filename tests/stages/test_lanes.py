@@ -165,6 +165,7 @@ def test_ranks_take_the_steps_of_one_process(
 
 
 def _run_out_of_memory_once(gradients: Any) -> None:
+    """Let the first call of ``gradients.compute_loss`` fail as on a full GPU, and all later ones work as before."""
     compute, calls = gradients.compute_loss, 0
 
     def fail_first(*arguments: Any) -> Any:

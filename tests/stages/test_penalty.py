@@ -77,6 +77,7 @@ def score_group(
     penalty: PenaltyConfig,
     reward: WritingReward = WritingReward(),  # noqa: B008
 ) -> RolloutGroup[ScoredTurn]:
+    """The group as the stage ``score`` prices it, with penalties and without a sandbox."""
     [scored], _ = score([group], Team(AGENTS, WritingEnv(), reward, penalty), NoSandbox().open(), cache={})
     return scored
 

@@ -37,6 +37,7 @@ def make(
     ranks: Ranks | None = None,
     **optim: Any,
 ) -> Updater:
+    """An updater on a CPU for agents of one base, without clipping by default so that gradients can be compared."""
     common = {"model": str(base), "weights": weights}
     configs = [
         AgentConfig.model_validate({"name": name, "role": name, **common, **(own or {}).get(name, {})})
@@ -97,6 +98,7 @@ def with_support(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def naive_logps(updater: Updater, agent: str, sample: Sample, reference: bool = False) -> Tensor:
+    """Log-probabilities (T,) of a completion from full logits without padding, over its support if it has one."""
     policy = updater.policy
     ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
     with policy.reference(agent) if reference else policy.active(agent) as model:
@@ -120,6 +122,7 @@ def on_policy(updater: Updater, samples: Sequence[Sample], divisor: float) -> Te
 
 
 def summed_kl(updater: Updater, samples: Sequence[Sample]) -> Tensor:
+    """The k3 estimate of the KL divergence of ``main`` from its reference, summed over tokens and differentiable."""
     terms = []
     for sample in samples:
         ref = naive_logps(updater, "main", sample, reference=True).detach()

@@ -341,6 +341,7 @@ def test_the_registry_works_through_a_server(tmp_path: Path, monkeypatch: pytest
 
 
 def _work_with_a_registry(uri: str, folder: Path) -> None:
+    """Wait for the server at ``uri``, then assert each step from registering a team to removing its champion."""
     deadline = time.monotonic() + 240
     while True:
         tracker = MlflowTracker(TrackingConfig(uri=uri), folder, "run-1", folder / "run-1")

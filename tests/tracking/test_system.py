@@ -44,6 +44,7 @@ def open_tracker(folder: Path) -> MlflowTracker:
 
 
 def find_run(folder: Path) -> Run | None:
+    """The run that MLflow has recorded in ``folder``, or None while its database, experiment or run is missing."""
     if not (folder / "mlflow.db").exists():  # MLflow would create it, beside the tracker
         return None
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")

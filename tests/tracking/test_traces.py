@@ -69,6 +69,7 @@ def traces(uri: str, experiment: str) -> list[Trace]:
 
 
 def check(trace: Trace, uri: str, experiment: str) -> None:
+    """Assert that a trace holds all of ``TRAJECTORY``: times, tags, feedback, and a span for each answer and score."""
     [run] = MlflowClient(uri).search_runs([experiment])
     assert trace.info.trace_metadata["mlflow.sourceRun"] == run.info.run_id
     assert (trace.info.request_time, trace.info.execution_duration) == (1_000_000, 6_000)
@@ -143,6 +144,7 @@ def test_a_record_is_small_and_plain() -> None:
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
+    """Yield the address of an MLflow server that answers, keeps everything in ``folder`` and is stopped afterwards."""
     [port] = find_free_ports(1)
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder / 'server.db'}", "--artifacts-destination", str(folder)]

@@ -14,6 +14,7 @@ from tests.pipelines.micro import run_locally, write_config
 
 
 def group(task_id: str, path: tuple[int, ...], count: int = 2) -> RolloutGroup[ScoredTurn]:
+    """The node of a problem at ``path`` with ``count`` completions of one agent, whose rewards are their indices."""
     texts = [f"{task_id} {path} {i}" for i in range(count)]
     return RolloutGroup(
         Problem(task_id, "…"),

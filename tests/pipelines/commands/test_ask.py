@@ -173,6 +173,7 @@ def test_mistakes_are_one_line(
 
 
 def answer(texts: dict[str, str], turn: ScoredTurn, cut: str = "", **others: str) -> Answer:
+    """An answer of one turn, in which agent ``cut`` hit the length limit; ``others`` give ``program`` and ``why``."""
     actions = {
         agent: Action(agent, text, (1, 2), (0.0, 0.0), "length" if agent == cut else "stop", 1)
         for agent, text in texts.items()

@@ -44,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server_port() -> Iterator[int]:
+    """Yield the port of a server on 127.0.0.1 whose answers ``find_fault`` accepts as those of Prefect's API."""
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
