@@ -127,10 +127,11 @@ def takes_positions(model: PreTrainedModel) -> bool:
 def can_share_prompts(model: PreTrainedModel) -> bool:
     """Whether completions of one prompt may share a row: every layer of the model respects the mask and the positions.
 
-    In half precision, the kernels of a GPU for rows with and without a mask differ by some percent after many layers.
-    Instead of a fixed tolerance, the states of a shared row must be at least twice as near to those of single rows as
-    the states that are computed without the mask, or without the positions. Models with attention of their own
-    ("eager") keep a row's scores, which grow with the square of its length, and may have windows under any name.
+    Rounding differs between rows with and without a mask, and grows with every layer: by some percent in half precision
+    on a GPU, and to 4e-3 in float32 with SmolLM2, whose states reach 30. Instead of a fixed tolerance, the states of a
+    shared row must be several times as near to those of single rows as the states that are computed without the mask,
+    or without the positions. Models with attention of their own ("eager") keep a row's scores, which
+    grow with the square of its length, and may have windows under any name.
     """
     text = model.config.get_text_config()
     config = text.to_dict()
@@ -148,11 +149,11 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
         apart = torch.cat([hidden_states(model, collate(probes, [(i,)], model.device)) for i in range(2)])
         batch = collate(probes, [(0, 1)], model.device)
         together = hidden_states(model, batch)
-        if {parameter.dtype for parameter in model.parameters()} == {torch.float32}:
-            return torch.allclose(apart, together, rtol=1e-4, atol=1e-4)
         faulty = (replace(batch, segments=None), replace(batch, position_ids=None))
         smallest = min(float((hidden_states(model, fault) - apart).norm()) for fault in faulty)
-    return 2 * float((together - apart).norm()) < smallest
+    # In float32 a fault of one layer among many can be told from rounding, too.
+    nearer = 20 if {parameter.dtype for parameter in model.parameters()} == {torch.float32} else 2
+    return nearer * float((together - apart).norm()) < smallest
 
 
 def _probe_sample(length: int) -> Sample:
