@@ -49,6 +49,7 @@ class MemoryMeter(TorchDispatchMode):
         super().__init__()
         self.peak = 0
         """The most bytes that such tensors held at a time."""
+        self._held = 0
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(
@@ -57,14 +58,18 @@ class MemoryMeter(TorchDispatchMode):
         self._note((args, kwargs), are_new=False)
         made = func(*args, **(kwargs or {}))
         self._note(made, are_new=True)
-        self.peak = max(self.peak, sum(self._sizes.values()))
+        self.peak = max(self.peak, self._held)
         return made
 
     def _note(self, tensors: Any, *, are_new: bool) -> None:
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._sizes:
                 self._sizes[storage._cdata] = storage.nbytes() if are_new else 0
-                weakref.finalize(storage, self._sizes.pop, storage._cdata, None)
+                self._held += self._sizes[storage._cdata]
+                weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, address: int) -> None:
+        self._held -= self._sizes.pop(address)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

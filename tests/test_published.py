@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from magrpo.algo.answers import measure_completions
 from magrpo.asking.answers import open_asked_agents
 from magrpo.asking.problems import load_asked_problems
 from magrpo.asking.teams import find_asked_team
 from magrpo.config.run import load_config
 from magrpo.export.agents_folder import write_run_agents
 from magrpo.export.merging import merge_adapter
+from magrpo.model.forward import can_share_prompts
 from magrpo.run.files import checkpoint_weights, read_groups
 from magrpo.run.store import RunStore
 from magrpo.types import RolloutGroup, Turn
@@ -84,6 +87,11 @@ def test_engine_and_trainer_agree_with_plain_forward_passes(run: RunStore) -> No
     assert metrics["update/main/grad_norm"] > 0
 
 
+def test_siblings_share_their_prompt_in_updates(smollm2: Path) -> None:
+    """Its states reach 30, so that rounding in float32 moves them by more than those of a tiny model."""
+    assert can_share_prompts(load_base(smollm2))
+
+
 def test_answers_are_those_that_plain_peft_generates(run: RunStore, smollm2: Path, tmp_path: Path) -> None:
     exported = write_run_agents(run)
     asked = find_asked_team(run.run_id, run.path.parent)
@@ -120,10 +128,13 @@ def test_two_small_authors_pay_for_faulty_answers(smollm2: Path, tmp_path: Path)
     with blank_pictures():
         store, _, _ = run_locally(load_config(locate_config("tldr_cpu"), arguments))
     config, rollout = store.config(), store.stored_metrics("00001/rollout.0")
+    answers = [measure_completions(group) for group in groups_of(store)]
     cost = sum(
         config.penalty.cut_off * rollout[f"rollout/{agent.name}/cut_off_frac"]
         + config.penalty.copied * rollout[f"rollout/{agent.name}/copied_frac"]
         + config.penalty.repeated * rollout[f"rollout/{agent.name}/repeated_frac"]
+        + config.penalty.strayed
+        * fmean(max(0.0, 1 - 2 * one.prompt_words_frac) for group in answers for one in group[agent.name])
         for agent in config.agents
     )
     assert cost > 0
