@@ -149,7 +149,9 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
         apart = torch.cat([hidden_states(model, collate(probes, [(i,)], model.device)) for i in range(2)])
         batch = collate(probes, [(0, 1)], model.device)
         together = hidden_states(model, batch)
-        faulty = (replace(batch, segments=None), replace(batch, position_ids=None))
+        # Written out, because OPT counts positions that it is not given in a mask of another form.
+        from_the_left = torch.arange(batch.input_ids.shape[1], device=model.device)[None]  # (1, L)
+        faulty = (replace(batch, segments=None), replace(batch, position_ids=from_the_left))
         smallest = min(float((hidden_states(model, fault) - apart).norm()) for fault in faulty)
     # In float32 a fault of one layer among many can be told from rounding, too.
     nearer = 20 if {parameter.dtype for parameter in model.parameters()} == {torch.float32} else 2
