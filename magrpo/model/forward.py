@@ -130,8 +130,8 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
     Rounding differs between rows with and without a mask, and grows with every layer: by some percent in half precision
     on a GPU, and to 4e-3 in float32 with SmolLM2, whose states reach 30. Instead of a fixed tolerance, the states of a
     shared row must be several times as near to those of single rows as the states that are computed without the mask,
-    or without the positions. Models with attention of their own ("eager") keep a row's scores, which
-    grow with the square of its length, and may have windows under any name.
+    or without the positions. Models with attention of their own ("eager") keep a row's scores, which grow with the
+    square of its length, and may have windows under any name.
     """
     text = model.config.get_text_config()
     config = text.to_dict()

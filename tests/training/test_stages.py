@@ -109,7 +109,7 @@ def test_the_engine_wakes_when_the_update_has_released_its_memory(
 
 def keep_half(context: StageContext) -> Metrics:
     """The writer of a stage between ``score`` and ``credit``: it keeps every other node."""
-    kept = context.read_scored()[::2]
+    kept = context.read_scored(last=True)[::2]
     write_scores(context.folder, kept)
     context.keep_nodes(kept)
     return {"filter/nodes": float(len(kept))}
