@@ -26,6 +26,7 @@ from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, tiny_policy
 
 WEIGHTS: dict[str, Literal["lora", "full"]] = {"helper": "lora", "main": "lora", "own": "full"}
 SAMPLED = SamplingParams(max_new_tokens=14)
+SHORT = SamplingParams(max_new_tokens=3)
 
 
 def ask(count: int = 12, sampling: SamplingParams = SAMPLED) -> list[Request]:
@@ -176,6 +177,28 @@ def test_batch_size_and_padding_change_nothing(tmp_path: Path) -> None:
         assert [action.token_ids for action in parts] == [action.token_ids for action in whole]
         for one, other in zip(parts, whole, strict=True):
             assert one.sampling_logps == pytest.approx(other.sampling_logps, abs=1e-5)
+
+
+def test_prompts_that_run_in_several_chunks_are_padded_apart(tmp_path: Path) -> None:
+    """Hundreds of prompts hold more tokens than run at once; the short ones are not padded to the longest."""
+    policy = tiny_policy(tmp_path)
+    widths: list[int] = []
+    with policy.active("main") as model:
+        model.register_forward_pre_hook(
+            lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+    generator = torch.Generator().manual_seed(0)
+    asked = [
+        Request("main", tuple(torch.randint(3, VOCAB_SIZE, (3 + i // 8,), generator=generator).tolist()), SHORT, seed=i)
+        for i in range(240)
+    ]
+    served = TransformersEngine(max_batch=240).open(EngineHost.of(policy)).serve(0, {})
+    actions = served.generate(asked)
+    prefilled = [width for width in widths if width > 1]
+    assert len(prefilled) > 1
+    assert max(prefilled) == 32
+    assert min(prefilled) < 24
+    assert largest_gap(policy, asked, actions) < 2e-5
 
 
 def test_the_same_call_gives_the_same_bits(tmp_path: Path) -> None:

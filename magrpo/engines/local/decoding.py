@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -25,7 +26,9 @@ from magrpo.types import Request
 if TYPE_CHECKING:
     from magrpo.model.policy import Policy
 
-_PREFILL_TOKENS = 16384
+_PREFILL_TOKENS = 4096
+"""Most padded tokens that run through a model at once: enough to keep a GPU busy, and few enough for a CPU not to ask
+the system for new memory in every layer."""
 Start = Callable[[PreTrainedModel, Sequence[Request], int], tuple[Tensor, DecodingStep]]
 """Runs the prompts of requests; returns logits (B, V) of their first new tokens, and the step that computes the next
 ones, for up to ``room`` more tokens."""
@@ -136,17 +139,21 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
     outputs, states = [], []
     for start in range(0, len(prompts), chunk):
         rows = slice(start, start + chunk)
+        padding = int(starts[rows].min())  # columns that no prompt of the chunk uses
+        real = mask[rows, padding:]
         cache = DynamicCache()
         output = model(
-            input_ids=ids[rows],
-            attention_mask=mask[rows],
-            position_ids=(mask[rows].cumsum(-1) - 1).clamp_(min=0),
+            input_ids=ids[rows, padding:],
+            attention_mask=real,
+            position_ids=(real.cumsum(-1) - 1).clamp_(min=0),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
         outputs.append(output.logits[:, -1])
-        states.append([_cached_states(layer) for layer in cache.layers])
+        states.append(
+            [[functional.pad(of, (0, 0, padding, 0)) for of in _cached_states(layer)] for layer in cache.layers]
+        )
     joined = []
     for chunks in zip(*states, strict=True):  # one layer at a time
         keys, values = map(torch.cat, zip(*chunks, strict=True))
