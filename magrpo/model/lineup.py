@@ -44,7 +44,7 @@ _LARGE_PROCESS = 2 * 2**30
 
 
 @dataclass(frozen=True)
-class _Agent:
+class _AgentSpec:
     config: AgentConfig
     holder: str
     """The agent whose weights this one acts with: itself, unless several share an adapter."""
@@ -68,7 +68,7 @@ class Lineup:
     """Whether logits are float32 although matrix products are not."""
     rounds_layers: bool = False
     """Whether the linear layers of frozen bases multiply in bfloat16 (:mod:`magrpo.model.rounding`)."""
-    _agents: dict[str, _Agent] = field(default_factory=dict)
+    _agents: dict[str, _AgentSpec] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -88,7 +88,7 @@ class Lineup:
             base = load_pretrained(AutoConfig, "model", config)
             window, vocab_size = _read_sizes(config, base)
             stops = tuple(dict.fromkeys((tokenizer.eos_token_id, *_generation_stops(config, base))))
-            lineup._agents[config.name] = _Agent(config, holder, tokenizer, stops, window, vocab_size)
+            lineup._agents[config.name] = _AgentSpec(config, holder, tokenizer, stops, window, vocab_size)
         for name in lineup.agents:
             lineup._check_template(name)
         return lineup
@@ -158,7 +158,7 @@ class Lineup:
         self._check_vocabulary(entry, token_ids)
         return token_ids
 
-    def _check_vocabulary(self, entry: _Agent, token_ids: Sequence[int]) -> None:
+    def _check_vocabulary(self, entry: _AgentSpec, token_ids: Sequence[int]) -> None:
         if max(token_ids, default=0) >= entry.vocab_size:
             raise ConfigError(
                 f"agent {entry.config.name!r}: the tokenizer of {entry.config.model!r} produces token id "
@@ -168,7 +168,7 @@ class Lineup:
 
     def _encode(
         self,
-        entry: _Agent,
+        entry: _AgentSpec,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         earlier: Sequence[tuple[int, ...]] = (),

@@ -51,7 +51,7 @@ _UNUSED_SETTINGS = {"bos_token_id", "eos_token_id", "pad_token_id", "initializer
 
 
 @dataclass(frozen=True)
-class _Agent:
+class _AgentModel:
     model: PreTrainedModel
     """The causal language model: the agent's own copy, or modules over the shared base with the adapter inside."""
     peft: PeftModel | None
@@ -68,7 +68,7 @@ class Policy:
     """Folders that hold the current weights, by agent, if weights were loaded; None: the weights have changed since."""
     shards: Shards | None = None
     """The ranks that the models are spread over, which all call the same methods. None: the models are whole."""
-    _agents: dict[str, _Agent] = field(default_factory=dict)
+    _agents: dict[str, _AgentModel] = field(default_factory=dict)
     _frozen: dict[str, PreTrainedModel] = field(default_factory=dict)
 
     @classmethod
@@ -97,7 +97,7 @@ class Policy:
                 causal = policy._load_model(config, torch.float32)
                 if shards:
                     shards.spread_model(causal)
-                policy._agents[agent] = _Agent(causal, None)
+                policy._agents[agent] = _AgentModel(causal, None)
             else:
                 if config.model not in bases:
                     bases[config.model] = policy._load_model(config, lineup.dtype)
@@ -110,7 +110,7 @@ class Policy:
                 else:
                     base = share_tensors(base)
                     peft = add_adapter(base, None, config, lineup.lora, seed)
-                policy._agents[agent] = _Agent(base, peft)
+                policy._agents[agent] = _AgentModel(base, peft)
         if shards:
             for base in bases.values():
                 shards.spread_layers(base, {p for name, p in base.named_parameters() if ".lora_" in name})

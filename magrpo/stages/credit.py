@@ -28,7 +28,7 @@ from magrpo.types import PENDING, Action, Comparison, JointReward, OldPairs, Rol
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _ValuedNode:
     """A node with its valid joint actions: neither masked nor with a future lost to the sandbox."""
 
     group: RolloutGroup[ScoredTurn]
@@ -42,7 +42,7 @@ class _Node:
     """The critic's value; 0 without a critic."""
 
 
-_Completion = tuple[_Node, Action, float, float]
+_Completion = tuple[_ValuedNode, Action, float, float]
 """A completion with its node, its return, and its return less the critic's value of the node."""
 NodeKey = tuple[str, tuple[int, ...]]
 """The problem and the path of a node."""
@@ -93,7 +93,7 @@ class CreditRules:
 class _Siblings:
     """The nodes whose completions of one agent are compared with each other."""
 
-    nodes: list[_Node]
+    nodes: list[_ValuedNode]
     ended_returns: list[float]
     """Returns of the problem's episodes that ended at an earlier turn and so have no completion in ``nodes``."""
 
@@ -221,7 +221,7 @@ class _Forest:
         self._index = {(group.problem.task_id, group.path): n for n, group in enumerate(self._groups)}
         assert len(self._index) == len(self._groups), "two nodes at one place of a tree"
 
-    def value_nodes(self, agent: str, critic: str | None = None) -> list[_Node]:
+    def value_nodes(self, agent: str, critic: str | None = None) -> list[_ValuedNode]:
         """Every node with its weight and the returns of ``agent``, or of :data:`JOINT`.
 
         With ``critic`` the nodes have its values, which enter the returns of the turns before.
@@ -239,7 +239,7 @@ class _Forest:
             absorbed = [reward for reward in tree[n].absorbed if reward is not None]
             value = None if bootstrap is None else bootstrap.values[n]
             valid = [value for value in values if value is not None]
-            nodes.append(_Node(group, turns, valid, weight, absorbed, 0.0 if value is None else value))
+            nodes.append(_ValuedNode(group, turns, valid, weight, absorbed, 0.0 if value is None else value))
         return nodes
 
     def _find_values(self, critic: str) -> list[float | None]:
@@ -258,7 +258,7 @@ class _Forest:
             values.append(by_critic[critic])
         return values
 
-    def group_siblings(self, agent: str, nodes: Sequence[_Node]) -> list[_Siblings]:
+    def group_siblings(self, agent: str, nodes: Sequence[_ValuedNode]) -> list[_Siblings]:
         """The groups of siblings within which the advantages of ``agent`` are computed."""
         agent_nodes = [node for node in nodes if agent in node.group.actions]
         if self._rollout.tree != "chains":
@@ -346,7 +346,7 @@ def _share_of_groups_with_signal(groups: Sequence[RolloutGroup[ScoredTurn]], par
     return mean_or_zero(differs)
 
 
-def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]:
+def _influence_metric(agent: str, nodes: Sequence[_ValuedNode]) -> Mapping[str, float]:
     """The share of the variance of the joint return that the agent's choice explains; needs crossed pairs."""
     shares = []
     for node in nodes:

@@ -40,7 +40,7 @@ class Workers(ProcessPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-class _Message(msgspec.Struct):
+class _PricingJob(msgspec.Struct):
     """A pickled reward, and the joint actions to call it for."""
 
     reward: bytes
@@ -92,16 +92,16 @@ class Pricing:
 
 
 def _answer_executions(message: bytes) -> bytes:
-    reward, items = _read_message(message)
+    reward, items = _read_job(message)
     return msgspec.msgpack.encode([request_executions(reward, *item) for item in items])
 
 
 def _answer_prices(message: bytes) -> bytes:
-    reward, items = _read_message(message)
+    reward, items = _read_job(message)
     return msgspec.msgpack.encode([compute_price(reward, *item) for item in items])
 
 
-def _read_message(message: bytes) -> tuple[Reward, list[Item]]:
-    given = msgspec.msgpack.decode(message, type=_Message)
+def _read_job(message: bytes) -> tuple[Reward, list[Item]]:
+    given = msgspec.msgpack.decode(message, type=_PricingJob)
     reward: Reward = pickle.loads(given.reward)
     return reward, list(given.items)

@@ -57,7 +57,7 @@ class LlamaStep(DecodingStep):
         self._base = base
         self._head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._past = [_Past(*states, prompts.parents, room) for states in prompts.states]
-        self._siblings = _Siblings(prompts.mask, prompts.parents)
+        self._siblings = _SiblingTable(prompts.mask, prompts.parents)
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         base = self._base
@@ -96,11 +96,11 @@ class LlamaStep(DecodingStep):
             parents = torch.searchsorted(alive, parents)
             for past in self._past:
                 past.keys, past.values = past.keys[alive], past.values[alive]
-        self._siblings = _Siblings(mask, parents)
+        self._siblings = _SiblingTable(mask, parents)
         return rows
 
 
-class _Siblings:
+class _SiblingTable:
     """The place of each live row in a table with P prompts by G siblings or fewer."""
 
     def __init__(self, mask: Tensor, parents: Tensor) -> None:
@@ -137,7 +137,7 @@ class _Past:
         self.keys, self.values = keys, values
         self.own = CacheLayer(keys[parents, :, :0], values[parents, :, :0], room)
 
-    def attend(self, siblings: _Siblings, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, siblings: _SiblingTable, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend with scaled queries (n, H * g, E), adding the rows' keys and values (n, H, E); return (n, H, g, E)."""
         own_keys, own_values = self.own.update(keys[:, :, None], values[:, :, None])  # (n, H, T, E)
         queries = queries.view(*keys.shape[:2], -1, keys.shape[2])  # (n, H, g, E)
