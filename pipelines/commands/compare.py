@@ -50,20 +50,21 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
             f"compare: run {tables[0]} compares baselines, but the others do not; compare only like with like"
         )
     compare = _compare_baselines if tables else _compare_trainings
-    tree = compare(stores, root, folder, console)
+    tree = compare(stores, folder, console)
     if as_json:
         print(json.dumps(tree, indent=1))
     return 0
 
 
-def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:
+def _compare_trainings(stores: Sequence[RunStore], folder: Path, console: Console) -> dict[str, Any]:
     runs = [load_evaluated_run(store.run_id, store) for store in stores]
     tokens = {run.label: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
     evaluations = {run.label: run.reports for run in runs}
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), OVER_PROBLEMS)
     ends = [f"{run.label} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
     comparisons = compare_with_first(runs)
-    title = _title_comparison([run.label for run in runs])
+    *others, last = (run.label for run in runs)
+    title = f"Comparison of {', '.join(others)} and {last}"
     banners = [comparison.banner for comparison in comparisons]
     curves_section = PageSection(curves, f"Return: {', '.join(ends)}")
     write_page(folder / "compare.html", title, [*banners, curves_section, *comparison_sections(runs)])
@@ -94,15 +95,11 @@ def _describe_summary(summary: Mapping[str, Mapping[str, Interval]]) -> dict[str
     return {key: {name: asdict(value) for name, value in values.items()} for key, values in summary.items()}
 
 
-def _title_comparison(names: Sequence[str]) -> str:
-    return f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
-
-
 def _print_written(page: Path, console: Console) -> None:
     console.print(f"page: {shorten_path(page)}", soft_wrap=True, markup=False)
 
 
-def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:
+def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Console) -> dict[str, Any]:
     """Pool the rows that all runs of baselines have into one table."""
     runs: list[list[BaselineResult]] = []
     for store in stores:
