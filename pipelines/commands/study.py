@@ -20,7 +20,7 @@ from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 
 
-def start_study(study: Study, place: Place | None = None, workers: int = 1, *, local: bool) -> int:
+def start_study(study: Study, place: Place | None, workers: int, *, local: bool) -> int:
     """Execute the unfinished runs of a study at ``place``, ``workers`` at once; the exit code is 1 if a run failed.
 
     Raises ConfigError before anything is written if the study cannot run, or is not the one that was fixed.
@@ -36,7 +36,7 @@ def start_study(study: Study, place: Place | None = None, workers: int = 1, *, l
     folder = shorten_path(study.folder)
     console.print(f"study {study.name}, {runs}, in {folder}; fixed on {record['when']}", markup=False, soft_wrap=True)
     file = study.path
-    given = file.stem if file.parent == STUDIES else str(shorten_path(file))
+    given = file.stem if file.parent == STUDIES else shorten_path(file)
     again = resume_command("study", shlex.quote(given), study.root, local=local)
     if study.name != file.stem:
         again += f" --name {study.name}"

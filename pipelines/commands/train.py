@@ -44,7 +44,7 @@ def check_given_place(config: RunConfig, place: Place | None) -> None:
         check_place(config, place)
 
 
-def start_run(config: RunConfig, name: str | None, place: Place | None = None, *, local: bool) -> int:
+def start_run(config: RunConfig, name: str | None, place: Place | None, *, local: bool) -> int:
     """Start a run of ``config``; return the exit code. Raises ConfigError before creating a folder if it cannot run."""
     check_given_place(config, place)
     if config.model.device == "cuda" and not (place is not None and place.is_elsewhere):
@@ -56,7 +56,7 @@ def start_run(config: RunConfig, name: str | None, place: Place | None = None, *
 
 
 def launch_run(
-    store: RunStore, place: Place | None = None, *, local: bool, is_new: bool = False, is_checked: bool = False
+    store: RunStore, place: Place | None, *, local: bool, is_new: bool = False, is_checked: bool = False
 ) -> int:
     """Start or resume the run in ``store`` at ``place`` (None: its last place); return the exit code.
 
@@ -99,7 +99,7 @@ def _remove_run(store: RunStore) -> None:
         delete_empty_run(uri, folder_id)
 
 
-def resume_run(store: RunStore, from_stage: str | None, place: Place | None = None, *, local: bool) -> int:
+def resume_run(store: RunStore, from_stage: str | None, place: Place | None, *, local: bool) -> int:
     """Resume the run in ``store``, rewound to ``from_stage`` if given; return the exit code."""
     check_given_place(store.config(), place)  # first, so that nothing is set aside for a place where the run cannot run
     if from_stage is not None:
@@ -143,5 +143,5 @@ def report_interrupt(error: KeyboardInterrupt, resume: str, console: Console) ->
 
 def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
     """Return the command line that resumes the run or the study ``name``, or shows a run."""
-    line = f"{find_command('magrpo')} {command} {name} --root {shlex.quote(str(shorten_path(root)))}"
+    line = f"{find_command('magrpo')} {command} {name} --root {shlex.quote(shorten_path(root))}"
     return f"{line} --local" if local else line
