@@ -114,12 +114,12 @@ class AnswerView:
             return Syntax(text, "python", theme=_THEME, background_color="default", word_wrap=True)
         return Text(text)
 
-    def _arrange(self, texts: Mapping[str, str], cut_at: Mapping[str, int] | None = None) -> RenderableType:
+    def _arrange(self, texts: Mapping[str, str], cut_at: Mapping[str, int]) -> RenderableType:
         """Arrange texts by title: side by side where the terminal is wide enough, else one below the other.
 
         ``cut_at``: for texts that were cut, their number of tokens, by title.
         """
-        marks = {title: [Text(f"[cut at {tokens} tokens]", "yellow")] for title, tokens in (cut_at or {}).items()}
+        marks = {title: [Text(f"[cut at {tokens} tokens]", "yellow")] for title, tokens in cut_at.items()}
         if not self._console.is_terminal:
             lines: list[Text] = []
             for title, text in texts.items():
