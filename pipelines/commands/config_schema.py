@@ -36,8 +36,7 @@ def build_schema() -> dict[str, Any]:
         variants, inner = _list_variants(section)
         definitions.update(inner)
         definitions[section] = {"type": "object", "required": ["kind"], "anyOf": variants}
-    owners = [schema, definitions["BaselineRow"]]
-    for owner in owners:
+    for owner in (schema, definitions["BaselineRow"]):
         for section in TABLES.keys() & owner["properties"].keys():
             described = owner["properties"][section].get("description", "")
             owner["properties"][section] = {"allOf": [{"$ref": f"#/$defs/{section}"}], "description": described}

@@ -80,7 +80,7 @@ def show_run(
         verdict = judge_evaluations(reports, config) if reports else None
         facts = _collect_facts(store, summary, reports, verdict)
     if as_json:
-        print_as_json(facts)
+        print(json.dumps(facts, indent=2, default=asdict))  # records as objects, numbers unrounded
     else:
         _print_screen(store, config, summary, reports, verdict)
     return 0
@@ -95,11 +95,6 @@ def locate_run(name: str, root: Path) -> RunStore:
 def has_display() -> bool:
     """Whether a browser can open a window on this machine."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-
-
-def print_as_json(tree: object) -> None:
-    """Print what a command found as JSON: records as objects, fractions and seconds unrounded."""
-    print(json.dumps(tree, indent=2, default=asdict))
 
 
 def _collect_facts(
