@@ -81,14 +81,13 @@ def print_entry(console: Console, label: str, text: str, style: str = "") -> Non
 
 def print_path(console: Console, label: str, path: Path) -> None:
     """Print a label and a path on one line, which a terminal shows as a link."""
-    link = Style(link=path.as_uri()) if console.is_terminal else Style()
-    console.print(Text(f"{label:<{_LABEL}}").append(shorten_path(path), link), soft_wrap=True)
+    _print_link(console, label, shorten_path(path), path.as_uri())
 
 
-def print_address(label: str, address: str, console: Console) -> None:
-    """Print a label and an address on one line, which a terminal shows as a link."""
+def _print_link(console: Console, label: str, text: str, address: str) -> None:
+    """Print a label and a text on one line, which a terminal shows as a link to the address."""
     link = Style(link=address) if console.is_terminal else Style()
-    console.print(Text(f"{label:<{_LABEL}}").append(address, link), soft_wrap=True)
+    console.print(Text(f"{label:<{_LABEL}}").append(text, link), soft_wrap=True)
 
 
 def print_commands(label: str, commands: Mapping[str, str], console: Console) -> None:
@@ -217,6 +216,6 @@ def _print_services(result: Result, console: Console) -> None:
     command, page = result.mlflow_page
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
-    print_address("" if command else "MLflow:", page, console)
+    _print_link(console, "" if command else "MLflow:", page, page)
     if result.runs_page:
-        print_address("runs:", result.runs_page, console)
+        _print_link(console, "runs:", result.runs_page, result.runs_page)
