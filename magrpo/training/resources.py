@@ -7,14 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from magrpo.checks.runners import open_engine_plugin, open_sandbox, serve_weights
-from magrpo.config.agents import AgentConfig, start_weights
+from magrpo.config.agents import start_weights
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.engines import EngineError
 from magrpo.envs.program import AgentProgram
@@ -90,10 +90,10 @@ class RunResources:
         config: RunConfig,
         store: RunStore,
         on_sandbox: Callable[[str], None],
-        show_loading: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+        show_loading: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._config, self._store, self._on_sandbox = config, store, on_sandbox
-        self._show_loading = show_loading
+        self._config, self._store = config, store
+        self._on_sandbox, self._show_loading = on_sandbox, show_loading
         self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag
         self.num_discarded: Counter[str] = Counter()
@@ -248,12 +248,13 @@ class RunResources:
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
         """Load the weights of ``checkpoint`` into the engine and wake it. May be called from several threads."""
-        weights = locate_weights(self._store.folder(checkpoint), _names_of(self._config.agents))
+        weights = locate_weights(self._store.folder(checkpoint), [agent.name for agent in self._config.agents])
         return self._serve(checkpoint["sha"], checkpoint_iteration(checkpoint), weights)
 
     def serve_row(self, row: BaselineRow, untrained: Pointer) -> Served:
         """Load the weights named by ``row``, which match no checkpoint, into the engine."""
-        weights = locate_weights(self._store.folder(untrained), _names_of(row.agents)) | start_weights(row.agents)
+        names = [agent.name for agent in row.agents]
+        weights = locate_weights(self._store.folder(untrained), names) | start_weights(row.agents)
         version = self._rows.setdefault(row.name, len(self._rows) + 1)
         return self._serve(f"row {row.name}", version, weights)
 
@@ -308,7 +309,3 @@ class RunResources:
                     self._served.pop(oldest)[1].close()
                 self._served[name] = version, serve_weights(self._engine.get(), version, weights)
             return self._served[name][1]
-
-
-def _names_of(agents: Sequence[AgentConfig]) -> list[str]:
-    return [agent.name for agent in agents]
