@@ -20,7 +20,7 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     this name, or the run has not reached it.
     """
     every = steps(config)
-    position = _find_position(name, config, store)
+    position = _find_position(name, every, store)
     repeated = [step for step in every[position:] if store.is_committed(step.folder)]
     return _list_pruned_checkpoints(store, every, position) + repeated
 
@@ -62,9 +62,8 @@ def _lacks_files(store: RunStore, step: Step, name: str) -> bool:
     return step.stage == "update" and bool(store.pruned_files(name))
 
 
-def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
-    """Return the position of ``name`` in :func:`steps`, at most one past the last committed step."""
-    every = steps(config)
+def _find_position(name: str, every: Sequence[Step], store: RunStore) -> int:
+    """Return the position of ``name`` among all steps, at most one past the last committed step."""
     newest = 1 + max((i for i, step in enumerate(every) if store.is_committed(step.folder)), default=-1)
     title, colon, number = name.partition(":")
     if title in STAGES and STAGES[title].when == "turn":
