@@ -62,25 +62,20 @@ def choose_way(model: PreTrainedModel, dtype: torch.dtype) -> Way:
     if type(model) in KNOWN_MODELS:
         return PADDED  # without the seconds that passes of a large model take
     tolerance = 1e-3 if dtype == torch.float32 else 1.0  # rounding moves logits of large models by some tenths
-    for way in (PADDED, CACHED):
+    for way in (PADDED, CACHED, WHOLE):
         try:
             if _is_right(model, way, tolerance):
                 return way
         except torch.OutOfMemoryError:
             raise
-        except _MISFITS:
-            continue
-    try:
-        if _is_right(model, WHOLE, tolerance):
-            return WHOLE
-    except torch.OutOfMemoryError:
-        raise
-    except _MISFITS as error:
-        precision = str(dtype).removeprefix("torch.")
-        raise ConfigError(
-            f"{model.name_or_path!r}: the forward pass of {type(model).__name__} in {precision} fails here: "
-            f'{quote_error(error)}; try model.dtype = "float32" or a family that docs/engines.md lists'
-        ) from error
+        except _MISFITS as error:
+            if way is not WHOLE:
+                continue
+            precision = str(dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"{model.name_or_path!r}: the forward pass of {type(model).__name__} in {precision} fails here: "
+                f'{quote_error(error)}; try model.dtype = "float32" or a family that docs/engines.md lists'
+            ) from error
     raise ConfigError(
         f"{model.name_or_path!r}: {type(model).__name__} is not a causal language model: the probability of a token "
         "depends on later tokens, so it can be neither sampled nor trained; docs/engines.md lists families that work"
