@@ -153,8 +153,7 @@ class Lineup:
     def encode_text(self, agent: str, text: str) -> tuple[int, ...]:
         """Encode a text that a completion continues, without a chat template; special tokens in it are replaced."""
         entry = self._agents[agent]
-        prefix = [entry.tokenizer.bos_token_id] if _begins_with_bos(entry.tokenizer) else []
-        token_ids = (*prefix, *entry.tokenizer.encode(self._clean(text), add_special_tokens=False))
+        token_ids = _encode_plain(entry.tokenizer, self._clean(text))
         self._check_vocabulary(entry, token_ids)
         return token_ids
 
@@ -176,9 +175,7 @@ class Lineup:
         tokenizer = entry.tokenizer
         cleaned, described = self._clean([*messages]), self._clean([*tools]) if tools else None
         if self.chat_template == "none" or not tokenizer.chat_template:
-            text = "".join(f"{message['content']}\n" for message in cleaned)
-            prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
-            return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
+            return _encode_plain(tokenizer, "".join(f"{message['content']}\n" for message in cleaned))
         try:
             text = str(
                 tokenizer.apply_chat_template(cleaned, tools=described, add_generation_prompt=True, tokenize=False)
@@ -310,6 +307,12 @@ def _begins_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer puts a beginning-of-sequence token before plain text by itself."""
     bos = tokenizer.bos_token_id
     return bos is not None and tokenizer("").input_ids[:1] == [bos]
+
+
+def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """Encode a text without a chat template, after the token that the tokenizer itself puts before plain text."""
+    prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
+    return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
 
 
 def _list_special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
