@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from magrpo.assets import locate_model
-from magrpo.config.agents import AgentConfig, LoraConfig, weight_holders
+from magrpo.config.agents import AgentConfig, LoraConfig, trained_holders, weight_holders
 from magrpo.config.run import RunConfig, count_levels
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.model.collate import ROW_TOKENS, collate
@@ -151,8 +151,7 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
         else models[agent.model].adapter_parameters
         for agent in config.agents
     }
-    holders = set(weight_holders(config.agents).values())
-    trained = sum(sizes[agent.name] for agent in config.agents if agent.trained and agent.name in holders)
+    trained = sum(sizes[name] for name in trained_holders(config.agents))
     evaluated = [i for i in range(length + 1) if evaluates_after(config, i)]
     newest = range(max(length - config.train.lag, 0), length + 1)
     kept = len({*evaluated, *newest}) if config.train.keep_weights == "evaluated" else length + 1
