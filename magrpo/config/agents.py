@@ -1,6 +1,6 @@
 """The agents of a run, their base models and their adapters: the sections that the model code needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,11 @@ def trained_holders(agents: Sequence[AgentConfig]) -> list[str]:
     """The trained adapters and copies, each named by the agent that holds it."""
     holders = weight_holders(agents)
     return [agent.name for agent in agents if agent.trained and holders[agent.name] == agent.name]
+
+
+def count_models(agents: Iterable[AgentConfig]) -> int:
+    """The number of models that agents run: their base models, and full copies."""
+    return len({agent.name if agent.weights == "full" else ("base", agent.model) for agent in agents})
 
 
 def start_weights(agents: Sequence[AgentConfig]) -> dict[str, Path]:

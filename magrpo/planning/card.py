@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from magrpo.config.agents import count_models
 from magrpo.config.run import RunConfig
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
@@ -106,8 +107,8 @@ def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> 
     window = max(model.token_cache * model.window for model in models)
     server = (parameters + window) * dtype_bytes + SERVER_WORK
     by_turns = not config.train.lag
-    bases = count_bases(config)
-    return CardUse(resting, fixed, token, update, least, 0.0, bases, engine.memory_frac, server, by_turns)
+    servers = count_models(config.agents)  # each model has one
+    return CardUse(resting, fixed, token, update, least, 0.0, servers, engine.memory_frac, server, by_turns)
 
 
 def choose_engine(config: RunConfig, device: torch.device) -> EnginePlugin:
@@ -134,8 +135,3 @@ def settle_micro_batches(config: RunConfig, dtype_bytes: int, card: float) -> Ru
 def _round_down(count: float) -> int:
     """The largest power of two that does not exceed ``count``, at least 1."""
     return 1 << max(int(count).bit_length() - 1, 0)
-
-
-def count_bases(config: RunConfig) -> int:
-    """The number of base models and full copies, each of which has a vLLM server of its own."""
-    return len({agent.model if agent.weights != "full" else f"{agent.name}: full" for agent in config.agents})

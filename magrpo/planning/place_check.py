@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterator
 
-from magrpo.config.agents import trained_holders
+from magrpo.config.agents import count_models, trained_holders
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.plugins import ConfigError
@@ -20,13 +20,14 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
     if place.uses_ray and importlib.util.find_spec("ray") is None:
         yield 'samplers, ranks and jails are Ray actors, but Ray is not installed: pip install "magrpo[ray]"'
     ranks, units = place.ranks.count, count_units(config)
+    num_models = count_models(agent for agent in config.agents if agent.trained)
     if ranks and units % ranks:
         fitting = [str(number) for number in range(1, units + 1) if units % number == 0]
         yield (
             f"ranks.count = {ranks} must divide {units}, optim.lanes times the trained adapters and copies: set it to "
             f"{', '.join(fitting)}, or start a new run with other optim.lanes"
         )
-    if place.ranks.shard != "none" and (num_models := count_models(config)) > 1 and config.optim.lanes % ranks:
+    if place.ranks.shard != "none" and num_models > 1 and config.optim.lanes % ranks:
         yield (
             f'ranks.shard = "base" lets all ranks run one model at a time, but {num_models} are trained: '
             f"ranks.count = {ranks} must divide optim.lanes = {config.optim.lanes}; remove ranks.shard, or start "
@@ -59,9 +60,3 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
 def count_units(config: RunConfig) -> int:
     """The number of units of work of an update, of which each rank takes equally many: lanes of each trained holder."""
     return config.optim.lanes * len(trained_holders(config.agents))
-
-
-def count_models(config: RunConfig) -> int:
-    """The number of models that an update runs: bases of trained adapters, and full copies."""
-    trained = [agent for agent in config.agents if agent.trained]
-    return len({agent.name if agent.weights == "full" else ("base", agent.model) for agent in trained})
