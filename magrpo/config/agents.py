@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from magrpo.algo.advantages import EstimatorName
 from magrpo.plugins import Section, check_name
@@ -13,7 +13,7 @@ from magrpo.plugins import Section, check_name
 class AgentConfig(Section):
     """One agent."""
 
-    name: str
+    name: Annotated[str, AfterValidator(check_name)]
     """Name of the agent in metrics, artifacts and adapters."""
     role: str = Field("", validate_default=True)
     """Role of the agent in the environment, such as ``helper`` or ``main``. Empty: its name."""
@@ -31,11 +31,6 @@ class AgentConfig(Section):
     """Peak learning rate of the agent; it follows the schedule of ``optim``. None: ``optim.lr``."""
     estimator: EstimatorName | None = None
     """Advantage estimator of the agent. None: ``algo.estimator``."""
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        return check_name(value)
 
     @field_validator("role", mode="after")
     @classmethod

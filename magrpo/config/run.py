@@ -288,7 +288,7 @@ REFERENCE = "naive"
 class BaselineRow(Section):
     """One row of a table of baselines: one way to answer, compared with the others."""
 
-    name: str
+    name: Annotated[str, AfterValidator(check_name)]
     """Name of the row in files and metrics."""
     title: str
     """Title of the row in tables."""
@@ -312,11 +312,6 @@ class BaselineRow(Section):
     max_tries: int = Field(1, ge=1)
     """Maximum number of tries without feedback until a reward exceeds ``stop_above``. The last try counts, with the
     tokens of all tries."""
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        return check_name(value)
 
     @model_validator(mode="after")
     def _tries_end(self) -> BaselineRow:
