@@ -416,10 +416,8 @@ class RunConfig(Section):
         if isinstance(self.env, AgentProgram):
             self._check_program(self.env)
             return self
-        wanted, given = sorted(list_roles(self.env)), sorted(agent.role for agent in self.agents)
-        if wanted != given:
-            message = f"agents: env {self.env.kind!r} needs one agent for each role {wanted}"
-            raise ValueError(f"{message}, got {quote_value(given)}")
+        wanted = sorted(list_roles(self.env))
+        _check_roles(f"agents: env {self.env.kind!r}", wanted, self.agents)
         acting = {role for turn in range(self.env.num_turns) for role in list_acting(self.env, turn)}
         if sorted(acting) != wanted:
             raise ValueError(
@@ -584,12 +582,8 @@ class RunConfig(Section):
     def _rows_have_agents(self) -> RunConfig:
         known = {(agent.name, agent.model, agent.weights) for agent in self.agents}
         for row in self.baselines.rows:
-            given = sorted(agent.role for agent in row.agents)
             roles = [agent.role for agent in self.agents] if isinstance(row.env, AgentProgram) else list_roles(row.env)
-            wanted = sorted(roles)
-            if wanted != given:
-                message = f"baselines: row {row.name!r} needs one agent for each role {wanted}"
-                raise ValueError(f"{message}, got {quote_value(given)}")
+            _check_roles(f"baselines: row {row.name!r}", sorted(roles), row.agents)
             for agent in row.agents:
                 if (agent.name, agent.model, agent.weights) not in known:
                     raise ValueError(
@@ -670,6 +664,13 @@ def _refuse(option: str, misfits: Mapping[str, bool], remedy: str = "") -> None:
     """Raise ValueError, naming all misfits, if any of ``misfits`` is found. Its keys say what must change, and why."""
     if found := [misfit for misfit, is_found in misfits.items() if is_found]:
         raise ValueError(f"{option}: {'; '.join(found)}{remedy}")
+
+
+def _check_roles(subject: str, wanted: Sequence[str], agents: Sequence[AgentConfig]) -> None:
+    """Raise ValueError unless ``agents`` have the roles ``wanted``, which are sorted."""
+    given = sorted(agent.role for agent in agents)
+    if wanted != given:
+        raise ValueError(f"{subject} needs one agent for each role {wanted}, got {quote_value(given)}")
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
