@@ -375,9 +375,8 @@ class Updater:
         if self.ranks.number == 0:
             self.dump.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"".join(msgspec.json.encode(batch.samples[i]) + b"\n" for i in indices))
-        self.ranks.agree_on(
-            True
-        )  # a barrier: the first rank to raise ends the others, maybe before the file is written
+        # A barrier: the first rank to raise ends the others, maybe before the file is written.
+        self.ranks.agree_on(True)
         cause = f"the loss is {losses[bad[0]]}" if bad else f"the gradient norm is {norm}"
         return NonFiniteLoss(
             f"update {update}, agent {batch.agent!r}: {cause}; the step was not taken. The samples are in {path}. "
