@@ -29,6 +29,7 @@ ELSEWHERE = {
 """Documents outside docs/ that are pages of the site."""
 MODULES = {
     "The library": [
+        "magrpo.library",
         "magrpo.types",
         "magrpo.interfaces",
         "magrpo.plugins",
@@ -40,8 +41,6 @@ MODULES = {
     "The kernels": ["magrpo_kernels", "magrpo_kernels.*"],
 }
 """Modules of the API reference. ``*``: every public module of the package."""
-if (ROOT / "magrpo" / "library.py").exists():
-    MODULES["The library"].insert(0, "magrpo.library")
 
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
