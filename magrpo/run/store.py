@@ -212,7 +212,7 @@ class RunStore:
 
     def metrics(self, pointer: Pointer) -> dict[str, float]:
         """Return the metrics of a committed stage."""
-        return dict(read_manifest(self.folder(pointer))["metrics"])
+        return read_manifest(self.folder(pointer))["metrics"]
 
     def manifest_of(self, name: str) -> Manifest:
         """Read the manifest of a committed stage; ConfigError if it is missing or damaged."""
@@ -220,7 +220,7 @@ class RunStore:
 
     def stored_metrics(self, name: str) -> dict[str, float]:
         """Return the metrics of a committed stage by its name, whatever its key and the state of its files."""
-        return dict(self.manifest_of(name)["metrics"])
+        return self.manifest_of(name)["metrics"]
 
     def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Yield iteration, stage and metrics of everything committed, in no particular order."""
@@ -231,7 +231,7 @@ class RunStore:
 
     def file_digest(self, pointer: Pointer, file: str) -> str:
         """Return the SHA-256 digest of a file of a committed stage."""
-        return str(read_manifest(self.folder(pointer))["files"][file]["sha256"])
+        return read_manifest(self.folder(pointer))["files"][file]["sha256"]
 
     def work_interval(self, pointer: Pointer) -> tuple[float, float]:
         """Return when the work of a stage began and ended, in seconds since 1970."""
