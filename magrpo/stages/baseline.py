@@ -47,11 +47,11 @@ def baseline(
     """Evaluate the weights that the engine holds, in the way that ``row`` describes.
 
     Every trajectory takes all its turns, unless the row has an oracle that ends it (``stop_above``). A vote takes
-    ``num_votes`` answers. Rows that vote or retry have no greedy mode, in which all answers would be the same.
+    ``num_votes`` answers, which is 1 for a row without votes. Rows that vote or retry have no greedy mode, in which all
+    answers would be the same.
     """
-    num_answers = num_votes if row.votes != "none" else 1
     sampled = _sampling(row, rollout_config)
-    modes: dict[Mode, tuple[SamplingParams, int]] = {"sampled": (sampled, config.num_samples * num_answers)}
+    modes: dict[Mode, tuple[SamplingParams, int]] = {"sampled": (sampled, config.num_samples * num_votes)}
     if row.votes == "none" and row.max_tries == 1:
         modes["greedy"] = (SamplingParams(temperature=0.0, max_new_tokens=row.max_new_tokens), 1)
     starts = held_out_starts(splits, config, modes)
@@ -72,11 +72,10 @@ def time_answers(
     num_votes: int,
 ) -> list[TimedAnswer]:
     """Time one answer to each of the ``test`` problems, asked one at a time after an untimed warm-up."""
-    num_answers = num_votes if row.votes != "none" else 1
     timed = []
     for problem in [problems[0], *problems]:  # the first answer is the warm-up
         cost = SamplingStats()
-        start = TrajectoryStart("test", "sampled", Node(problem, (), (), _sampling(row, rollout_config), num_answers))
+        start = TrajectoryStart("test", "sampled", Node(problem, (), (), _sampling(row, rollout_config), num_votes))
         timed_backend = replace(backend, sampling=cost)
         play_trajectories([start], Team.of(row), timed_backend, config.seed, row.stop_above, row.max_tries)
         timed.append(TimedAnswer(problem.task_id, cost.seconds, cost.num_tokens))

@@ -43,9 +43,10 @@ def run(
         render=render,
     )
     config, rollout_config = EvalConfig(num_samples=4, stop_above=-1.0), RolloutConfig(termination_threshold=-1.0)
-    report = baseline(row, backend, SPLITS, config, rollout_config, num_votes=3)
+    num_votes = 1 if row.votes == "none" else 3
+    report = baseline(row, backend, SPLITS, config, rollout_config, num_votes)
     to_time = spread_problems(SPLITS["test"], timed_problems)
-    return report, time_answers(row, backend, to_time, config, rollout_config, num_votes=3)
+    return report, time_answers(row, backend, to_time, config, rollout_config, num_votes)
 
 
 def test_every_trajectory_takes_all_turns_and_problems_are_timed_alone() -> None:
