@@ -217,10 +217,10 @@ class RanksUpdates:
 def _explain_failure(calls: Sequence[Any]) -> Exception:
     """The error to raise for calls of all ranks, of which one has failed: the others then fail for want of it."""
     finished, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
-    died, failed = [], []
-    silent = [f"rank {number} did not answer" for number, call in enumerate(calls) if call not in finished]
+    died, failed, silent = [], [], []
     for number, call in enumerate(calls):
         if call not in finished:
+            silent.append(f"rank {number} did not answer")
             continue
         try:
             ray.get(call)
