@@ -85,6 +85,10 @@ class BaseSize:
     token_cache: int
     """Numbers that the key-value cache holds for a token."""
 
+    def count_own(self, agent: AgentConfig) -> int:
+        """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
+        return self.num_parameters if agent.weights == "full" else self.adapter_parameters
+
 
 def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
     """Bytes by purpose. Models are built without weights: only their configurations are read.
@@ -100,10 +104,7 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
     full = [agent.model for agent in apart if agent.weights == "full"]
     references = set(full) if config.algo.beta > 0 or config.trains_critics else set()
     holders = [agent for agent in apart if agent.trained]
-    trained = [
-        models[agent.model].num_parameters if agent.weights == "full" else models[agent.model].adapter_parameters
-        for agent in holders
-    ]
+    trained = [models[agent.model].count_own(agent) for agent in holders]
     num_tokens = count_micro_batch_tokens(config)
     mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
     logit_bytes = dtype_bytes
@@ -145,12 +146,7 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
     """
     models = {agent.model: read_base_model(agent, config) for agent in config.agents}
     length = config.train.num_iterations
-    sizes = {
-        agent.name: models[agent.model].num_parameters
-        if agent.weights == "full"
-        else models[agent.model].adapter_parameters
-        for agent in config.agents
-    }
+    sizes = {agent.name: models[agent.model].count_own(agent) for agent in config.agents}
     trained = sum(sizes[name] for name in trained_holders(config.agents))
     evaluated = [i for i in range(length + 1) if evaluates_after(config, i)]
     newest = range(max(length - config.train.lag, 0), length + 1)
