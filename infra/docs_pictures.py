@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,17 +69,11 @@ def open_mlflow(root: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    command = [
-        BIN / "mlflow",
-        "server",
-        "--backend-store-uri",
-        f"sqlite:///{root.resolve()}/mlflow.db",
-        "--workers",
-        "1",
-    ]
+    store = f"sqlite:///{root.resolve()}/mlflow.db"
+    command = [BIN / "mlflow", "server", "--backend-store-uri", store, "--workers", "1", "--port", str(port)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
-    server = subprocess.Popen([*command, "--port", str(port)], env=environment, **quiet)
+    server = subprocess.Popen(command, env=environment, **quiet)
     try:
         wait_until_healthy(f"{address}/health")
         yield address
@@ -94,12 +87,11 @@ def wait_until_healthy(url: str) -> None:
     while True:
         try:
             urllib.request.urlopen(url, timeout=5).close()
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return
+        except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
-        else:
-            return
 
 
 def open_page(browser: Browser, url: str, height: int) -> Page:
