@@ -164,34 +164,23 @@ def credit_by_rules(
         critic = rules.critic_of(agent)
         own_nodes = has_local or critic is not None
         groups_of_agent = forest.group_siblings(agent, forest.value_nodes(agent, critic) if own_nodes else nodes)
-        agent_credit = _credit_agent(agent, groups_of_agent, rules)
-        samples[agent] = agent_credit.samples
-        all_equal += agent_credit.groups_equal
-        metrics |= agent_credit.metrics()
+        samples[agent], groups_equal = _credit_agent(agent, groups_of_agent, rules)
+        all_equal += groups_equal
+        metrics[f"credit/{agent}/frac_groups_equal"] = mean_or_zero(groups_equal)
+        metrics[f"credit/{agent}/advantage_std"] = pstdev([sample.advantage for sample in samples[agent]] or [0.0])
         metrics |= _influence_metric(agent, nodes)
     metrics["reward/frac_groups_equal"] = mean_or_zero(all_equal)
     return samples, metrics
 
 
-@dataclass(frozen=True, slots=True)
-class _AgentCredit:
-    """The samples of one agent."""
+def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -> tuple[list[Sample], list[bool]]:
+    """Compare the returns of the agent's completions within each group of siblings.
 
-    agent: str
-    samples: list[Sample]
-    groups_equal: list[bool]
-    """For each group of siblings, whether all returns are equal, so that nothing can be learnt from it."""
-
-    def metrics(self) -> dict[str, float]:
-        return {
-            f"credit/{self.agent}/frac_groups_equal": mean_or_zero(self.groups_equal),
-            f"credit/{self.agent}/advantage_std": pstdev([sample.advantage for sample in self.samples] or [0.0]),
-        }
-
-
-def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -> _AgentCredit:
-    """Compare the returns of the agent's completions within each group of siblings."""
+    Returns the agent's samples, and for each group whether all returns are equal, so that nothing can be learnt from
+    it.
+    """
     estimator = rules.estimator_of(agent)
+    has_critic = ESTIMATORS[estimator].critic != "none"
     old = {pairs.task_id: pairs for pairs in rules.old_pairs if pairs.agent == agent}
     samples: list[Sample] = []
     groups_equal: list[bool] = []
@@ -201,13 +190,12 @@ def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -
             continue
         # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
         # below, because they have no completion here to train.
-        has_critic = ESTIMATORS[estimator].critic != "none"
         returns = [*(gain for _, _, _, gain in completions), *([] if has_critic else group.ended_returns)]
         advantages = group_advantages(returns, estimator, rules.algo.normalize)
         for completion, advantage in zip(completions, advantages, strict=False):
             samples.append(_build_sample(agent, completion, advantage, number))
         groups_equal.append(not any(advantages) if has_critic else max(returns) == min(returns))
-    return _AgentCredit(agent, samples, groups_equal)
+    return samples, groups_equal
 
 
 class _Forest:
