@@ -1,4 +1,4 @@
-"""Parsing Python source from several threads, and walking syntax trees."""
+"""Parsing Python source from several threads, walking syntax trees, and the names that imports bind."""
 
 import ast
 import threading
@@ -39,6 +39,11 @@ def list_nodes(tree: ast.AST) -> list[ast.AST]:
     for node in nodes:  # the list grows meanwhile
         nodes += _list_children(node)
     return nodes
+
+
+def name_import(alias: ast.alias) -> str:
+    """The name that an import binds: ``b`` in ``import a.c as b`` and ``from a import b``, ``a`` in ``import a.c``."""
+    return alias.asname or alias.name.partition(".")[0]
 
 
 def _list_children(node: ast.AST) -> list[ast.AST]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import dedent
 
-from magrpo.python_source import check_depth, list_nodes, parse_python
+from magrpo.python_source import check_depth, list_nodes, name_import, parse_python
 
 MAX_CHARS = 32_768
 """Longest completion, in characters; the rest is cut off."""
@@ -241,7 +241,7 @@ def _make_module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Modul
         elif not drop or drop not in _list_bound_names(node):
             kept.append(source)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            others = [alias for alias in node.names if _name_import(alias) != drop]
+            others = [alias for alias in node.names if name_import(alias) != drop]
             if others:
                 kept.append(ast.unparse(_import_names(node, others)))
     return Module(tuple(futures), "\n\n".join(kept))
@@ -258,16 +258,12 @@ def _list_bound_names(node: ast.stmt) -> set[str]:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
         case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-            return {_name_import(alias) for alias in aliases}
+            return set(map(name_import, aliases))
         case ast.Assign(targets=targets):
             return {target.id for target in targets if isinstance(target, ast.Name)}
         case ast.AnnAssign(target=ast.Name(id=name)):
             return {name}
     return set()
-
-
-def _name_import(alias: ast.alias) -> str:
-    return alias.asname or alias.name.partition(".")[0]
 
 
 def _is_demonstration(node: ast.stmt) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from magrpo.python_source import list_nodes
+from magrpo.python_source import list_nodes, name_import
 from magrpo.rewards.program import find_functions, parse_source, walk_own_scope
 
 Use = Literal["none", "discarded", "in place", "used"]
@@ -201,8 +201,8 @@ def _binds(node: ast.AST, name: str) -> bool:
             | ast.Attribute(value=ast.Name(id=bound), ctx=ast.Store() | ast.Del())
         ):  # fmt: skip
             return bound == name
-        case ast.alias(name=imported, asname=alias):
-            return (alias or imported.partition(".")[0]) == name
+        case ast.alias():
+            return name_import(node) == name
         case ast.Global(names=names) | ast.Nonlocal(names=names):
             return name in names
     return False

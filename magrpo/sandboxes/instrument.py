@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from magrpo.python_source import MAX_DEPTH, check_depth, list_nodes, parse_python
+from magrpo.python_source import MAX_DEPTH, check_depth, list_nodes, name_import, parse_python
 from magrpo.sandboxes.jail.recorder import HOOK
 
 Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast.Match
@@ -67,8 +67,8 @@ def _find_needed_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
     known |= _list_definitions(tree) | _list_names(tree, ast.Store)
     for node in list_nodes(tree):
         match node:
-            case ast.alias(name=name, asname=alias):
-                known.add((alias or name).partition(".")[0])
+            case ast.alias():
+                known.add(name_import(node))
             case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
                 known.add(name)
     return () if "*" in known else tuple(sorted(_list_names(tree, ast.Load) - known))
@@ -108,8 +108,8 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
     flows: list[tuple[set[str], set[str]]] = []  # names that are read, and names that depend on them
     for node in list_nodes(tree):
         match node:
-            case ast.alias(name=name, asname=alias):
-                imported.add((alias or name).partition(".")[0])
+            case ast.alias():
+                imported.add(name_import(node))
             case ast.arg(arg=name):
                 tainted.add(name)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):

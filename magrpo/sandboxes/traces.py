@@ -6,7 +6,7 @@ import math
 import sys
 from functools import lru_cache
 
-from magrpo.python_source import MAX_DEPTH, check_depth, list_nodes, parse_python
+from magrpo.python_source import MAX_DEPTH, check_depth, list_nodes, name_import, parse_python
 
 _STATELESS = (
     "__future__ abc bisect cmath collections copy dataclasses datetime enum fractions functools hashlib heapq "
@@ -111,7 +111,7 @@ def _list_nodes(source: str) -> list[ast.AST]:
 def _list_imported_names(node: ast.AST) -> list[str]:
     """List the names that an import binds."""
     if isinstance(node, ast.Import | ast.ImportFrom):
-        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+        return list(map(name_import, node.names))
     return []
 
 
