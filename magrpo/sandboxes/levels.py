@@ -121,12 +121,9 @@ def examine_level(spec: JailSpec) -> None:
             total_s=PROBE_S,
             memory_bytes=max(spec.limits.memory_bytes, PROBE_BYTES),
         )
-        worker = Worker(replace(spec, limits=limits))
-        try:
+        with contextlib.closing(Worker(replace(spec, limits=limits))) as worker:
             failed = _run_probe(worker, PROBE, "attempt", test)
             failed += _run_probe(worker, "def one(): return 1", "one", "assert one() == 1")
-        finally:
-            worker.close()
         continued = os.waitid(os.P_PID, stopped, os.WCONTINUED | os.WNOHANG)
         if continued or wait_readable(0, tcp, unix, udp) or (folder / "target").read_text() != "untouched":
             failed.append("the probe left a trace outside")

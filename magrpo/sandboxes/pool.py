@@ -114,11 +114,8 @@ def check_packages(spec: JailSpec) -> None:
         ConfigError: a package cannot be imported, or leaves programs no memory. SandboxError: the jail fails otherwise.
     """
     try:
-        worker = Worker(spec)
-        try:
+        with contextlib.closing(Worker(spec)) as worker:
             reports = worker.run_jobs([make_job(PLAIN)], START_S)
-        finally:
-            worker.close()
     except ImportFailed as error:
         raise ConfigError(explain_failure(spec.packages, error.module, error.reason)) from None
     except WorkerDied as error:
