@@ -24,7 +24,7 @@ from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jail.tester import LEFT_S, TEST_CPU_S
 from magrpo.sandboxes.jail_command import JailSpec
 from magrpo.sandboxes.levels import choose_level
-from magrpo.sandboxes.packages import Packages, explain_failure, find_packages
+from magrpo.sandboxes.packages import explain_failure, find_packages
 from magrpo.sandboxes.traces import leaves_no_trace
 from magrpo.sandboxes.worker import START_S, ImportFailed, Worker, WorkerDied, make_job
 from magrpo.types import Case, CaseStatus, Execution, ExecutionReport, IsolationLevel, Unjudged
@@ -92,13 +92,14 @@ class PoolSandbox(Plugin):
 
     def probe(self) -> IsolationLevel:
         """See :class:`magrpo.interfaces.ProbesIsolation`."""
-        return self._probe(find_packages(self.packages))[1]
+        return self._probe()[1]
 
     def open(self) -> Pool:
-        spec, _ = self._probe(find_packages(self.packages))
+        spec, _ = self._probe()
         return Pool(spec, self.workers or len(os.sched_getaffinity(0)))
 
-    def _probe(self, packages: Packages) -> tuple[JailSpec, IsolationLevel]:
+    def _probe(self) -> tuple[JailSpec, IsolationLevel]:
+        packages = find_packages(self.packages)
         spec = JailSpec(self.make_limits(), "", tuple(PRELOAD.split()), packages)
         isolation = choose_level(spec, self.level)
         spec = replace(spec, level=isolation.level)
