@@ -9,7 +9,6 @@ import base64
 import json
 import pickletools
 import zlib
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
@@ -80,26 +79,12 @@ class LiveCodeBench(FileProblems):
         hidden = _write_tests(row, "private_test_cases", _unpack_json(row, "private_test_cases"))
         task_id = f"LiveCodeBench/{row.read_text('question_id')}"
         statement = row.read_text("question_content")
-        function = None
         if row.read_text("starter_code").strip():
-            metadata = _parse_json(row, "metadata", row.read_text("metadata"))
-            if not isinstance(metadata, dict) or "func_name" not in metadata:
-                raise ConfigError(f"{row.where}: field 'metadata' has no func_name, although there is starter_code")
-            function = _parse_starter_code(row, metadata["func_name"])
-        return self._make_problem(task_id, statement, function, shown, hidden)
-
-    def _make_problem(
-        self, task_id: str, statement: str, function: ast.FunctionDef | None, shown: list[str], hidden: list[str]
-    ) -> Problem | None:
-        """Make a problem whose tests call ``function``, or ``solve`` if it is None, as :func:`_write_stdin_test` does.
-
-        Returns None if no shown test is short enough.
-        """
-        if function is None:
+            function = _parse_starter_code(row)
+            entry_point, header, definitions = function.name, f"{_TYPES}{format_signature(function)}\n", ""
+        else:
             entry_point, header, definitions = "solve", _STDIN, _PRINTED
             statement = f"{statement.strip()}\n\n{_NOTE}"
-        else:
-            entry_point, header, definitions = function.name, f"{_TYPES}{format_signature(function)}\n", ""
         checks = []
         for tests in (shown, hidden):
             short = [test for test in tests if len(test) <= self.max_test_chars][: self.max_tests]
@@ -116,10 +101,10 @@ def _write_tests(row: DatasetRow, field: str, text: str) -> list[str]:
         for test in _parse_json(row, field, text):
             kind, given, expected = test["testtype"], test["input"], test["output"]
             if kind == "functional":
-                arguments = [_parse_json(row, field, line) for line in given.split("\n") if line]
-                sources.append(_write_call_test(arguments, _parse_json(row, field, expected)))
-            else:
-                sources.append(_write_stdin_test(given, expected))
+                arguments = ", ".join(repr(_parse_json(row, field, line)) for line in given.split("\n") if line)
+                sources.append(f"assert candidate({arguments}) == {_parse_json(row, field, expected)!r}")
+            else:  # white space and the format of numbers do not matter
+                sources.append(f"assert printed(candidate({given!r})) == printed({expected!r})")
     except (KeyError, TypeError, AttributeError):
         raise ConfigError(f"{row.where}: field {field!r} is not a list of tests with testtype, input, output") from None
     return sources
@@ -145,19 +130,12 @@ def _unpack_json(row: DatasetRow, field: str) -> str:
     return str(texts[0])
 
 
-def _write_stdin_test(given: str, expected: str) -> str:
-    """Write the test that ``solve`` returns the expected output, up to white space and number format."""
-    return f"assert printed(candidate({given!r})) == printed({expected!r})"
-
-
-def _write_call_test(arguments: Sequence[Any], *expected: Any) -> str:
-    """Write the test that a call returns one of the ``expected`` values."""
-    call = f"candidate({', '.join(map(repr, arguments))})"
-    return f"assert {call} == {expected[0]!r}" if len(expected) == 1 else f"assert {call} in {expected!r}"
-
-
-def _parse_starter_code(row: DatasetRow, name: str) -> ast.FunctionDef:
-    """Parse the function ``name`` of the field ``starter_code``, without ``self``; ConfigError if it is missing."""
+def _parse_starter_code(row: DatasetRow) -> ast.FunctionDef:
+    """Parse the function in ``starter_code`` that ``metadata`` names, without ``self``. ConfigError if missing."""
+    metadata = _parse_json(row, "metadata", row.read_text("metadata"))
+    if not isinstance(metadata, dict) or "func_name" not in metadata:
+        raise ConfigError(f"{row.where}: field 'metadata' has no func_name, although there is starter_code")
+    name = metadata["func_name"]
     code = row.read_text("starter_code").rstrip()
     last_line = code.split("\n")[-1]
     open_body = ""
