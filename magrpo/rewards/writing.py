@@ -176,11 +176,7 @@ def _compute_jaccard(first: str, second: str) -> float:
 
 
 def _list_words(text: str) -> set[str]:
-    return set(_split_words(text))
-
-
-def _split_words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+    return set(re.findall(r"\w+", text.lower()))
 
 
 def _compile_pattern(phrases: list[str]) -> re.Pattern[str]:
