@@ -174,8 +174,6 @@ class SoloEnv(ProgramEnv):
     embedded model to write the entry point."""
     feedback: Literal["level_feedback", "passed", "plain"] = "level_feedback"
     """Feedback between turns. ``level_feedback``: diagnostics for each level; ``passed``: one line; ``plain``: none."""
-    feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
-    """Number of failing tests that ``level_feedback`` quotes. 0: feedback reveals none of the reward's tests."""
 
 
 class TeamEnv(Plugin):
