@@ -77,10 +77,8 @@ class WritingEnv(Plugin):
     def _list_bare_feedback(self, turn: PastTurn, agent: str) -> list[str]:
         if self.feedback == "discussion":
             return ["revise", *(f"# partner\n{text}" for name, text in turn.texts.items() if name != agent)]
-        if self.feedback == "plain":
-            return ["revise"]
         verdicts = _judge_levels(turn)
-        if not verdicts:
+        if self.feedback == "plain" or not verdicts:
             return ["revise"]
         if all(verdicts.values()):
             return ["all good"]
