@@ -57,7 +57,7 @@ def classify_use(source: str, name: str, bound: str = "") -> Use:
 def changes_arguments(source: str, name: str) -> bool:
     """Whether the function ``name`` may change an argument in place, by setting a part of it or calling a method."""
     function = find_functions(parse_source(source), name)[-1]
-    given = {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
+    given = _list_parameters(function)
     for node in list_nodes(function):
         match node:
             case ast.For(target=ast.Name(id=part), iter=ast.Name(id=whole)) if whole in given:
@@ -115,9 +115,8 @@ def does_nothing(source: str, name: str) -> bool:
     if all(isinstance(node, _CARRYING) for node in nodes):
         return True
     read = {load.id for load in _list_loads(nodes)}
-    parameters = {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
     works_later = (ast.Yield, ast.YieldFrom, ast.Lambda, ast.FunctionDef)
-    return not read & parameters and not any(isinstance(node, works_later) for node in nodes)
+    return not read & _list_parameters(function) and not any(isinstance(node, works_later) for node in nodes)
 
 
 @lru_cache(maxsize=4096)
@@ -136,7 +135,7 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
     if not functions:
         return ""
     function = functions[-1]
-    parameters = {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
+    parameters = _list_parameters(function)
     for node in list_nodes(function):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == to):
             continue
@@ -145,6 +144,10 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
         if names and names <= parameters and all(isinstance(part, _CARRYING | ast.keyword) for part in given):
             return ast.get_source_segment(source, node) or ""
     return ""
+
+
+def _list_parameters(function: ast.FunctionDef) -> set[str]:
+    return {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
 
 
 def _walk_carrying(node: ast.AST) -> Iterator[ast.AST]:
