@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from magrpo.plugins import ConfigError, quote_error
 if TYPE_CHECKING:
     from magrpo.model.lineup import Lineup
 
-_HERMES = "hermes.json"
+_HERMES = Path(__file__).with_name("hermes.json")
 _HERMES_MARK = '<tool_call>\\n{\\"name\\": <function-name>'
 """How the chat templates that write tool calls in the Hermes form describe it to the model."""
 
@@ -79,7 +78,7 @@ class Chat:
         if own:
             return dict(own)
         if _HERMES_MARK in str(tokenizer.chat_template):
-            return dict(json.loads(resources.files(__package__).joinpath(_HERMES).read_text(encoding="utf-8")))
+            return dict(json.loads(_HERMES.read_text(encoding="utf-8")))
         raise CannotParse(
             f"the tokenizer of {self.lineup.base(agent)!r} does not say how the model writes tool calls: give a "
             "response template in env.response_template, or ask without tools"
