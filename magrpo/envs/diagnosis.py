@@ -13,8 +13,7 @@ from typing import Literal
 from magrpo.types import Case, PastTurn
 
 Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discussion"]
-"""Feedback modes: diagnostics of each level; pass or fail of each level; one line; nothing; the partner's last text;
-edits proposed by another model."""
+"""Feedback modes: diagnostics of each level; pass or fail of each level; one line; nothing; the partner's last text."""
 
 Cooperation = Literal["full", "thin", "unused", "not called", "unknown"]
 
