@@ -19,7 +19,7 @@ from magrpo.asking.answers import Answer, open_asked_agents
 from magrpo.asking.problems import write_problem
 from magrpo.asking.teams import find_asked_team
 from magrpo.checks import runners
-from magrpo.config.agents import start_weights  # load_config: a name of the package
+from magrpo.config.agents import start_weights
 from magrpo.config.run import RunConfig, load_config  # noqa: F401  # load_config: a name of the package
 from magrpo.model.host import EngineHost
 from magrpo.plugins import ConfigError, validate_config
