@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -64,22 +64,17 @@ class Agents(Mapping[str, Agent]):
     names: Sequence[str]
     seed: int
     """Seed of the episode's own random numbers: ``random`` is seeded with it before the program is called."""
-    _by_name: dict[str, Agent] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in self.names:
-            self._by_name[name] = Agent(f"{self.url}/v1", self.token, name)
 
     def __getitem__(self, name: str) -> Agent:
-        if name not in self._by_name:
+        if name not in self.names:
             raise KeyError(f"no agent {name!r}; there are: {', '.join(self.names)}")
-        return self._by_name[name]
+        return Agent(f"{self.url}/v1", self.token, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self.names)
 
     def run_code(self, source: str, entry_point: str = "", test: str = "") -> dict[str, Any]:
         """Run a program in the run's sandbox; returns its :class:`~magrpo.types.ExecutionReport` as a dict.
