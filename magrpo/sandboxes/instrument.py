@@ -244,9 +244,8 @@ except BaseException as __error:
     def _rewrite_handled(self, node: ast.Try | ast.TryStar) -> ast.stmt:
         """Rewrite a ``try`` with handlers."""
         number = sum(map(_count_asserts, node.body))
-        dependent = self.dependent
         expecting = self.expecting
-        dependent |= any(self._touches(child) for child in node.body)
+        dependent = self.dependent or any(self._touches(child) for child in node.body)
         inside = [item for child in [*node.body, *node.orelse] for item in list_nodes(child)]
         must_raise = any(isinstance(item, ast.Raise) or _is_false_assert(item) for item in inside)
         hiding = [not (must_raise or self._expects_exception(handler)) for handler in node.handlers]
