@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, first_line
 
 ALONG = {"numpy": "numpy.random", "matplotlib": "matplotlib.pyplot"}
 """Modules to import along with a distribution that would import them late: the sandbox seeds ``numpy.random``, and
@@ -103,7 +103,7 @@ def _list_requirements(owner: Distribution, extra: str) -> Iterator[Requirement]
         except InvalidRequirement as error:
             raise ConfigError(
                 f"sandbox.packages: {owner.name} has a dependency that cannot be parsed, {line!r}: "
-                f"{str(error).splitlines()[0]}; fix its metadata"
+                f"{first_line(error)}; fix its metadata"
             ) from None
         if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
             yield requirement
