@@ -40,10 +40,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class BoundOperation:
-    """An operation with its constant."""
+    """An operation with its constant, which is empty if the operation has none."""
 
     operation: Operation
-    constant: str = ""
+    constant: str
 
     @property
     def key(self) -> str:

@@ -92,7 +92,7 @@ def _remove_scratch(scratch: Path) -> None:
     scratch.rmdir()
 
 
-def build_command(spec: JailSpec, info: int, scratch: Path | None = None) -> list[str]:
+def build_command(spec: JailSpec, info: int, scratch: Path | None) -> list[str]:
     """Build the command line of one jail; bubblewrap writes the id of its child to the descriptor ``info``.
 
     ``scratch``: see :func:`make_scratch`.
