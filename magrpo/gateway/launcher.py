@@ -20,6 +20,7 @@ import psutil
 from magrpo.envs.program import AgentProgram
 from magrpo.gateway.forkserver import MAX_RESULT, name_output
 from magrpo.plugins import ConfigError, PluginFailed
+from magrpo.process.child import read_tail
 from magrpo.types import Problem
 
 _MAX_SHOWN = 2000
@@ -85,7 +86,7 @@ class Launcher:
         assert self._process.stdout is not None
         if not await self._process.stdout.readline():
             await self._process.wait()
-            raise PluginFailed(f"env.run = {self._env.run!r} cannot be started:\n{_read_end(self._log)}")
+            raise PluginFailed(f"env.run = {self._env.run!r} cannot be started:\n{self._quote_log()}")
         self._reading = asyncio.ensure_future(self._read_reports(self._process.stdout))
 
     async def run(self, problem: Problem, order: Mapping[str, Any]) -> tuple[int, asyncio.Future[Ended]]:
@@ -126,7 +127,7 @@ class Launcher:
 
     def read_output(self, ended: Ended) -> str:
         """The end of what a command, or a function that raised an exception, has printed."""
-        return _read_end(self.folder / name_output(ended.worker), MAX_RESULT)
+        return read_tail(self.folder / name_output(ended.worker), MAX_RESULT).strip()
 
     def forget(self, number: int, ended: Ended | None) -> None:
         """Delete the files of an episode. ``ended``: None if its end is not known."""
@@ -169,7 +170,10 @@ class Launcher:
                 ended.set_exception(self._lost())
 
     def _lost(self) -> EpisodesLost:
-        return EpisodesLost(f"the process that runs episodes died:\n{_read_end(self._log)}")
+        return EpisodesLost(f"the process that runs episodes died:\n{self._quote_log()}")
+
+    def _quote_log(self) -> str:
+        return read_tail(self._log, _MAX_SHOWN).strip()
 
 
 def allow_open_files(concurrency: int) -> None:
@@ -198,13 +202,3 @@ def kill_processes_of(folder: Path) -> None:
 
 class EpisodesLost(ConnectionError):
     """The process that runs episodes died; another attempt at the stage may succeed."""
-
-
-def _read_end(path: Path, limit: int = _MAX_SHOWN) -> str:
-    """The end of a text file; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - limit))
-            return file.read().decode(errors="replace").strip()
-    except FileNotFoundError:
-        return ""

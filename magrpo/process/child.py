@@ -107,10 +107,15 @@ class Child:
 
 def read_last_words(log: Path) -> str:
     """The :func:`last_words` of a log file; empty if there is none."""
+    return last_words(read_tail(log, _TAIL_BYTES))
+
+
+def read_tail(path: Path, num_bytes: int) -> str:
+    """The last ``num_bytes`` bytes of a text file; empty if there is none."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            return last_words(file.read().decode(errors="replace"))
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - num_bytes))
+            return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
 
