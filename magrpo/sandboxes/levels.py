@@ -18,7 +18,6 @@ from magrpo.sandboxes.packages import Packages
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable
 from magrpo.types import Execution, IsolationLevel
 
-LEVELS = tuple(STRENGTH)
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
 PROBE_S = 30.0
 PROBE_BYTES = 512 << 20  # with little memory an attempt would fail for lack of it, which is not a refusal
@@ -74,7 +73,7 @@ def choose_level(spec: JailSpec, wanted: str) -> IsolationLevel:
     Raises:
         SandboxError: no accepted level works; the message gives reasons and remedies.
     """
-    candidates = [level for level in LEVELS if level != "none"] if wanted == "auto" else [wanted]
+    candidates = [level for level in STRENGTH if level != "none"] if wanted == "auto" else [wanted]
     if wanted == "none":
         if os.environ.get(ALLOW_NONE) != "1":
             raise SandboxError(f"sandbox.level = 'none' runs programs unprotected; set {ALLOW_NONE}=1 to accept that")
