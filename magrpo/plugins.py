@@ -384,7 +384,7 @@ def _explain_errors(
         yield f"{found_in}: {where}: {message}" if where else f"{found_in}: {message}"
 
 
-def _suggest_key(loc: tuple[int | str, ...], tree: dict[str, Any], root: type[Section]) -> str:
+def _suggest_key(loc: _Path, tree: dict[str, Any], root: type[Section]) -> str:
     """The end of an error message about the unknown key at ``loc``: keys of this or another section."""
     key = str(loc[-1])
     known = _known_keys(loc[:-1], tree, root)
@@ -441,7 +441,7 @@ def _section_class(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> tupl
     return None, False
 
 
-def _known_keys(loc: tuple[int | str, ...], tree: dict[str, Any], root: type[Section]) -> list[str]:
+def _known_keys(loc: _Path, tree: dict[str, Any], root: type[Section]) -> list[str]:
     """The keys of the section at ``loc``, including those of the plug-in it chooses."""
     model: type[Section] = root
     for part in loc:
