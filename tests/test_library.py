@@ -11,7 +11,7 @@ from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.types import Problem
 from tests.asking.runs import make_run
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import blank_pictures, write_config
 
 
 @pytest.fixture
@@ -72,7 +72,8 @@ def test_what_is_not_there_is_refused(config: magrpo.RunConfig, tmp_path: Path) 
 
 def test_no_name_of_an_agent_hides_a_column(tmp_path: Path) -> None:
     names = ["agents.0.name=return", "agents.1.name=reward"]
-    run = magrpo.train_run(magrpo.load_config(write_config(tmp_path, iterations=1), names), "named")
+    with blank_pictures():
+        run = magrpo.train_run(magrpo.load_config(write_config(tmp_path, iterations=1), names), "named")
     answers = run.read_answers()
     assert list(answers.columns) == ["task_id", "split", "mode", "return", "passed", "text/return", "text/reward"]
     assert answers["return"].between(0, 1).all()

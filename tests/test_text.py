@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from magrpo.python_source import parse_python
+from magrpo.sandboxes.pool import Pool
 from magrpo.stages.prepare import prepare
 from magrpo.text import replace_surrogates
 from magrpo.types import Execution, Problem
 from pipelines.cli import main
-from tests.sandbox.conftest import open_pool
+from tests.pipelines.micro import blank_pictures
 
 HALF = "a\ud83d\udc00b\ud800"  # a pair that json.loads would join, and a half
 EMBEDDED = Path(__file__).parents[1] / "pipelines" / "configs" / "embedded.toml"
@@ -35,18 +36,14 @@ def test_problems_of_any_set_are_prepared_without() -> None:
     assert splits["train"] == [Problem("train\ufffd", "a\ufffd\ufffdb\ufffd", tags={"a": "\ufffd"})]
 
 
-def test_the_sandbox_takes_them_in_programs_tests_and_values() -> None:
-    pool = open_pool(workers=1)
-    try:
-        values, source, test = pool.run(
-            [
-                Execution("def f(x):\n    return '\\ud800' if x == 1 else '\\udfff'\n", "f", TEST),
-                Execution("def f(x):\n    return '\ud800'\n", "f", TEST),
-                Execution("def f(x):\n    return 1\n", "f", "assert f(1) == '\ud800'"),
-            ]
-        )
-    finally:
-        pool.close()
+def test_the_sandbox_takes_them_in_programs_tests_and_values(pool: Pool) -> None:
+    values, source, test = pool.run(
+        [
+            Execution("def f(x):\n    return '\\ud800' if x == 1 else '\\udfff'\n", "f", TEST),
+            Execution("def f(x):\n    return '\ud800'\n", "f", TEST),
+            Execution("def f(x):\n    return 1\n", "f", "assert f(1) == '\ud800'"),
+        ]
+    )
     assert [case.status for case in values.cases] == ["pass", "wrong"]
     assert "\\udfff" in values.cases[1].message
     assert (source.status, source.compiles) == ("load_error", False)
@@ -95,5 +92,6 @@ def test_a_run_trains_on_them(tmp_path: Path) -> None:
         "eval.num_samples=1",
         "sandbox.workers=1",
     ]
-    assert main(["train", str(EMBEDDED), *changes, "--name", "odd", "--root", str(tmp_path), "--local"]) == 0
+    with blank_pictures():
+        assert main(["train", str(EMBEDDED), *changes, "--name", "odd", "--root", str(tmp_path), "--local"]) == 0
     assert main(["ask", "odd", "--root", str(tmp_path), f"Add {HALF}"]) == 0
