@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,10 +43,24 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(store.path)
 
 
-def mutate_file(path: Path, rng: random.Random) -> None:
-    """Delete, empty or mutate a file or make it a folder, unlinking it first because the original shares its inode."""
-    data, action = path.read_bytes(), rng.random()
-    path.unlink()
+@contextmanager
+def mutated_file(path: Path, rng: random.Random) -> Iterator[None]:
+    """Until the end of the block a file is deleted, empty, mutated, or a folder."""
+    data = path.read_bytes()
+    path.unlink()  # first, because another file may share its inode
+    try:
+        mutate_file(path, data, rng)
+        yield
+    finally:
+        if path.is_dir():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+
+
+def mutate_file(path: Path, data: bytes, rng: random.Random) -> None:
+    """Write a mutant of a file that had this content, make it a folder, or leave it out."""
+    action = rng.random()
     if action < 0.1:
         return
     if action < 0.15 and path.name != CONFIG:
@@ -98,22 +112,12 @@ def resume_run(path: Path) -> None:
 
 
 def test_run_directories(finished: Path) -> None:
-    original = finished.with_name("original")
-    finished.rename(original)
-    path = finished.with_name("mutant")
-    paths = sorted(file.relative_to(original) for file in original.rglob("*") if file.is_file())
+    paths = sorted(file for file in finished.rglob("*") if file.is_file())
     paths += [file for file in paths if file.name in (MANIFEST, CONFIG)] * 3
-    paths += [Path(name) for name in (RECORDS, files.PLACE, files.START)] * 5
+    paths += [finished / name for name in (RECORDS, files.PLACE, files.START)] * 5
 
     def use(rng: random.Random) -> None:
-        shutil.copytree(original, path, copy_function=os.link)
-        try:
-            mutate_file(path / rng.choice(paths), rng)
-            rng.choice((inspect_run, resume_run))(path)
-        finally:
-            shutil.rmtree(path)
+        with mutated_file(rng.choice(paths), rng):
+            rng.choice((inspect_run, resume_run))(finished)
 
-    try:
-        assert count_outcomes("run directories", use).total() == COUNT
-    finally:
-        original.rename(finished)
+    assert count_outcomes("run directories", use).total() == COUNT
