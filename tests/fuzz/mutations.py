@@ -27,18 +27,8 @@ ODD_VALUES: list[Any] = [
     *([], {}, [[]], {"": ""}, {"kind": "coding"}, ["x"] * 300, NESTED, {"x" * 3000: {"y": None}}),
 ]
 ODD_BYTES = [
-    b"\x00",
-    b"\xff",
-    b"\xfe\xff",
-    b"\xed\xa0\x80",
-    b"[" * 3000,
-    b"9" * 5000,
-    b'"',
-    b"\\",
-    b"\n",
-    b"{",
-    b"NaN",
-    b"\x1f\x8b",
+    *(b"\x00", b"\xff", b"\xfe\xff", b"\xed\xa0\x80", b"[" * 3000, b"9" * 5000),
+    *(b'"', b"\\", b"\n", b"{", b"NaN", b"\x1f\x8b"),
 ]
 
 

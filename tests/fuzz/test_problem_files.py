@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import ArrowException, parquet
 
-from magrpo.plugins import Plugin, build_plugin
+from magrpo.plugins import build_plugin
 from magrpo.run.store import write_records
 from magrpo.stages.prepare import prepare
 from pipelines.commands.score import score_files
@@ -86,15 +86,6 @@ def test_problem_files(kind: str, tmp_path: Path) -> None:
     assert count_outcomes(f"problem files of {kind}", use, count=COUNT // 2).total() == COUNT // 2
 
 
-class Judge(Plugin):
-    """A sandbox in which every program passes."""
-
-    def open(self) -> Any:
-        from tests.fakes import ScriptedSandbox
-
-        return ScriptedSandbox(lambda _: "pass")
-
-
 def test_files_to_score(tmp_path: Path) -> None:
     def use(rng: random.Random) -> None:
         paths = [tmp_path / "problems.jsonl", tmp_path / "completions.jsonl"]
@@ -106,7 +97,7 @@ def test_files_to_score(tmp_path: Path) -> None:
             path.write_bytes(dump_lines(content if isinstance(content, list) else [content]))
         if contents == [PROBLEMS, COMPLETIONS]:
             paths[mutant].write_bytes(mutate_bytes(paths[mutant].read_bytes(), rng))
-        options = ["sandbox.kind=tests.fuzz.test_problem_files:Judge"]
+        options = ["sandbox.kind=tests.plugins:Sandbox"]
         assert score_files(*options, problems=paths[0], completions=paths[1], output=tmp_path / "out.jsonl") == 0
 
     assert count_outcomes("files to score", use).total() == COUNT
