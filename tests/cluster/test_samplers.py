@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -28,27 +29,47 @@ from tests.tiny import perturb, tiny_base, tiny_config
 
 AGENTS = ("helper", "main")
 LONG = SamplingParams(max_new_tokens=100)
+Tokens = list[tuple[str, int, tuple[int, ...]]]
+"""Agent, policy version and tokens of each completion."""
 
 
-def make_config(folder: Path, *changes: str) -> RunConfig:
-    """The embedded configuration on a CPU, with a tiny base model in ``folder`` that only the first call writes."""
-    base = folder / "base"
-    if not base.exists():
-        tiny_base(base, tiny_config(max_length=128))
+class Trained(NamedTuple):
+    """A policy whose weights have moved, and where they are saved."""
+
+    config: RunConfig
+    policy: Policy
+    weights: Mapping[str, Path]
+
+
+def make_trained(folder: Path, *changes: str) -> Trained:
+    """The team of the embedded configuration on a CPU, with a tiny base model."""
+    base = tiny_base(folder / "base", tiny_config(max_length=128))
     models = [f"agents.{i}.model={base}" for i in range(len(AGENTS))]
     sizes = ["lora.rank=4", "rollout.max_new_tokens=100", "model.device=cpu", "engine.kind=transformers"]
-    return load_config(locate_config("embedded"), [*models, *sizes, *changes])
+    config = load_config(locate_config("embedded"), [*models, *sizes, *changes])
+    policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
+    perturb(policy, seed=1, scale=0.05)
+    return Trained(config, policy, policy.save(folder / "weights"))
 
 
-def open_policy(config: RunConfig) -> Policy:
-    return Policy.open(config.agents, config.model, config.lora, config.train.seed)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Its samplers have small batches: a share takes seconds, so that its progress is seen, and a kill meets it."""
+    return make_trained(tmp_path_factory.mktemp("samplers"), "engine.max_batch=4")
+
+
+@pytest.fixture(scope="module")
+def expected(trained: Trained) -> Tokens:
+    """What one process answers to the requests."""
+    alone = TransformersEngine().open(EngineHost.of(trained.policy))
+    return list_tokens(alone.serve(3, trained.weights).generate(make_requests()))
 
 
 @contextmanager
-def open_samplers(cluster: Cluster, config: RunConfig, policy: Policy, count: int) -> Iterator[SamplerEngine]:
+def open_samplers(cluster: Cluster, trained: Trained, count: int) -> Iterator[SamplerEngine]:
     """Yield an engine of ``count`` samplers, then close it twice, which must be harmless."""
     place = Place.model_validate({"samplers": {"count": count}})
-    engine = SamplerEngine(cluster, place, config, policy.lineup, num_served=1)
+    engine = SamplerEngine(cluster, place, trained.config, trained.policy.lineup, num_served=1)
     try:
         yield engine
     finally:
@@ -66,52 +87,45 @@ def make_requests(prompts: int = 6, siblings: int = 4) -> list[Request]:
     ]
 
 
-def list_tokens(actions: list[Action]) -> list[tuple[str, int, tuple[int, ...]]]:
+def list_tokens(actions: list[Action]) -> Tokens:
     return [(action.agent, action.policy_version, action.token_ids) for action in actions]
 
 
-def test_one_and_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
-    """With trained weights, also when one of the samplers is killed in the middle of the batch."""
-    # In small batches a share takes seconds, so that its progress is seen, and the kill meets it at work.
-    config = make_config(tmp_path, "engine.max_batch=4")
+def test_one_sampler_gives_the_tokens_of_one_process_and_the_errors_of_its_engine(
+    cluster: Cluster, trained: Trained, expected: Tokens, tmp_path: Path
+) -> None:
     requests, reported = make_requests(), list[int]()
-    policy = open_policy(config)
-    perturb(policy, seed=1, scale=0.05)
-    weights = policy.save(tmp_path / "weights")
-    alone = TransformersEngine().open(EngineHost.of(policy))
-    expected = list_tokens(alone.serve(3, weights).generate(requests))
-    with open_samplers(cluster, config, policy, 1) as one:
-        assert list_tokens(one.serve(3, weights).generate(requests, reported.append)) == expected
-    assert sum(reported) == len(requests)
-    assert len(reported) > 1, "progress within a share"
-    reported.clear()
-    killed = list[int]()
+    with open_samplers(cluster, trained, 1) as one:
+        served = one.serve(3, trained.weights)
+        assert list_tokens(served.generate(requests, reported.append)) == expected
+        assert sum(reported) == len(requests)
+        assert len(reported) > 1, "progress within a share"
+        served.close()
+        with pytest.raises(PromptTooLong):
+            one.serve(0, {}).generate([Request("main", tuple(range(3, 103)), LONG, 0)])
+        with pytest.raises(ConfigError, match="cannot read the weights of 'main'"):
+            one.serve(1, {"main": tmp_path / "nowhere"}).generate(make_requests(1))
+    with pytest.raises(EngineError, match="the samplers were closed"):
+        one.serve(0, {}).generate(make_requests(1))
+
+
+def test_two_samplers_give_the_tokens_of_one_process(cluster: Cluster, trained: Trained, expected: Tokens) -> None:
+    """Also when one of them is killed in the middle of the batch."""
+    requests, reported, killed = make_requests(), list[int](), list[int]()
 
     def kill_one(_: int) -> None:
         if not killed:
             killed.append(find_actors("SamplerActor")[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    with open_samplers(cluster, config, policy, 2) as two:
-        served = two.serve(3, weights)
+    with open_samplers(cluster, trained, 2) as two:
+        served = two.serve(3, trained.weights)
         assert list_tokens(served.generate(requests)) == expected
         assert list_tokens(served.generate(requests, lambda n: (reported.append(n), kill_one(n))[0])) == expected
         assert killed
         assert sum(reported) == len(requests)
         assert list_tokens(served.generate(requests)) == expected, "the restarted sampler has loaded the weights again"
     assert_all_end(find_actors("SamplerActor"))
-
-
-def test_errors_of_samplers_are_those_of_the_engine(cluster: Cluster, tmp_path: Path) -> None:
-    config = make_config(tmp_path)
-    policy = open_policy(config)
-    with open_samplers(cluster, config, policy, 1) as engine:
-        with pytest.raises(PromptTooLong):
-            engine.serve(0, {}).generate([Request("main", tuple(range(3, 103)), LONG, 0)])
-        with pytest.raises(ConfigError, match="cannot read the weights of 'main'"):
-            engine.serve(1, {"main": tmp_path / "nowhere"}).generate(make_requests(1))
-    with pytest.raises(EngineError, match="the samplers were closed"):
-        engine.serve(0, {}).generate(make_requests(1))
 
 
 @given(
@@ -135,13 +149,10 @@ def test_shares_keep_siblings_together_and_leave_nothing_out(
 @pytest.mark.timeout(900)
 def test_two_samplers_with_vllm_give_the_tokens_of_one(cluster: Cluster, tmp_path: Path) -> None:
     """Killed together with the actor, the process of vLLM ends too."""
-    config = make_config(tmp_path, "engine.kind=vllm", "engine.cpu_cache_gib=0.2")
+    trained = make_trained(tmp_path, "engine.kind=vllm", "engine.cpu_cache_gib=0.2")
     requests = make_requests(4)
-    policy = open_policy(config)
-    perturb(policy, seed=1, scale=0.05)
-    weights = policy.save(tmp_path / "weights")
-    with open_samplers(cluster, config, policy, 2) as two:
-        served = two.serve(1, weights)
+    with open_samplers(cluster, trained, 2) as two:
+        served = two.serve(1, trained.weights)
         tokens = list_tokens(served.generate(requests))
         family = [process for sampler in find_actors("SamplerActor") for process in sampler.children(recursive=True)]
         assert len(family) >= 2
@@ -151,8 +162,8 @@ def test_two_samplers_with_vllm_give_the_tokens_of_one(cluster: Cluster, tmp_pat
         assert_all_end(of_victim)
         assert list_tokens(served.generate(requests)) == tokens
     assert_all_end(family)
-    alone = config.engine.open(EngineHost.of(policy))
+    alone = trained.config.engine.open(EngineHost.of(trained.policy))
     try:
-        assert list_tokens(alone.serve(1, weights).generate(requests)) == tokens
+        assert list_tokens(alone.serve(1, trained.weights).generate(requests)) == tokens
     finally:
         alone.close()
