@@ -14,15 +14,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import IO, Any
 from unittest.mock import patch
 
 from matplotlib.figure import Figure
-from mlflow import MlflowClient
 
 from magrpo.config.run import RunConfig
 from magrpo.plugins import Plugin
@@ -33,6 +30,7 @@ from magrpo.run.store import RunStore
 from magrpo.training.loop import Outcome, run_steps
 from magrpo.training.recorder import RunRecorder
 from magrpo.training.stages import StageRunner
+from tests.databases import write_database
 from tests.fakes import ScriptedSandbox
 from tests.memory_tracker import MemoryTracker
 from tests.tiny import tiny_base, tiny_config
@@ -160,14 +158,6 @@ def open_stages(config: RunConfig, store: RunStore, tracker: MemoryTracker) -> I
         yield stages
 
 
-@cache
-def empty_database() -> bytes:
-    """MLflow's database before the first run: making its tables takes a second of each folder's first run."""
-    with TemporaryDirectory() as folder:
-        MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
-        return Path(folder, "mlflow.db").read_bytes()
-
-
 def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -> Path:
     """Write the base model and ``run.toml`` into ``folder``; runs go to ``folder/runs``, where MLflow's database is.
 
@@ -176,10 +166,7 @@ def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -
     base = folder / "base"
     if not base.exists():
         tiny_base(base, tiny_config(max_length=64))
-    database = folder / "runs" / "mlflow.db"
-    if not database.exists():
-        database.parent.mkdir(exist_ok=True)
-        database.write_bytes(empty_database())
+    write_database(folder / "runs" / "mlflow.db")
     path = folder / "run.toml"
     text = CONFIG.format(root=folder / "runs", base=base, iterations=iterations)
     if fault is not None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from magrpo.config.services import TrackingConfig
 from magrpo.plugins import ConfigError
@@ -28,36 +29,28 @@ from magrpo.tracking.experiment_view import experiment_tags, missing_tags, view_
 from magrpo.tracking.mlflow_runs import MlflowSink, MlflowTracker
 from magrpo.tracking.model_registry import ModelRegistry
 from magrpo.tracking.provenance import collect_provenance
+from tests.databases import write_database
 
 
 def _tracker(root: Path, run_id: str = "run-1") -> MlflowTracker:
     return MlflowTracker(TrackingConfig(), root, run_id, root / run_id)
 
 
-def test_runs_of_one_name_in_two_roots_are_two_runs_of_one_store(tmp_path: Path) -> None:
-    config = TrackingConfig(uri=f"sqlite:///{tmp_path}/mlflow.db")
+def test_runs_of_one_name_in_two_roots_are_two_runs_of_one_store(tmp_path: Path, uri: str) -> None:
+    config = TrackingConfig(uri=uri)
     for attempt in range(2):
         for number, root in enumerate((tmp_path / "one", tmp_path / "two")):
             tracker = MlflowTracker(config, root, "nightly", root / "nightly")
             tracker.metrics({"reward/joint": float(number)}, attempt)
             tracker.close("FINISHED")
-    found = recorded_metrics(config.uri, "reward/joint")
-    assert sorted(found) == [[0.0, 0.0], [1.0, 1.0]]
-
-
-def recorded_metrics(uri: str, key: str) -> list[list[float]]:
-    from mlflow import MlflowClient
-
     client = MlflowClient(uri)
-    runs = client.search_runs(["1"])
-    return [[point.value for point in client.get_metric_history(run.info.run_id, key)] for run in runs]
+    histories = [client.get_metric_history(run.info.run_id, "reward/joint") for run in client.search_runs(["1"])]
+    assert sorted([point.value for point in history] for history in histories) == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_artifacts_of_a_folder_that_moved_are_delivered(tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
     def deliver(folder: Path, database: str) -> MlflowTracker:
-        config = TrackingConfig(uri=f"sqlite:///{tmp_path}/{database}.db")
+        config = TrackingConfig(uri=write_database(tmp_path / f"{database}.db"))
         tracker = MlflowTracker(config, tmp_path, "run-1", folder)
         tracker.artifact(folder / "report.html", "report")
         tracker.record_start()
@@ -90,8 +83,6 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     for step in range(3):
         tracker.metrics({"reward/joint": float(step), "update/loss": float("nan")}, step)
     tracker.close("FAILED")
-
-    from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     (run,) = client.search_runs(["1"])
@@ -144,11 +135,10 @@ def test_an_experiment_is_shown_as_training_with_the_return_first() -> None:
     assert missing_tags("7", own).keys() == tags.keys() - own.keys()
 
 
+@pytest.mark.usefixtures("uri")
 def test_runs_that_begin_at_once_share_an_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from mlflow import MlflowClient
-
     monkeypatch.chdir(tmp_path)
     find = MlflowClient.get_experiment_by_name
     answers = iter([None])  # to the first question: another run creates the experiment after it
@@ -167,8 +157,7 @@ def test_runs_that_begin_at_once_share_an_experiment(
     assert "cannot be used" not in caplog.text
 
 
-def test_delivering_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_delivering_twice_changes_nothing(tmp_path: Path, uri: str) -> None:
     for _ in range(2):  # as after a crash between a delivery and its note
         tracker = _tracker(tmp_path)
         tracker.params({"a": 1})
@@ -176,19 +165,15 @@ def test_delivering_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         tracker.close("FINISHED")
         (tmp_path / "run-1" / "tracking.sent").unlink()
 
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = MlflowClient(uri)
     (run,) = client.search_runs(["1"])
     assert len(client.get_metric_history(run.info.run_id, "reward/joint")) == 1
 
 
 def test_a_database_that_was_replaced_gets_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow import MlflowClient
-
     def record_steps(database: str, *steps: int) -> list[int]:
         """The steps that MLflow has after recording these."""
-        uri = f"sqlite:///{tmp_path / database}"
+        uri = write_database(tmp_path / database)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         tracker = _tracker(tmp_path)
         tracker.params({"a": 1})
@@ -254,9 +239,8 @@ def test_a_database_whose_making_was_killed_is_made_anew(tmp_path: Path) -> None
 
 
 def test_a_changed_param_is_reported_and_the_first_value_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     tracker = _tracker(tmp_path)
     tracker.params({"a": 1, "b": 1})
     tracker.params({"a": 2})
@@ -265,9 +249,7 @@ def test_a_changed_param_is_reported_and_the_first_value_stays(
     tracker.params({"b": 3, "c": 4})
     tracker.close("FINISHED")
 
-    from mlflow import MlflowClient
-
-    (run,) = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
+    (run,) = MlflowClient(uri).search_runs(["1"])
     assert run.data.params == {"a": "1", "b": "1", "c": "4"}
     assert "other values of b" in caplog.text
 
@@ -369,11 +351,11 @@ def _work_with_a_registry(uri: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/Users/me@example.org/my runs", "../../x", "a.b c", "."])
-def test_artifacts_of_any_experiment_stay_in_the_root(tmp_path: Path, name: str) -> None:
+def test_artifacts_of_any_experiment_stay_in_the_root(tmp_path: Path, uri: str, name: str) -> None:
     data = tmp_path / "data.txt"
     data.write_text("x")
     root = tmp_path / "runs"
-    tracker = MlflowTracker(TrackingConfig(experiment=name, uri=f"sqlite:///{tmp_path}/m.db"), root, "a", root / "a")
+    tracker = MlflowTracker(TrackingConfig(experiment=name, uri=uri), root, "a", root / "a")
     tracker.artifact(data, "data")
     tracker.close("FINISHED")
     assert tracker.num_undelivered == 0
@@ -389,12 +371,7 @@ def test_databricks_needs_an_absolute_path(tmp_path: Path, uri: str) -> None:
     assert check_tracking(TrackingConfig(uri=uri, experiment="/Users/me@example.org/magrpo"), tmp_path) == uri
 
 
-def test_an_experiment_that_is_deleted_during_a_run_loses_no_record(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from mlflow import MlflowClient
-
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+def test_an_experiment_that_is_deleted_during_a_run_loses_no_record(tmp_path: Path, uri: str) -> None:
     sink = MlflowSink(uri, "magrpo", "one", tmp_path / "artifacts", "magrpo.run_id")
     sink.connect()
     MlflowClient(uri).delete_experiment("1")

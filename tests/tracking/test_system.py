@@ -13,6 +13,8 @@ from mlflow.entities import Run
 
 from magrpo.config.services import TrackingConfig
 from magrpo.tracking.mlflow_runs import MlflowTracker
+from tests.databases import write_database
+from tests.processes import wait_until
 
 MACHINE = (
     "system/cpu_utilization_percentage",
@@ -39,14 +41,12 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_tracker(folder: Path) -> MlflowTracker:
-    config = TrackingConfig(uri=f"sqlite:///{folder / 'mlflow.db'}")
+    config = TrackingConfig(uri=write_database(folder / "mlflow.db"))
     return MlflowTracker(config, folder, "run-1", folder / "run-1")
 
 
 def find_run(folder: Path) -> Run | None:
-    """The run that MLflow has recorded in ``folder``, or None while its database, experiment or run is missing."""
-    if not (folder / "mlflow.db").exists():  # MLflow would create it, beside the tracker
-        return None
+    """The run that MLflow has recorded in ``folder``, or None while its experiment or run is missing."""
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("magrpo")
     found = client.search_runs([experiment.experiment_id]) if experiment else []
@@ -61,19 +61,12 @@ def list_steps(folder: Path) -> list[int]:
     return [point.step for point in client.get_metric_history(run.info.run_id, MACHINE[0])]
 
 
-def wait_for_samples(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while len(list_steps(folder)) < count:
-        assert time.monotonic() < deadline, "no samples came"
-        time.sleep(0.1)
-
-
 def sample_run(folder: Path, count: int) -> None:
     """Record an attempt at a run until MLflow has that many samples of the run."""
     tracker = open_tracker(folder)
     tracker.watch_system()
     tracker.record_start()
-    wait_for_samples(folder, count)
+    wait_until(lambda: len(list_steps(folder)) >= count)
     tracker.close("FINISHED")
 
 

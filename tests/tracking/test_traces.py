@@ -101,8 +101,7 @@ def again(root: Path) -> None:
     (root / "run-1" / "tracking.sent").unlink()
 
 
-def test_a_trajectory_becomes_one_trace_however_often_it_is_delivered(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+def test_a_trajectory_becomes_one_trace_however_often_it_is_delivered(tmp_path: Path, uri: str) -> None:
     for _ in range(2):
         experiment = record(uri, tmp_path, [TRAJECTORY])
         [trace] = traces(uri, experiment)
@@ -110,16 +109,14 @@ def test_a_trajectory_becomes_one_trace_however_often_it_is_delivered(tmp_path: 
         again(tmp_path)
 
 
-def test_a_turn_done_again_replaces_its_trace(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+def test_a_turn_done_again_replaces_its_trace(tmp_path: Path, uri: str) -> None:
     record(uri, tmp_path, [TRAJECTORY])
     [trace] = traces(uri, record(uri, tmp_path, [replace(TRAJECTORY, steps=(step(1, 0.5), step(2, 3.0)))]))
     assert {found.name: found.value for found in trace.info.assessments} == {"reward": 3.0, "tests": 3.0}
     assert len(trace.data.spans) == 7
 
 
-def test_where_the_sandbox_failed_there_is_no_feedback(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+def test_where_the_sandbox_failed_there_is_no_feedback(tmp_path: Path, uri: str) -> None:
     masked = replace(TRAJECTORY, path=(0,), steps=(step(1, 0.0, masked=True),))
     [trace] = traces(uri, record(uri, tmp_path, [masked]))
     assert trace.info.state == "ERROR"

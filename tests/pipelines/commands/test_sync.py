@@ -12,7 +12,8 @@ from magrpo.config.run import load_config
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from pipelines.cli import main
-from tests.pipelines.micro import empty_database, write_config
+from tests.databases import empty_database
+from tests.pipelines.micro import write_config
 
 
 def test_a_run_without_its_server_is_delivered_later(
