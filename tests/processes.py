@@ -1,5 +1,6 @@
 """Waiting for processes and for conditions."""
 
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -15,6 +16,16 @@ def assert_all_end(processes: Collection[psutil.Process]) -> None:
     """Wait until none of them runs; one that only waits for its parent's attention does not."""
     alive = wait_for_end(processes, 300.0)
     assert not alive, f"still running: {alive}"
+
+
+def stop_process(process: subprocess.Popen[bytes] | psutil.Popen) -> None:
+    """As systemd stops a unit: ask, and after a minute insist."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
+        process.kill()
+        process.wait()
 
 
 def read_command(process: psutil.Process) -> list[str]:

@@ -21,10 +21,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.infra.test_servers import INFRA, Server, make_box, started, stop, unit_of
+from tests.infra.test_servers import INFRA, Server, make_box, started, unit_of
 from tests.pipelines.flows.test_kills import EMBEDDED, family, reaping
 from tests.pipelines.flows.test_outages import recorded
 from tests.pipelines.micro import command, write_config
+from tests.processes import stop_process
 
 ROOT = INFRA.parent
 PREFECT = str(Path(sys.executable).with_name("prefect"))
@@ -123,7 +124,7 @@ def box(home: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         box.call(*box.worker, "--run-once")  # makes the work pool
         log = undo.enter_context((home / "worker.log").open("wb"))
         worker = psutil.Popen(box.worker, env=box.env, cwd=home, stdout=log, stderr=log)
-        undo.callback(stop, worker)
+        undo.callback(stop_process, worker)
         box.started = worker
         yield box
 

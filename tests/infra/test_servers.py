@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from magrpo.process.ports import find_free_ports
+from tests.processes import stop_process
 from tests.servers import answers
 
 INFRA = Path(__file__).parents[2] / "infra"
@@ -70,17 +70,7 @@ def started(unit: str, health: str, login: str, home: Path, env: dict[str, str])
             time.sleep(0.5)
         yield server
     finally:
-        stop(process)
-
-
-def stop(process: subprocess.Popen[bytes] | psutil.Popen) -> None:
-    """As systemd stops a unit: ask, and after a while insist."""
-    process.terminate()
-    try:
-        process.wait(60)
-    except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
-        process.kill()
-        process.wait()
+        stop_process(process)
 
 
 def unit_of(name: str, port: int, home: Path) -> tuple[list[str], dict[str, str]]:

@@ -7,8 +7,10 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.servers import serve_handler
 
 
 class Receiver:
@@ -48,14 +50,9 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver = Receiver(server.server_port)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield receiver
-    finally:
-        receiver.hold.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve_handler(Handler) as port:
+        receiver = Receiver(port)
+        try:
+            yield receiver
+        finally:
+            receiver.hold.set()

@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +26,7 @@ from magrpo.tracking.mlflow_runs import MlflowSink, MlflowTracker
 from magrpo.tracking.model_registry import ModelRegistry
 from magrpo.tracking.provenance import collect_provenance
 from tests.databases import write_database
+from tests.servers import serve_mlflow
 
 
 def _tracker(root: Path, run_id: str = "run-1") -> MlflowTracker:
@@ -258,9 +255,7 @@ def test_an_unreachable_server_is_reported_once_and_everything_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = find_free_ports(1)
     config = TrackingConfig(uri=f"http://me:secret@127.0.0.1:{port}")
     with caplog.at_level(logging.WARNING):
         tracker = MlflowTracker(config, tmp_path, "run-1", tmp_path / "run-1")
@@ -300,33 +295,16 @@ def test_a_long_card_is_cut_where_a_section_begins() -> None:
 
 
 @pytest.mark.slow
-def test_the_registry_works_through_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_registry_works_through_a_server(tmp_path: Path) -> None:
     """Registered twice it is one version; the alias goes and comes; what is downloaded is what was registered."""
-    [port] = find_free_ports(1)
-    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
-    arguments = f"--port {port} --workers 1 --backend-store-uri sqlite:///m.db --artifacts-destination {tmp_path}/kept"
-    server = subprocess.Popen([sys.executable, "-m", "mlflow", "server", *arguments.split()], cwd=tmp_path)
-    try:
-        _work_with_a_registry(f"http://127.0.0.1:{port}", tmp_path)
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+    with serve_mlflow(tmp_path) as uri:
+        _work_with_a_registry(uri, tmp_path)
 
 
 def _work_with_a_registry(uri: str, folder: Path) -> None:
-    """Wait for the server at ``uri``, then assert each step from registering a team to removing its champion."""
-    deadline = time.monotonic() + 240
-    while True:
-        tracker = MlflowTracker(TrackingConfig(uri=uri), folder, "run-1", folder / "run-1")
-        tracker.close("FINISHED")
-        if tracker.mlflow_run_id:
-            break
-        assert time.monotonic() < deadline, "the server does not answer"
-        time.sleep(1)
+    """Assert each step from registering a team to removing its champion."""
+    tracker = MlflowTracker(TrackingConfig(uri=uri), folder, "run-1", folder / "run-1")
+    tracker.close("FINISHED")
     registry = ModelRegistry(uri, "team")
     assert registry.find_champion() is None
     weights, described = folder / "weights", folder / "described"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +12,6 @@ from mlflow import MlflowClient
 from mlflow.entities import Trace
 
 from magrpo.config.services import TrackingConfig
-from magrpo.process.ports import find_free_ports
 from magrpo.tracking.connection import RecordRefused
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.traces import deliver_traces, trace_record
@@ -34,7 +29,7 @@ from magrpo.types import (
     TrajectoryStep,
     TurnTimes,
 )
-from tests.servers import answers
+from tests.servers import serve_mlflow
 
 AGENTS = ("helper", "main")
 REPORT = ExecutionReport("wrong", (Case("pass"), Case("wrong", "f(2) gave 3")), "namespaces")
@@ -139,32 +134,9 @@ def test_a_record_is_small_and_plain() -> None:
     assert len(text) < 3000
 
 
-@contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """Yield the address of an MLflow server that answers, keeps everything in ``folder`` and is stopped afterwards."""
-    [port] = find_free_ports(1)
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder / 'server.db'}", "--artifacts-destination", str(folder)]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 120
-        while not answers(f"http://127.0.0.1:{port}/health"):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.slow
-def test_traces_through_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
-    with server(tmp_path) as uri:
+def test_traces_through_a_server(tmp_path: Path) -> None:
+    with serve_mlflow(tmp_path) as uri:
         for _ in range(2):
             experiment = record(uri, tmp_path, [TRAJECTORY])
             [trace] = traces(uri, experiment)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from magrpo.plugins import ConfigError
 from pipelines import cli
 from pipelines.arguments import locate_config
 from pipelines.commands.inputs import check_inputs
+from tests.servers import answering
 
 GOOD = {
     "task_id": "t/{}",
@@ -125,16 +124,10 @@ def test_cached_models_are_used_without_asking_the_hub(tmp_path: Path) -> None:
 
 
 def test_a_hub_that_answers_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_error(401)
-
-    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        use_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+    with answering(401, "text/html") as url:
+        use_hub(monkeypatch, url)
         assert hub.find_hub_obstacle() == ""
         check_inputs(load_config(locate_config("embedded"), HUB))
-        server.shutdown()
 
 
 @pytest.mark.usefixtures("no_network")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -15,6 +13,7 @@ import requests
 from magrpo.process.environment import LOOPBACK, reach_loopback_directly
 from pipelines.flows.local_server import find_fault
 from tests.pipelines.micro import command, write_config
+from tests.servers import answering
 
 NAMES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 NOBODY = "http://127.0.0.1:9"
@@ -30,27 +29,11 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers every question with 200 and nothing, as if it were JSON."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def server_port() -> Iterator[int]:
     """Yield the port of a server on 127.0.0.1 whose answers ``find_fault`` accepts as those of Prefect's API."""
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+    with answering(200, "application/json") as url:
+        yield int(url.rpartition(":")[2])
 
 
 @pytest.mark.parametrize(

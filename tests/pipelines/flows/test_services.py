@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,33 +14,9 @@ from magrpo.plugins import ConfigError
 from pipelines.flows import local_server
 from pipelines.flows.local_server import LocalServer, ServerError, find_fault
 from pipelines.flows.train import mark_killed, name_server
+from tests.servers import answering
 
 REMEDY = "; start that server, unset the variable, or run with --local"
-
-
-@contextmanager
-def answering(code: int, kind: str) -> Iterator[str]:
-    """The address of a server that always answers so."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/api"
-        server.shutdown()
-        thread.join()
 
 
 @contextmanager
@@ -85,9 +59,9 @@ def test_a_misspelt_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch
 def test_a_server_that_answers_wrongly_is_named(
     code: int, kind: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with answering(code, kind) as url, pytest.raises(ServerError) as named:
-        reach(url, monkeypatch)
-    assert str(named.value) == f"PREFECT_API_URL = {url!r}: {fault}{REMEDY}"
+    with answering(code, kind) as server, pytest.raises(ServerError) as named:
+        reach(f"{server}/api", monkeypatch)
+    assert str(named.value) == f"PREFECT_API_URL = '{server}/api': {fault}{REMEDY}"
 
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +78,8 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_server_that_refuses_a_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a wrong key, or when its address has a wrong path."""
-    with answering(401, "application/json") as url:
+    with answering(401, "application/json") as server:
+        url = f"{server}/api"
         reach(url, monkeypatch)
         with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServerError) as named, name_server():
             mark_killed("run")
