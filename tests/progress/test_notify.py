@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import signal
-import socket
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.services import HIDDEN, NotifyConfig
 from magrpo.plugins import ConfigError, validate_config
+from magrpo.process.ports import find_free_ports
 from magrpo.process.signals import EndedBySignal
 from magrpo.progress import notify as notices
 from magrpo.progress.notify import Notices, send_notice
@@ -36,12 +36,6 @@ def config(tmp_path: Path) -> RunConfig:
     return load_config(write_config(tmp_path, iterations=1), ['notify.urls=["json://example.org/s3cret"]'])
 
 
-def closed_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def notify(url: str) -> None:
     os.environ["MAGRPO_NOTIFY_URLS"] = url
 
@@ -53,13 +47,19 @@ def fail_untold(url: str) -> None:
 
 def test_an_unreachable_service_changes_nothing_and_recovery_is_told(tmp_path: Path) -> None:
     path, log = write_config(tmp_path, iterations=1), tmp_path / "log"
-    nobody = f"json://127.0.0.1:{closed_port()}/s3cret"
+    nobody = f"json://127.0.0.1:{find_free_ports(1)[0]}/s3cret"
     assert command(["train", str(path), "--name", "run", "--local"], log, partial(fail_untold, nobody)) == 1
     said = log.read_text()
     told = "the notice of a failure could not be sent through JSON: the service did not answer or did not accept it"
     assert said.count("WARNING") == said.count(told) == 1
     assert "update is made to fail" in said
     assert "s3cret" not in said
+    state = RunState.read(RunStore.open(tmp_path / "runs", "run"))  # where the run stands, from its directory
+    assert state.describe_step() == "update, iteration 1 of 1"
+    assert (state.trained_iterations, state.num_computed) == (0, 0)
+    assert state.training_return is not None
+    assert 0 <= state.training_return <= 1
+    assert list(state.held_out_returns) == [0]
 
     again = ["resume", "run", "--root", str(tmp_path / "runs"), "--local"]
     with receiving() as receiver:
@@ -77,7 +77,7 @@ def test_an_unreachable_service_changes_nothing_and_recovery_is_told(tmp_path: P
     assert not (tmp_path / "runs" / "run" / "attempt.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", "\udcff"])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "\udcff"])
 def test_a_damaged_file_of_the_attempt_counts_as_a_kill(config: RunConfig, text: str) -> None:
     store = RunStore.create(config)
     (store.path / "attempt.json").write_bytes(text.encode(errors="surrogateescape"))
@@ -165,16 +165,5 @@ def test_a_reason_is_one_line() -> None:
     assert describe_error(TimeoutError()) == "TimeoutError"
 
 
-def test_where_a_run_stands_is_read_from_its_directory(tmp_path: Path) -> None:
-    config = load_config(write_config(tmp_path, iterations=1))
-    store = RunStore.create(config, "run")
-    assert RunState.read(store).describe_step() == "prepare"
-    log = tmp_path / "log"
-    again = ["resume", "run", "--root", str(tmp_path / "runs"), "--local"]
-    assert command(again, log, partial(fail, "update", 1, ValueError)) == 1
-    state = RunState.read(store)
-    assert state.describe_step() == "update, iteration 1 of 1"
-    assert (state.trained_iterations, state.num_computed) == (0, 0)
-    assert state.training_return is not None
-    assert 0 <= state.training_return <= 1
-    assert list(state.held_out_returns) == [0]
+def test_a_new_run_stands_at_its_first_step(config: RunConfig) -> None:
+    assert RunState.read(RunStore.create(config, "run")).describe_step() == "prepare"

@@ -1,8 +1,7 @@
-"""Prefect's artifacts of a run: their keys, and a server that is away. What they hold is in test_flow.py."""
+"""Prefect's artifacts of a run: their keys, and a server that is away. What they hold is in test_train.py."""
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,6 +9,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.config.run import load_config
+from magrpo.process.ports import find_free_ports
 from magrpo.progress.state import Attempt, RunState, observe_attempt
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.store import RunStore
@@ -20,9 +20,7 @@ from tests.pipelines.micro import write_config
 def test_a_server_that_is_away_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(write_config(tmp_path))
     attempt = Attempt(RunStore.create(config, "run"), config.notify, RunState(3, CodingReward()))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/api"
+    nobody = f"http://127.0.0.1:{find_free_ports(1)[0]}/api"
     with temporary_settings({PREFECT_API_URL: nobody}), observe_attempt(attempt, [ProgressPage("run", uuid4())]):
         pass
     warnings = [record.getMessage() for record in caplog.records if record.name == "pipelines.flows.progress_page"]
