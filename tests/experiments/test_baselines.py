@@ -186,10 +186,9 @@ def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: 
     assert "[" not in said
     assert main(["compare", "table", "a", "--root", str(root)]) == 2
     assert "run table compares baselines, but the others do not" in capsys.readouterr().err
-    assert main(["evaluate", "b", "--baselines", "magrpo", "--name", "other", "--root", str(root), "--local"]) == 0
-    (root / "other/stages/00000/baseline.magrpo/_SUCCESS").unlink()
-    assert main(["compare", "table", "other", "--root", str(root)]) == 2
-    assert "run other is not finished" in capsys.readouterr().err
+    (root / "table-b/stages/00000/baseline.magrpo/_SUCCESS").unlink()
+    assert main(["compare", "table", "table-b", "--root", str(root)]) == 2
+    assert "run table-b is not finished" in capsys.readouterr().err
 
 
 def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
@@ -354,8 +353,8 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
     config = str(root.parent / "run.toml")
     turns = ["env.num_turns=2", "train.num_iterations=1", "rollout.termination_threshold=-1"]
     assert main(["train", config, *turns, "--local", "--name", "turns"]) == 0
-    arguments = ["--baselines", "magrpo,one_turn,two_turns,oracle_stop,retry", "--root", str(root), "--local"]
-    assert main(["evaluate", "turns", *arguments, "--name", "stops"]) == 0
+    names = "magrpo,one_turn,two_turns,oracle_stop,retry"
+    assert main(["evaluate", "turns", "--baselines", names, "--root", str(root), "--local", "--name", "stops"]) == 0
     rows = rows_of(root, "stops")
     assert list(rows) == ["naive", "magrpo", "one_turn", "oracle_stop", "retry"]
     largest = pytest.approx(2.0, abs=1e-5)
@@ -385,8 +384,8 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
     titles = {cells[0] for rows in page.tables.values() for cells in rows}
     assert {"MAGRPO, oracle stop", "MAGRPO, one turn, retry (oracle)"} <= titles
     assert "oracle: stops above a reward of 2, at most 2 tries" in page.text
-    assert main(["evaluate", "turns", *arguments, "--name", "low", "eval.stop_above=0.5"]) == 0
-    assert {row.stop_above for row in rows_of(root, "low").values()} == {None, 0.5}
+    low = create_baselines(Source("turns", None, root, ["eval.stop_above=0.5"]), names, None)
+    assert {row.stop_above for row in rows_of(root, low.run_id).values()} == {None, 0.5}
     left_out = RunStore.open(root, "table").config().baselines.left_out
     assert left_out["retry"] == left_out["oracle_stop"]
     assert "the run has a single turn" in left_out["retry"]
