@@ -14,19 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from magrpo.reports.budget import Budget
-from magrpo.reports.charts import (
-    Panel,
-    _spread,
-    learning_panels,
-    render_svg,
-    turn_panels,
-)
-from magrpo.reports.figures import (
-    closing_table,
-    format_budget,
-    format_tested_difference,
-)
+from magrpo.reports.charts import Panel, _spread, learning_panels, render_svg, turn_panels
+from magrpo.reports.figures import closing_table, format_tested_difference
 from magrpo.reports.page import ReportTable, print_tables
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
@@ -132,14 +121,6 @@ def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
     others = re.findall(r' id="([^"]*)"', render_svg(panel, "b"))
     assert ids
     assert not set(ids) & set(others), "two panels of a page share no id"
-
-
-def test_a_budget_in_words() -> None:
-    budget = Budget(1, tokens=1200, joint_actions=8, executions=3, updates=1, seconds=1.5)
-    assert (
-        format_budget(budget)
-        == "1,200 tokens generated, 8 answer sets scored (joint actions), 3 programs run, 1 update"
-    )
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,9 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.reports.verdict import MIN_PROBLEMS, judge_evaluations, judge_gain
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Interval
+from tests.reports.pages import CONFIG
 
-EMBEDDED = Path(__file__).parents[2] / "pipelines/configs/embedded.toml"
 WORDS = ("better", "no reliable change", "worse", "measured once")
-
-
-@pytest.fixture(scope="module")
-def config() -> RunConfig:
-    return load_config(EMBEDDED)
 
 
 def make_report(config: RunConfig, version: int, parts_by_problem: Mapping[str, float]) -> EvalReport:
@@ -72,7 +66,7 @@ def test_advice_names_the_key_that_limits_the_evaluation(config: RunConfig) -> N
     same = {f"test/{index}": 0.5 for index in range(8)}
     reports = [make_report(config, 0, same), make_report(config, 1, same)]
     assert "eval.num_samples" in judge_evaluations(reports, config).advice
-    limited = load_config(EMBEDDED, ["eval.max_problems=8"])
+    limited = load_config(CONFIG, ["eval.max_problems=8"])
     verdict = judge_evaluations(reports, limited)
     assert "eval.max_problems, now 8" in verdict.advice
     assert "in 1 iteration, +0.0 [+0.0, +0.0] percentage points" in verdict.sentence

@@ -52,7 +52,6 @@ def write_problems(path: Path, count: int = 60) -> Path:
 BROKEN = {
     "fields": ('{"foo": 1}\n', "problems.jsonl:1: has no field 'task_id'; its fields are foo"),
     "json": ('{"task_id": \n', "problems.jsonl:1: is not JSON"),
-    "text": ("no json\n", "problems.jsonl:1: is not JSON"),
     "empty": ("", "problems.jsonl: contains no rows"),
     "few": (None, "rollout.problems_per_iteration = 48, but the train split has only 8"),
 }
