@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from pipelines.cli import main
 from tests.pipelines.micro import blank_pictures, start
+from tests.processes import wait_until
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(
@@ -85,12 +85,10 @@ def test_the_schedule_is_served(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "make_problems.py"], cwd=tmp_path, check=True)
     [line] = [line for line in COMMANDS if line.startswith("magrpo schedule")]
     log = tmp_path / "log"
+    log.touch()
     process = start(shlex.split(line)[1:], log, before=partial(os.chdir, tmp_path))
-    deadline = time.monotonic() + 240
-    while "Ctrl-C" not in (log.read_text() if log.exists() else ""):
-        assert process.is_alive(), log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.5)
+    wait_until(lambda: "Ctrl-C" in log.read_text() or not process.is_alive())
+    assert process.is_alive(), log.read_text()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGINT)
     process.join(120)

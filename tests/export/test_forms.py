@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from magrpo.export.agents_folder import write_agents, write_run_agents
 from magrpo.export.team import TrainedTeam, name_base
 from magrpo.run.files import checkpoint_weights
 from magrpo.run.store import RunStore
+from tests.export.test_agents_folder import run_python
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
 from tests.tiny import tiny_base, tiny_config
 
@@ -34,9 +33,7 @@ def check_snippet(folder: Path) -> str:
     card = (folder / "README.md").read_text()
     [snippet] = re.findall(r"^```python\n(.*?)^```$", card, re.M | re.S)
     [printed] = re.findall(r"one after the other:\n\n(`{3,})\n(.*?)^\1$", card, re.M | re.S)
-    with chdir(folder), redirect_stdout(io.StringIO()) as out:
-        exec(snippet, {})
-    assert out.getvalue() == printed[1]
+    assert run_python(folder, snippet) == printed[1]
     return card
 
 

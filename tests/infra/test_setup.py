@@ -46,11 +46,14 @@ def test_any_other_value_is_refused_with_the_choices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["run", "setup", "test"])
-def test_make_hands_the_variable_on(target: str) -> None:
-    """GPU=1 after ``make`` reaches infra/setup.sh."""
+def test_make_calls_the_script_first(target: str) -> None:
     command = ["make", "-n", "--no-print-directory", target, "GPU=1", "SHELL=/bin/bash"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines()[0] == "infra/setup.sh"
+
+
+def test_make_hands_the_variable_on() -> None:
+    """GPU=1 after ``make`` reaches infra/setup.sh."""
     exported = subprocess.run(
         ["make", "-s", "--no-print-directory", "-f", "-", "show", "GPU=1"],
         cwd=ROOT,
