@@ -144,11 +144,6 @@ def killed_and_resumed(runs: Runs, kills: Sequence[int], compare: Callable[[Runs
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    killed_and_resumed(Runs(tmp_path), [3], assert_same)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_without_prefect(tmp_path: Path) -> None:
     """Every file is compared."""
