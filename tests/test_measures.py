@@ -147,7 +147,7 @@ def unexplained_imports() -> list[str]:
         lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
         for function in (node for node in ast.walk(tree) if isinstance(node, Function)):
             previous = 0
-            for node in function.body if isinstance(function, Function) else []:
+            for node in function.body:
                 for inner in ast.walk(node):
                     if isinstance(inner, (ast.Import, ast.ImportFrom)):
                         last = inner.end_lineno or inner.lineno

@@ -35,7 +35,6 @@ SOURCES = "infra magrpo magrpo_kernels pipelines requirements pyproject.toml REA
 RUNS = "/var/lib/magrpo/runs"
 SMALL = ["train.num_iterations=4", "eval.every=4", "eval.num_samples=1", "problems.num_test=12"]
 UNCONFINED = [f"--security-opt={option}" for option in ("seccomp=unconfined", "apparmor=unconfined", "unmask=ALL")]
-HEALTH = {"prefect": "http://127.0.0.1:4200/api/health", "mlflow": "http://127.0.0.1:5000/health"}
 PATIENCE_S = 900
 BUILD_ROOM = 30e9
 """Free bytes that building the GPU image needs: its layers, and the largest of them twice more while it is written."""

@@ -26,7 +26,7 @@ from magrpo.run.store import RunStore
 from pipelines.commands.dry_run import show_plan
 from tests.pipelines.flows.test_train import fail
 from tests.pipelines.micro import command, write_config
-from tests.pipelines.receiver import receiving
+from tests.pipelines.receiver import Receiver, receiving
 
 FIELDS = {"event": "failure", "run_id": "r", "stage": "update, iteration 3 of 20", "reason": "ValueError: {{name}}"}
 
@@ -34,6 +34,12 @@ FIELDS = {"event": "failure", "run_id": "r", "stage": "update, iteration 3 of 20
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     return load_config(write_config(tmp_path, iterations=1), ['notify.urls=["json://example.org/s3cret"]'])
+
+
+def make_attempt(config: RunConfig, receiver: Receiver) -> Attempt:
+    """An attempt at a new run, of which ``receiver`` is told."""
+    notify = NotifyConfig.model_validate({"urls": [receiver.url]})
+    return Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward()))
 
 
 def notify(url: str) -> None:
@@ -79,23 +85,18 @@ def test_an_unreachable_service_changes_nothing_and_recovery_is_told(tmp_path: P
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "\udcff"])
 def test_a_damaged_file_of_the_attempt_counts_as_a_kill(config: RunConfig, text: str) -> None:
-    store = RunStore.create(config)
-    (store.path / "attempt.json").write_bytes(text.encode(errors="surrogateescape"))
     with receiving() as receiver:
-        notify = NotifyConfig.model_validate({"urls": [receiver.url]})
-        Notices().attempt_started(Attempt(store, notify, RunState(1, CodingReward())))
+        attempt = make_attempt(config, receiver)
+        (attempt.store.path / "attempt.json").write_bytes(text.encode(errors="surrogateescape"))
+        Notices().attempt_started(attempt)
     [notice] = receiver.posted
     assert (notice["type"], notice["reason"]) == ("failure", "its process was killed, or its machine went down")
 
 
 def test_a_new_champion_is_told(config: RunConfig) -> None:
     with receiving() as receiver:
-        notify = NotifyConfig.model_validate({"urls": [receiver.url]})
-        attempt, observer = (
-            Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward())),
-            Notices(),
-        )
-        with observe_attempt(attempt, [observer]):
+        observer = Notices()
+        with observe_attempt(make_attempt(config, receiver), [observer]):
             observer.team_promoted("version 2 of team is now the champion")
     [notice] = receiver.posted
     assert (notice["title"], notice["type"]) == ("magrpo: run run is now the champion", "success")
@@ -106,11 +107,12 @@ def test_a_new_champion_is_told(config: RunConfig) -> None:
     ("error", "told"), [(EndedBySignal(signal.SIGTERM), ["EndedBySignal: SIGTERM"]), (KeyboardInterrupt(), [])]
 )
 def test_a_signal_is_told_and_ctrl_c_is_not(config: RunConfig, error: BaseException, told: list[str]) -> None:
-    with receiving() as receiver:
-        notify = NotifyConfig.model_validate({"urls": [receiver.url]})
-        attempt = Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward()))
-        with pytest.raises(type(error)), observe_attempt(attempt, [Notices()]):
-            raise error
+    with (
+        receiving() as receiver,
+        pytest.raises(type(error)),
+        observe_attempt(make_attempt(config, receiver), [Notices()]),
+    ):
+        raise error
     assert [notice["reason"] for notice in receiver.posted] == told
 
 
