@@ -14,7 +14,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import IO, Any
 from unittest.mock import patch
@@ -158,6 +160,13 @@ def open_stages(config: RunConfig, store: RunStore, tracker: MemoryTracker) -> I
         yield stages
 
 
+@cache
+def make_base() -> Mapping[str, bytes]:
+    """The files of the base model, by name."""
+    with TemporaryDirectory() as folder:
+        return {path.name: path.read_bytes() for path in tiny_base(Path(folder), tiny_config(max_length=64)).iterdir()}
+
+
 def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -> Path:
     """Write the base model and ``run.toml`` into ``folder``; runs go to ``folder/runs``, where MLflow's database is.
 
@@ -165,7 +174,9 @@ def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -
     """
     base = folder / "base"
     if not base.exists():
-        tiny_base(base, tiny_config(max_length=64))
+        base.mkdir(parents=True)
+        for name, data in make_base().items():
+            (base / name).write_bytes(data)
     write_database(folder / "runs" / "mlflow.db")
     path = folder / "run.toml"
     text = CONFIG.format(root=folder / "runs", base=base, iterations=iterations)
