@@ -113,7 +113,8 @@ def test_a_comparison_in_a_browser(root: Path, tmp_path: Path) -> None:
 
 
 def test_compare_for_scripts(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "one", "two", "--json", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
+    with blank_pictures():
+        assert main(["compare", "one", "two", "--json", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert [run["run"] for run in tree["runs"]] == ["one", "two"]
     assert tree["configuration"] == {"train.seed": ["0", "1"]}

@@ -140,8 +140,9 @@ class Flows:
 def flows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
     folder = tmp_path_factory.mktemp("flows")
     with LocalServer(folder / "prefect") as server:
+        flows = Flows(folder, os.environ["PREFECT_API_URL"])  # while the server starts
         server.wait_until_ready()
-        yield Flows(folder, os.environ["PREFECT_API_URL"])
+        yield flows
 
 
 def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
