@@ -28,7 +28,7 @@ def list_loaded(code: str) -> set[str]:
 @pytest.mark.parametrize(
     "module",
     [
-        *("magrpo", "magrpo.config.run", "magrpo.library", "magrpo.interfaces", "pipelines.commands.train"),
+        *("magrpo.config.run", "magrpo.library", "magrpo.interfaces", "pipelines.commands.train"),
         *("magrpo.tracking.mlflow_runs", "magrpo.tracking.model_registry"),
     ],
 )
