@@ -33,6 +33,8 @@ from tests.tiny import tiny_base
 EMBEDDED = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
 NUM_UPDATES = 5
 LR = 1e-3
+Alone = tuple[dict[str, float], dict[str, str]]
+"""Metrics of the last update, and the digests of its files."""
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,14 @@ def update_inline(config: RunConfig, folder: Path, out: Path) -> dict[str, float
     return metrics
 
 
+@pytest.fixture(scope="module")
+def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Of one process with one lane."""
+    out = tmp_path_factory.mktemp("alone")
+    metrics = update_inline(make_config(folder, lanes=1), folder, out)
+    return metrics, digest_checkpoint(out / f"{NUM_UPDATES}")
+
+
 def digest_checkpoint(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -115,12 +125,13 @@ def run_updates(
     return metrics
 
 
-def test_agents_on_two_ranks_are_agents_in_one_process(folder: Path, cluster: Cluster, tmp_path: Path) -> None:
+def test_agents_on_two_ranks_are_agents_in_one_process(
+    folder: Path, cluster: Cluster, alone: Alone, tmp_path: Path
+) -> None:
     config, reported = make_config(folder, lanes=1), list[int]()
-    expected = update_inline(config, folder, tmp_path / "one")
     updates = open_ranks(cluster, config, make_place(2), tmp_path)
-    assert run_updates(updates, folder, tmp_path) == expected
-    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+    assert run_updates(updates, folder, tmp_path) == alone[0]
+    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == alone[1]
     updates.update(folder / "samples-1", tmp_path / "0", tmp_path / "again", reported.append)
     assert digest_checkpoint(tmp_path / "again") == digest_checkpoint(tmp_path / "1")
     assert sum(reported) == len(make_samples(2)) + len(make_samples(3, groups=5))
@@ -264,11 +275,10 @@ def test_a_rank_that_fails_is_named_with_its_own_words(folder: Path, cluster: Cl
     ],
 )
 def test_a_rank_that_dies_or_hangs_in_an_update_is_named(
-    folder: Path, cluster: Cluster, tmp_path: Path, number: signal.Signals, shard: str, words: str
+    folder: Path, cluster: Cluster, alone: Alone, tmp_path: Path, number: signal.Signals, shard: str, words: str
 ) -> None:
     """The update is then taken again by new ranks, with the same result."""
     config, sent = make_config(folder, lanes=1), list[int]()
-    update_inline(config, folder, tmp_path / "one")
     deadline_s = 10.0 if number == signal.SIGSTOP else DEADLINE_S
     updates = open_ranks(cluster, config, make_place(2, shard), tmp_path, deadline_s)
     run_updates(updates, folder, tmp_path, range(1, 2))
@@ -283,5 +293,5 @@ def test_a_rank_that_dies_or_hangs_in_an_update_is_named(
         updates.update(tmp_path / "many", tmp_path / "1", tmp_path / "2", strike)
     assert_all_end(find_actors("Rank"))
     run_updates(updates, folder, tmp_path, range(2, NUM_UPDATES + 1))
-    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == alone[1]
     updates.close()
