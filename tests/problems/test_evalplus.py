@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from magrpo.problems.humaneval import HumanEvalPlus
 from magrpo.problems.mbpp import MbppPlus
 from magrpo.rewards.coding import SoloReward
+from magrpo.sandboxes.pool import Pool
 from magrpo.stages.score import score_texts
 from magrpo.types import Problem
 from tests.problems.test_files import jsonl, mbpp, row
@@ -46,6 +48,14 @@ check(f)
 """
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """A sandbox with the package that the tests of EvalPlus import."""
+    pool = open_pool(workers=1, packages=("numpy",))
+    yield pool
+    pool.close()
+
+
 def check(body: str) -> str:
     return "def check(candidate):\n" + "".join(f"    {line}\n" for line in body.replace("@", "candidate").splitlines())
 
@@ -60,16 +70,11 @@ def first(problems: dict[Any, list[Problem]], task_id: str) -> Problem:
     return next(problem for split in problems.values() for problem in split if problem.task_id == task_id)
 
 
-def passed(problem: Problem, *bodies: str) -> list[tuple[int, int]]:
+def passed(pool: Pool, problem: Problem, *bodies: str) -> list[tuple[int, int]]:
     """Tests passed, those that may be shown and hidden ones, by functions of one argument with these bodies."""
     texts = [f"def {problem.entry_point}(x):\n    {body}\n" for body in bodies]
-    pool = open_pool(workers=1, packages=("numpy",))
-    try:
-        scored, _ = score_texts(
-            [(problem, {"solo": text}) for text in texts], reward=SoloReward(), sandbox=pool, cache={}
-        )
-    finally:
-        pool.close()
+    items = [(problem, {"solo": text}) for text in texts]
+    scored, _ = score_texts(items, reward=SoloReward(), sandbox=pool, cache={})
     for result in scored:
         both = result.reports["program"].cases + result.reports["program_hidden"].cases
         assert result.reward.parts["tests"] == sum(case.status == "pass" for case in both) / len(both)
@@ -77,7 +82,7 @@ def passed(problem: Problem, *bodies: str) -> list[tuple[int, int]]:
     return [(r.reports["program"].tests_passed, r.reports["program_hidden"].tests_passed) for r in scored]
 
 
-def test_mbpp_plus_hides_the_tests_of_evalplus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_mbpp_plus_hides_the_tests_of_evalplus(pool: Pool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = jsonl(tmp_path / "m.jsonl", [mbpp_plus(i) for i in range(4)])
     problem = first(MbppPlus(kind="mbppplus", source=source, test_frac=0.5).load(), "MBPP/0")
     assert "of the public test split of MBPP+" in caplog.text
@@ -85,19 +90,19 @@ def test_mbpp_plus_hides_the_tests_of_evalplus(tmp_path: Path, caplog: pytest.Lo
         "def check(candidate):\n    twice = candidate\n    assert twice(1) == 2\n    assert twice(2) == 4\n"
     )
     only_shown = "return 2 * x if x in (1, 2) else 'other'"
-    assert passed(problem, "return 2 * x", only_shown, "return x[0]") == [(2, 5), (2, 2), (0, 0)]
+    assert passed(pool, problem, "return 2 * x", only_shown, "return x[0]") == [(2, 5), (2, 2), (0, 0)]
     limited = first(MbppPlus(kind="mbppplus", source=source, test_frac=0.5, max_tests=3).load(), "MBPP/0")
-    assert passed(limited, "return 2 * x") == [(2, 3)]
+    assert passed(pool, limited, "return 2 * x") == [(2, 3)]
 
 
-def test_humaneval_plus_shows_the_first_tests(tmp_path: Path) -> None:
+def test_humaneval_plus_shows_the_first_tests(pool: Pool, tmp_path: Path) -> None:
     rows = [row(0, test=TEST + check(LOOP)), row(1, test=TEST + AGAINST_REFERENCE), row(2, test=TEST + check(LOOP))]
     source = jsonl(tmp_path / "h.jsonl", rows)
     problems = HumanEvalPlus(kind="humanevalplus", source=source, test_frac=0.5).load()
-    assert passed(first(problems, "mine/0"), "return 2 * x", "return 2.0 * abs(x)") == [(3, 2), (3, 1)]
-    assert passed(first(problems, "mine/1"), "return 2 * x", "return 2") == [(3, 1), (1, 0)]
+    assert passed(pool, first(problems, "mine/0"), "return 2 * x", "return 2.0 * abs(x)") == [(3, 2), (3, 1)]
+    assert passed(pool, first(problems, "mine/1"), "return 2 * x", "return 2") == [(3, 1), (1, 0)]
     few = HumanEvalPlus(kind="humanevalplus", source=source, test_frac=0.5, max_tests=1).load()
-    assert passed(first(few, "mine/0"), "return 2 * x") == [(3, 1)]
+    assert passed(pool, first(few, "mine/0"), "return 2 * x") == [(3, 1)]
 
 
 @pytest.mark.parametrize(
