@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from magrpo.interfaces import Sandbox
 from magrpo.problems.coopcode import CoopCode
 from magrpo.rewards.coding import SOLO_MAXIMA, SoloReward
-from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import score_texts
 from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
 
@@ -69,16 +69,8 @@ def test_a_failed_sandbox_has_no_price() -> None:
         REWARD.price(PROBLEM, {"solo": "def f(xs):\n    return 1"}, reports)
 
 
-def test_the_canonical_solution_gets_everything_in_the_sandbox() -> None:
+def test_the_canonical_solution_gets_everything_in_the_sandbox(sandbox: Sandbox) -> None:
     problem = CoopCode(kind="coopcode", num_train=3, num_test=3, num_ood=3).load()["train"][0]
-    sandbox = PoolSandbox(kind="pool").open()
-    try:
-        (scored,), _ = score_texts(
-            [(problem, {"solo": problem.prompt + problem.canonical_solution})],
-            reward=REWARD,
-            sandbox=sandbox,
-            cache={},
-        )
-    finally:
-        sandbox.close()
+    texts = {"solo": problem.prompt + problem.canonical_solution}
+    (scored,), _ = score_texts([(problem, texts)], reward=REWARD, sandbox=sandbox, cache={})
     assert scored.reward.parts == SOLO_MAXIMA
