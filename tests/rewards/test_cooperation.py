@@ -10,6 +10,7 @@ import pytest
 
 from magrpo.interfaces import Sandbox
 from magrpo.rewards.coding import CodingReward
+from magrpo.stages.backend import Cache
 from magrpo.stages.score import score_texts
 from magrpo.types import Problem
 
@@ -186,6 +187,8 @@ REBOUND = {
     "by its frame": f"import sys\nsys._getframe().f_globals['aux'] = lambda xs: {WORK} + 1\nreturn aux(xs) - 1",
 }
 """Bodies of ``f`` that put a function of their own in the place of ``aux``. Nothing is left of the bonus."""
+CACHE: Cache = {}
+"""Reports of what ran: with hidden tests the same programs run, and one more for each joint action."""
 
 
 def texts(helper: str, main: str, parameters: str = "xs") -> dict[str, str]:
@@ -198,7 +201,7 @@ def texts(helper: str, main: str, parameters: str = "xs") -> dict[str, str]:
 def cooperation(sandbox: Sandbox, programs: Mapping[str, Mapping[str, str]], problem: Problem) -> dict[str, float]:
     """The part of each program, all of which must pass every test."""
     scored, _ = score_texts(
-        [(problem, program) for program in programs.values()], reward=CodingReward(), sandbox=sandbox, cache={}
+        [(problem, program) for program in programs.values()], reward=CodingReward(), sandbox=sandbox, cache=CACHE
     )
     found = dict(zip(programs, scored, strict=True))
     assert {name: one.reports for name, one in found.items() if one.reward.parts["tests"] < 1} == {}
