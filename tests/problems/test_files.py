@@ -17,8 +17,7 @@ from magrpo.problems.humaneval import CoopHumanEval, HumanEval
 from magrpo.problems.mbpp import Mbpp
 from magrpo.problems.rows import read_rows, split_by_hash
 from magrpo.types import Problem
-
-HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
+from tests.sandbox.test_humaneval import HUMANEVAL
 
 
 def numbered(number: int) -> str:

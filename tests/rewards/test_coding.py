@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import gzip
-import json
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +19,8 @@ from magrpo.rewards.common import make_trusted_test
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
 from tests.rewards.test_program import HOSTILE
+from tests.sandbox.test_humaneval import read_problems
 
-HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
 TEST = """\
 def check(candidate):
     assert candidate([1, 2]) == 6
@@ -372,8 +369,7 @@ def test_what_really_runs(sandbox: Sandbox) -> None:
 
 
 def test_humaneval_canonical_solutions_pass_as_the_main_agents_completion(sandbox: Sandbox) -> None:
-    with gzip.open(HUMANEVAL, "rt") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = read_problems()
     assert len(rows) == 164
     problems = [Problem(*(row[key] for key in ("task_id", "prompt", "entry_point", "test"))) for row in rows]
     bodies = [(problem, "", row["canonical_solution"]) for problem, row in zip(problems, rows, strict=True)]

@@ -96,7 +96,7 @@ def find_corpus(name: str) -> Path:
 def read_humaneval() -> dict[str, Execution]:
     return {
         problem["task_id"]: test_humaneval.execution(problem, problem["prompt"] + problem["canonical_solution"])
-        for problem in test_humaneval.problems()
+        for problem in test_humaneval.read_problems()
     }
 
 

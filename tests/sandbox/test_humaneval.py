@@ -11,11 +11,11 @@ from typing import Any
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution
 
-FILE = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
+HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
 
 
-def problems() -> list[dict[str, Any]]:
-    with gzip.open(FILE, "rt") as lines:
+def read_problems() -> list[dict[str, Any]]:
+    with gzip.open(HUMANEVAL, "rt") as lines:
         return [json.loads(line) for line in lines]
 
 
@@ -33,7 +33,7 @@ def with_last_return_broken(source: str) -> str:
 
 
 def test_canonical_and_broken_solutions(pool: Pool) -> None:
-    given = problems()
+    given = read_problems()
     sources = [problem["prompt"] + problem["canonical_solution"] for problem in given]
     broken = [with_last_return_broken(source) for source in sources]
     reports = pool.run(
@@ -49,7 +49,7 @@ def test_canonical_and_broken_solutions(pool: Pool) -> None:
 
 
 def test_helpers_that_only_the_program_defines_make_the_verdict_forgeable(pool: Pool) -> None:
-    given = {problem["task_id"]: problem for problem in problems()}
+    given = {problem["task_id"]: problem for problem in read_problems()}
     problem = given["HumanEval/38"]
     source = problem["prompt"] + problem["canonical_solution"]
     [report] = pool.run([Execution(source, problem["entry_point"], problem["test"])])
