@@ -10,13 +10,9 @@ from magrpo.interfaces import Sandbox
 from magrpo.plugins import build_plugin
 from magrpo.sandboxes import SandboxError
 from magrpo.types import Execution
+from tests.sandbox.conftest import CHECK, LEVELS, RIGHT
 
-CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
-RIGHT = "def f(n):\n    return n + 1\n"
-OPTIONS = [
-    {"kind": "pool", "level": level, "workers": 2, "test_s": 0.5, "total_s": 1.0}
-    for level in ("namespaces", "namespaces-flat", "landlock")
-]
+OPTIONS = [{"kind": "pool", "level": level, "workers": 2, "test_s": 0.5, "total_s": 1.0} for level in LEVELS]
 
 
 @pytest.fixture(scope="module", params=OPTIONS, ids=lambda options: f"{options['kind']}-{options['level']}")

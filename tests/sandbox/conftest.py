@@ -14,6 +14,9 @@ from magrpo.sandboxes.pool import Pool, PoolSandbox
 from magrpo.sandboxes.worker import Worker
 
 LEVELS = ["namespaces", "namespaces-flat", "landlock"]
+CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
+RIGHT = "def f(n):\n    return n + 1\n"
+"""A program that passes the test ``CHECK`` in full."""
 
 
 def open_pool(**options: object) -> Pool:

@@ -16,10 +16,8 @@ from magrpo.sandboxes.traces import is_self_contained, leaves_no_trace
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution, ExecutionReport
 
-from .conftest import LEVELS, open_pool, wait_until_gone
+from .conftest import CHECK, LEVELS, RIGHT, open_pool, wait_until_gone
 
-CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
-RIGHT = "def f(n):\n    return n + 1\n"
 COUNT = "import math\ndef f(n):\n    math.calls = getattr(math, 'calls', 0) + 1\n    return math.calls\n"
 """Returns how often the process has called it."""
 COUNTS = "def check(candidate):\n    assert candidate(0) == 1\n"

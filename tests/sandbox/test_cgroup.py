@@ -16,8 +16,9 @@ from magrpo.sandboxes.pool import Pool, PoolSandbox
 from magrpo.sandboxes.worker import attribute_kills
 from magrpo.types import Execution
 
+from .conftest import LEVELS
+
 MIB = 1 << 20
-LEVELS = ("namespaces", "namespaces-flat", "landlock")
 
 
 @pytest.fixture

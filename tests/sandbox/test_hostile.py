@@ -12,7 +12,7 @@ from magrpo.sandboxes.pool import MAX_BATCH, Pool, make_batches
 from magrpo.sandboxes.traces import is_self_contained
 from magrpo.types import Execution, ExecutionReport
 
-from .conftest import open_pool
+from .conftest import LEVELS, open_pool
 from .hostile import CORPUS, Hostile
 from .world import SECRET, World
 
@@ -27,7 +27,7 @@ SELF_CONTAINED = replace(HONEST, source="def f(n):\n    return sorted({n: 1, 0: 
 """Shares a process with hostile programs that the rules take for self-contained ones."""
 
 
-@pytest.fixture(scope="module", params=["namespaces", "namespaces-flat", "landlock"])
+@pytest.fixture(scope="module", params=LEVELS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Yield the targets of attacks on a one-worker pool of each isolation level, with a secret in the environment."""
     os.environ["MAGRPO_TEST_SECRET"] = SECRET

@@ -22,7 +22,7 @@ from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution, IsolationLevel
 from tests.processes import assert_all_end
 
-from .conftest import open_pool, use_temporary_folder
+from .conftest import LEVELS, open_pool, use_temporary_folder
 from .hostile import CORPUS
 from .world import World
 
@@ -105,7 +105,7 @@ def test_nothing_falls_through_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
         levels.choose_level(SPEC, "auto")
 
 
-@pytest.mark.parametrize("level", ["namespaces", "namespaces-flat", "landlock"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_the_probe_is_refused(level: str) -> None:
     pool = open_pool(level=level, workers=1)
     assert pool.level == level

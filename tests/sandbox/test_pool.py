@@ -30,16 +30,14 @@ from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution
 from tests.processes import assert_all_end
 
-from .conftest import open_pool, wait_until_gone
+from .conftest import CHECK, RIGHT, open_pool, wait_until_gone
 from .honest import PROGRAMS
 from .hostile import CORPUS
 from .world import UID
 
-CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
-
 
 def right(number: int = 0) -> Execution:
-    return Execution(f"def f(n):\n    return n + 1\n# {number}\n", "f", CHECK)
+    return Execution(f"{RIGHT}# {number}\n", "f", CHECK)
 
 
 def the_worker(pool: Pool) -> Worker:
