@@ -203,7 +203,7 @@ def f(n):
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def strongest() -> Iterator[Pool]:
     pool = open_pool(workers=1, test_s=8, total_s=8)
     assert pool.level == "namespaces"
