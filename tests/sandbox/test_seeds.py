@@ -54,8 +54,8 @@ def test_a_seed_set_by_the_test_reaches_the_program(numpy_pool: Pool) -> None:
     assert [report.status for report in reports] == ["pass", "pass"], [report.cases for report in reports]
 
 
-def test_children_draw_numbers_of_their_own() -> None:
-    pool = open_pool(level="namespaces", workers=1, packages=["numpy"])
+@pytest.mark.parametrize("numpy_pool", ["namespaces"], indirect=True)
+def test_children_draw_numbers_of_their_own(numpy_pool: Pool) -> None:
     source = """
 import numpy as np
 from multiprocessing import Pool
@@ -67,8 +67,7 @@ def f():
     with Pool(2) as pool:
         return len({*pool.map(draw, range(2), chunksize=1), draw(0)})
 """
-    [report] = pool.run([Execution(source, "f", "assert f() == 3")])
-    pool.close()
+    [report] = numpy_pool.run([Execution(source, "f", "assert f() == 3")])
     assert report.status == "pass", report.cases
 
 
