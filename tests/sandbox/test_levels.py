@@ -36,8 +36,10 @@ with levels._stop_process() as stopped:
 """
 
 
-def test_auto_takes_the_strongest() -> None:
-    assert levels.choose_level(SPEC, "auto").level == "namespaces"
+def test_auto_takes_the_strongest_and_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert levels.choose_level(SPEC, "auto").level == "namespaces"
+    assert [record.message for record in caplog.records] == ["sandbox level: namespaces"]
 
 
 def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
@@ -236,9 +238,3 @@ def test_a_kernel_that_cannot_ask_about_threads_is_refused(monkeypatch: pytest.M
 
 def test_small_limits_of_programs_do_not_weaken_the_level() -> None:
     assert PoolSandbox(memory_mib=64, processes=1, test_s=0.01).probe() == IsolationLevel("namespaces", {})
-
-
-def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        levels.choose_level(SPEC, "auto")
-    assert [record.message for record in caplog.records] == ["sandbox level: namespaces"]
