@@ -178,7 +178,7 @@ def behaviour(composition: Composition) -> str:
 def test_no_held_out_problem_is_one_that_was_trained_on_in_another_order(splits: Splits, seen: Splits) -> None:
     """Neither one to train on nor one that the embedded base saw, whose recipe's problems are the first 6144."""
     assert WarmStartConfig().num_problems == 6144
-    assert {problem.task_id for problem in splits["train"]} <= {problem.task_id for problem in seen["train"]}
+    assert {problem.task_id for problem in splits["train"]} < {problem.task_id for problem in seen["train"]}
     known = {behaviour(parse_composition(problem)) for problem in seen["train"]}
     again = Composition(
         (parse_operation("squares"), parse_operation("skip:4"))
@@ -207,13 +207,7 @@ def test_test_varies_constants_and_ood_varies_compositions(splits: Splits) -> No
         assert any(pair not in pairs for pair in itertools.pairwise(family.split()))
 
 
-def test_splits_stay_disjoint_whatever_their_sizes(splits: Splits, seen: Splits) -> None:
-    trained = {problem.task_id for problem in seen["train"]}
-    assert trained > {problem.task_id for problem in splits["train"]}
-    assert not trained & {problem.task_id for split in ("test", "ood") for problem in splits[split]}
-
-
-def test_loading_is_deterministic_across_processes(splits: Splits) -> None:
+def test_loading_is_deterministic_across_processes() -> None:
     code = (
         "import hashlib; from magrpo.problems.coopcode import CoopCode;"
         "print(hashlib.sha256(repr(CoopCode(kind='coopcode', num_train=30).load()).encode()).hexdigest())"
