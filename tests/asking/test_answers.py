@@ -13,10 +13,10 @@ from magrpo.asking.answers import INCOMPLETE, NO_TESTS, SANDBOX_FAILED, Answer, 
 from magrpo.asking.problems import load_asked_problems, write_problem
 from magrpo.asking.teams import AskedTeam, find_asked_team
 from magrpo.plugins import ConfigError
+from magrpo.run.store import RunStore
 from magrpo.types import PENDING, Observation, PastTurn, Problem
 from tests.asking.runs import CONFIGS, SMALL, make_run
 from tests.fakes import LengthEnv, ScriptedSandbox
-from tests.pipelines.micro import write_config
 
 SCRIPTED = 'sandbox={kind = "tests.plugins:Sandbox"}'
 
@@ -108,22 +108,26 @@ class SilentService(LengthEnv):
         raise ConnectionError("http://127.0.0.1:1: it does not answer; start the server")
 
 
-def test_a_service_that_does_not_answer_is_the_users_to_mend(tmp_path: Path) -> None:
-    with open_team(tmp_path, write_config(tmp_path), untrained=False) as (_, agents):
-        silent = replace(agents, trained=replace(agents.trained, env=SilentService()))
-        with pytest.raises(ConfigError, match="it does not answer; start the server"):
-            last(silent, Problem("t", "p", "f", "t"))
+@pytest.fixture(scope="module")
+def scripted(run: RunStore) -> Iterator[AskedAgents]:
+    """The agents of a run whose problems, environment and reward are scripted."""
+    asked = find_asked_team(run.run_id, run.path.parent)
+    with open_asked_agents(asked, with_untrained=False) as agents:
+        yield agents
 
 
-def test_a_failed_sandbox_measures_nothing(tmp_path: Path) -> None:
-    with open_team(tmp_path, write_config(tmp_path), untrained=False) as (_, agents):
-        failed = replace(agents, sandbox=ScriptedSandbox(lambda _: "infra_error"))
-        answer = last(failed, Problem("t", "p", "f", "t"))
-        assert answer.unmeasured == SANDBOX_FAILED
+def test_a_service_that_does_not_answer_is_the_users_to_mend(scripted: AskedAgents) -> None:
+    silent = replace(scripted, trained=replace(scripted.trained, env=SilentService()))
+    with pytest.raises(ConfigError, match="it does not answer; start the server"):
+        last(silent, Problem("t", "p", "f", "t"))
 
 
-def test_a_checkpoint_before_training_has_no_other_untrained_agents(tmp_path: Path) -> None:
-    run = make_run(write_config(tmp_path), tmp_path / "runs")
-    asked = find_asked_team(run.run_id, tmp_path / "runs", checkpoint=0)
+def test_a_failed_sandbox_measures_nothing(scripted: AskedAgents) -> None:
+    failed = replace(scripted, sandbox=ScriptedSandbox(lambda _: "infra_error"))
+    assert last(failed, Problem("t", "p", "f", "t")).unmeasured == SANDBOX_FAILED
+
+
+def test_a_checkpoint_before_training_has_no_other_untrained_agents(run: RunStore) -> None:
+    asked = find_asked_team(run.run_id, run.path.parent, checkpoint=0)
     with open_asked_agents(asked) as agents:
         assert agents.untrained is None

@@ -13,14 +13,6 @@ from magrpo.asking.teams import UNTRAINED, find_asked_team
 from magrpo.plugins import ConfigError
 from magrpo.run.store import RunStore
 from magrpo.tracking.model_registry import ModelRegistry
-from tests.asking.runs import make_run
-from tests.pipelines.micro import write_config
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
-    folder = tmp_path_factory.mktemp("teams")
-    return make_run(write_config(folder), folder / "runs")
 
 
 def weights(run: RunStore, iteration: int) -> dict[str, Path]:
