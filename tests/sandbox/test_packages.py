@@ -17,6 +17,7 @@ from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
 
 from .conftest import LEVELS, open_pool, use_temporary_folder
+from .honest import NUMPY
 
 CHECK = "assert f(4) == 6\nassert f(5) == 10\n"
 USUAL = {
@@ -73,8 +74,9 @@ def refuse(*packages: str, **options: object) -> str:
 @pytest.mark.parametrize("level", LEVELS)
 def test_usual_packages_under_the_names_that_people_write(level: str) -> None:
     usual = open_pool(level=level, workers=1, packages=list(USUAL))
-    reports = usual.run([Execution(source, "f", CHECK) for source in USUAL.values()])
+    *reports, for_test = usual.run([*(Execution(source, "f", CHECK) for source in USUAL.values()), NUMPY])
     usual.close()
+    assert [case.status for case in for_test.cases] == ["pass", "pass"], "tests may import packages, too"
     failed = {name: report.cases for name, report in zip(USUAL, reports, strict=True) if report.status != "pass"}
     assert not failed
 
