@@ -1,4 +1,4 @@
-"""One pool for each isolation level that the machine offers, shared by the tests of a module."""
+"""Pools at the isolation levels that the machine offers, shared by the tests of a module, and a program to run."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def wait_until_gone(worker: Worker) -> None:
 def use_temporary_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Let this process make its temporary files in ``folder``."""
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def pool_of_level(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """Each level, one worker, default limits."""
+    pool = open_pool(level=request.param, workers=1)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from magrpo.sandboxes.jail.candidate_process import CandidateProcess
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution, ExecutionReport
 
-from .conftest import LEVELS, open_pool
+from .conftest import open_pool
 
 ATTEMPTS = """
 import ctypes, fcntl, json, mmap, os, resource, signal, socket, threading
@@ -75,32 +75,25 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module", params=LEVELS)
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    pool = open_pool(level=request.param, workers=1)
-    yield pool
-    pool.close()
-
-
 def run(pool: Pool, source: str, test: str) -> ExecutionReport:
     [report] = pool.run([Execution(source, "f", test)])
     return report
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_calls_that_reach_others_are_refused(pool: Pool, name: str) -> None:
-    [case] = run(pool, ATTEMPTS, f"value = f({name!r})\nassert value == {REFUSED[name]}, value").cases
+def test_calls_that_reach_others_are_refused(pool_of_level: Pool, name: str) -> None:
+    [case] = run(pool_of_level, ATTEMPTS, f"value = f({name!r})\nassert value == {REFUSED[name]}, value").cases
     assert case.status == "pass", case
 
 
 @pytest.mark.parametrize("name", ["huge pages", "pages moved out", "shared memory", "ignored children"])
-def test_what_measurements_would_miss_is_refused(pool: Pool, name: str) -> None:
+def test_what_measurements_would_miss_is_refused(pool_of_level: Pool, name: str) -> None:
     """Where a program has one process, its address space is limited; machines without huge pages lack the memory."""
-    refusals = (errno.EPERM,) if pool.level == "namespaces" else (0, errno.ENOMEM)
-    assert run(pool, ATTEMPTS, f"assert f({name!r}) in {refusals}").status == "pass"
+    refusals = (errno.EPERM,) if pool_of_level.level == "namespaces" else (0, errno.ENOMEM)
+    assert run(pool_of_level, ATTEMPTS, f"assert f({name!r}) in {refusals}").status == "pass"
 
 
-def test_threads_are_limited(pool: Pool) -> None:
+def test_threads_are_limited(pool_of_level: Pool) -> None:
     """A program may have as many as guaranteed, and not many more; the next one has them all."""
     source = """
 import threading
@@ -116,13 +109,13 @@ def f(wanted):
         return len(threads)
     return wanted
 """
-    limit = pool.spec.limits.processes
+    limit = pool_of_level.spec.limits.processes
     for _ in range(3):
-        assert run(pool, source, f"assert f(3000) <= {2 * limit}").status == "pass"
-        assert run(pool, source, f"assert f({limit - 1}) == {limit - 1}").status == "pass"
+        assert run(pool_of_level, source, f"assert f(3000) <= {2 * limit}").status == "pass"
+        assert run(pool_of_level, source, f"assert f({limit - 1}) == {limit - 1}").status == "pass"
 
 
-def test_threads_that_ask_for_threads_at_once_are_limited(pool: Pool) -> None:
+def test_threads_that_ask_for_threads_at_once_are_limited(pool_of_level: Pool) -> None:
     """Each may be told yes before another's thread shows: at most twice the limit, never more."""
     source = """
 import ctypes, threading
@@ -144,12 +137,12 @@ def f(n):
         breeder.join()
     return sum(made)
 """
-    limit = pool.spec.limits.processes
-    report = run(pool, source, f"made = f(1)\nassert 0 < made <= {4 * limit}, made")
+    limit = pool_of_level.spec.limits.processes
+    report = run(pool_of_level, source, f"made = f(1)\nassert 0 < made <= {4 * limit}, made")
     assert report.status == "pass", report
 
 
-def test_a_program_that_asks_for_threads_all_the_time_is_ended(pool: Pool) -> None:
+def test_a_program_that_asks_for_threads_all_the_time_is_ended(pool_of_level: Pool) -> None:
     """Requests of the tester come before those of the candidate."""
     source = """
 import ctypes, threading
@@ -171,9 +164,9 @@ def f(n):
     while True:
         pass
 """
-    worker = next(iter(pool.alive))
-    assert run(pool, source, "assert f(2) == 1").status == "timeout"
-    assert next(iter(pool.alive)) is worker
+    worker = next(iter(pool_of_level.alive))
+    assert run(pool_of_level, source, "assert f(2) == 1").status == "timeout"
+    assert next(iter(pool_of_level.alive)) is worker
 
 
 def test_standard_streams_belong_to_the_program() -> None:

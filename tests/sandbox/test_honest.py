@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution
 
-from .conftest import LEVELS, open_pool
 from .honest import NEEDS_NAMESPACES, NUMPY, PROGRAMS
 
 
-@pytest.fixture(scope="module", params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    pool = open_pool(level=request.param, workers=1)
-    yield pool
-    pool.close()
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_passes_in_full(level: Pool, name: str) -> None:
+def test_passes_in_full(pool_of_level: Pool, name: str) -> None:
     source, test = PROGRAMS[name]
-    [report] = level.run([Execution(source, "f", test)])
+    [report] = pool_of_level.run([Execution(source, "f", test)])
     assert report.status == "pass", report.cases
     assert not report.forgeable
 
