@@ -1,11 +1,11 @@
-"""Lineups without weights, which are opened once."""
+"""Lineups without weights, which are opened once, and a fake model."""
 
 from __future__ import annotations
 
 import pytest
 
 from magrpo.model.lineup import Lineup
-from tests.gateway.playing import HERMES_TEMPLATE, make_lineup
+from tests.gateway.playing import HERMES_TEMPLATE, FakeModel, make_lineup
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +18,8 @@ def lineup(tmp_path_factory: pytest.TempPathFactory) -> Lineup:
 def hermes(tmp_path_factory: pytest.TempPathFactory) -> Lineup:
     """Its chat template has tools, in the Hermes form."""
     return make_lineup(tmp_path_factory.mktemp("hermes"), HERMES_TEMPLATE)
+
+
+@pytest.fixture
+def model(lineup: Lineup) -> FakeModel:
+    return FakeModel(lineup)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "pipelines" / "examples"
 Reply = Callable[[str, str], str]
 """Takes the name of an agent and the last message; returns its answer."""
 

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from magrpo.gateway.agents import Agents, GatewayRefused
-from magrpo.model.lineup import Lineup
 from tests.gateway.playing import AGENTS, FakeModel, OpenGateway, open_gateway
 
 
 @pytest.fixture
-def gateway(lineup: Lineup) -> Iterator[OpenGateway]:
-    with open_gateway(FakeModel(lineup)) as opened:
+def gateway(model: FakeModel) -> Iterator[OpenGateway]:
+    with open_gateway(model) as opened:
         yield opened
 
 

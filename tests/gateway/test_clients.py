@@ -11,7 +11,7 @@ import pytest
 from magrpo.run.files import read_evaluation, read_groups
 from magrpo.run.store import RunStore
 from pipelines.cli import main
-from tests.gateway.stand_in import make_environment
+from tests.gateway.stand_in import EXAMPLES, make_environment
 
 SHORT = (
     "train.num_iterations=5",
@@ -25,7 +25,6 @@ SHORT = (
     "env.concurrency=8",
 )
 """Learns as much as can be seen on few problems, because a command starts a Python for each episode."""
-EXAMPLES = Path(__file__).parents[2] / "pipelines" / "examples"
 Tokens = Mapping[tuple[str, str], list[tuple[int, ...]]]
 
 

@@ -21,12 +21,10 @@ from magrpo.run.store import RunStore
 from magrpo.types import Episode
 from pipelines.cli import main
 from pipelines.examples.numbered_tasks import NumberedTasks
-from tests.gateway.stand_in import make_environment, serve_replies
+from tests.gateway.stand_in import EXAMPLES, ROOT, make_environment, serve_replies
 from tests.servers import answers
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-EXAMPLES = ROOT / "pipelines" / "examples"
 SHORT = (
     "problems.kind=pipelines.examples.numbered_tasks:NumberedTasks",
     "problems.num_train=4",

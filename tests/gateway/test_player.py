@@ -259,11 +259,6 @@ def player(request: pytest.FixtureRequest, folder: Path, lineup: Lineup) -> Iter
     player.close()
 
 
-@pytest.fixture
-def model(lineup: Lineup) -> FakeModel:
-    return FakeModel(lineup)
-
-
 FindProcess = Callable[[], psutil.Process]
 
 

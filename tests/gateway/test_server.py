@@ -27,11 +27,6 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-def model(lineup: Lineup) -> FakeModel:
-    return FakeModel(lineup)
-
-
-@pytest.fixture
 def gateway(model: FakeModel) -> Iterator[OpenGateway]:
     with open_gateway(model, models={"gpt-4o": "coder"}) as opened:
         yield opened

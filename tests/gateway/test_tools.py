@@ -16,6 +16,7 @@ from magrpo.model.lineup import Lineup
 from magrpo.plugins import ConfigError
 from magrpo.types import Episode, SamplingParams
 from tests.gateway.playing import FakeModel, OpenGateway, make_lineup, open_gateway, open_lineup
+from tests.gateway.stand_in import EXAMPLES
 
 ADD: Any = {
     "type": "function",
@@ -25,7 +26,6 @@ ADD: Any = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     },
 }
-EXAMPLES = Path(__file__).parents[2] / "pipelines" / "examples"
 ASKED: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
 
 
