@@ -602,11 +602,9 @@ def test_an_address_is_unknown_after_its_batch(player: EpisodePlayer, model: Fak
     [
         ("nowhere:solve", "No module named 'nowhere'"),
         ("acting:nothing", "has no attribute 'nothing'"),
-        ("broken:solve", "SyntaxError"),
     ],
 )
 def test_programs_that_cannot_be_imported(folder: Path, model: FakeModel, run: str, message: str) -> None:
-    (folder / "broken.py").write_text("def solve(:")
     player = open_player(model.lineup, run=run)
     for _ in range(2):  # a second attempt is no worse
         with pytest.raises(PluginFailed, match=f"(?s)env.run = '{run}' cannot be started:.*{message}"):
