@@ -27,6 +27,12 @@ def open_pool(**options: object) -> Pool:
         pytest.skip(str(error))
 
 
+def the_worker(pool: Pool) -> Worker:
+    """The only worker of a pool of one."""
+    [worker] = pool.alive
+    return worker
+
+
 def wait_until_gone(worker: Worker) -> None:
     """A kill is carried out when the scheduler gets to it: on a busy machine the jail may still do a job or two."""
     if worker.inside is not None:

@@ -12,11 +12,11 @@ import pytest
 
 from magrpo.sandboxes import cgroup, worker
 from magrpo.sandboxes.cgroup import MemoryCgroup, make_cgroup
-from magrpo.sandboxes.pool import Pool, PoolSandbox
+from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.sandboxes.worker import attribute_kills
 from magrpo.types import Execution
 
-from .conftest import LEVELS
+from .conftest import LEVELS, the_worker
 
 MIB = 1 << 20
 
@@ -62,9 +62,9 @@ def test_a_program_killed_by_the_kernel_has_used_too_much_memory(level: str) -> 
     try:
         greedy = Execution("def f(): return len(b'x' * (400 << 20))", "f", "assert f() == 1")
         honest = Execution("def f(): return 1", "f", "assert f() == 1")
-        first = only_worker(pool)
+        first = the_worker(pool)
         assert [report.status for report in pool.run([greedy, honest])] == ["memory", "pass"]
-        assert only_worker(pool) is first
+        assert the_worker(pool) is first
         folder = first.cgroup.folder if first.cgroup else Path()
         assert folder.name.startswith("magrpo-jail-")
     finally:
@@ -86,16 +86,11 @@ def test_a_program_that_waits_for_what_the_kernel_has_killed_has_used_too_much_m
         pool.close()
 
 
-def only_worker(pool: Pool) -> worker.Worker:
-    (found,) = pool.alive
-    return found
-
-
 def test_jails_start_where_none_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "_find_parent", lambda: None)
     pool = PoolSandbox(level="landlock", workers=1).open()
     try:
-        assert only_worker(pool).cgroup is None
+        assert the_worker(pool).cgroup is None
         assert pool.run([Execution("def f(): return 1", "f", "assert f() == 1")])[0].status == "pass"
     finally:
         pool.close()

@@ -13,7 +13,7 @@ from magrpo.sandboxes.jail.candidate_process import CandidateProcess
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution, ExecutionReport
 
-from .conftest import open_pool
+from .conftest import open_pool, the_worker
 
 ATTEMPTS = """
 import ctypes, fcntl, json, mmap, os, resource, signal, socket, threading
@@ -164,9 +164,9 @@ def f(n):
     while True:
         pass
 """
-    worker = next(iter(pool_of_level.alive))
+    worker = the_worker(pool_of_level)
     assert run(pool_of_level, source, "assert f(2) == 1").status == "timeout"
-    assert next(iter(pool_of_level.alive)) is worker
+    assert the_worker(pool_of_level) is worker
 
 
 def test_standard_streams_belong_to_the_program() -> None:

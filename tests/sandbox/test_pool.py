@@ -30,7 +30,7 @@ from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution
 from tests.processes import assert_all_end
 
-from .conftest import CHECK, RIGHT, open_pool, wait_until_gone
+from .conftest import CHECK, RIGHT, open_pool, the_worker, wait_until_gone
 from .honest import PROGRAMS
 from .hostile import CORPUS
 from .world import UID
@@ -38,11 +38,6 @@ from .world import UID
 
 def right(number: int = 0) -> Execution:
     return Execution(f"{RIGHT}# {number}\n", "f", CHECK)
-
-
-def the_worker(pool: Pool) -> Worker:
-    [worker] = pool.alive
-    return worker
 
 
 @pytest.fixture
