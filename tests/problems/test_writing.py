@@ -1,28 +1,22 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from datasets import Dataset
 
 from magrpo.envs.writing import WritingEnv
 from magrpo.problems.writing import Arxiv, Tldr
+from tests.problems.test_files import jsonl
 
 POST = "SUBREDDIT: r/garden\n\nTITLE: Slugs\n\nPOST: They ate my beans. TITLE: no, that is part of it.{}\n\nTL;DR:"
 LONG = "We study how slugs find beans in a garden of average size and show that they do."
 
 
-def jsonl(path: Path, *rows: dict[str, Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def test_a_post_is_taken_apart_into_title_and_text(tmp_path: Path) -> None:
     rows = [{"prompt": POST.format(f" Day {i}."), "completion": " Slugs."} for i in range(5)]
     rows.append({"prompt": POST.format("  Day 0.")})  # the same again, but for white space
-    splits = Tldr(kind="tldr", source=jsonl(tmp_path / "posts.jsonl", *rows), test_frac=0.4).load()
+    splits = Tldr(kind="tldr", source=jsonl(tmp_path / "posts.jsonl", rows), test_frac=0.4).load()
     assert {split: len(problems) for split, problems in splits.items()} == {"train": 3, "test": 2}
     problem = next(p for problems in splits.values() for p in problems if "Day 0" in p.prompt)
     assert problem.prompt == "Slugs\n\nThey ate my beans. TITLE: no, that is part of it. Day 0."
@@ -47,7 +41,7 @@ def test_texts_of_other_forms_stay_as_they_are(text: str, kept: str) -> None:
 def test_abstracts_have_limits_of_number_and_length(tmp_path: Path) -> None:
     rows = [{"task_id": f"mine/{i}", "abstract": f"{LONG} {i}"} for i in range(10)]
     rows += [{"abstract": "Too short."}, {"abstract": LONG * 40}]
-    source = jsonl(tmp_path / "abstracts.jsonl", *rows)
+    source = jsonl(tmp_path / "abstracts.jsonl", rows)
     splits = Arxiv(kind="arxiv", source=source, test_frac=0.3, num_train=4, num_test=2).load()
     assert {split: len(problems) for split, problems in splits.items()} == {"train": 4, "test": 2}
     assert all(p.task_id.startswith("mine/") for problems in splits.values() for p in problems)
@@ -67,7 +61,7 @@ def test_embedded_abstracts_need_no_file_and_no_hub() -> None:
 
 
 def test_a_row_without_a_text_is_named(tmp_path: Path) -> None:
-    source = jsonl(tmp_path / "a.jsonl", {"abstract": LONG}, {"title": "x"})
+    source = jsonl(tmp_path / "a.jsonl", [{"abstract": LONG}, {"title": "x"}])
     with pytest.raises(ValueError, match=r"a\.jsonl:2: has no field 'abstract_text' or 'abstract' or 'text'; its fiel"):
         Arxiv(kind="arxiv", source=source).load()
 
