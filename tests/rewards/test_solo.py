@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from magrpo.interfaces import Sandbox
-from magrpo.problems.coopcode import CoopCode
+from magrpo.problems.coopcode import make_problem
+from magrpo.problems.operations import Composition, parse_operation
 from magrpo.rewards.coding import SOLO_MAXIMA, SoloReward
 from magrpo.stages.score import score_texts
 from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
@@ -70,7 +71,8 @@ def test_a_failed_sandbox_has_no_price() -> None:
 
 
 def test_the_canonical_solution_gets_everything_in_the_sandbox(sandbox: Sandbox) -> None:
-    problem = CoopCode(kind="coopcode", num_train=3, num_test=3, num_ood=3).load()["train"][0]
+    problem = make_problem(Composition((parse_operation("above:3"), parse_operation("total"))), "train")
+    assert problem is not None
     texts = {"solo": problem.prompt + problem.canonical_solution}
     (scored,), _ = score_texts([(problem, texts)], reward=REWARD, sandbox=sandbox, cache={})
     assert scored.reward.parts == SOLO_MAXIMA
