@@ -7,6 +7,7 @@ import pytest
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution
 
+from . import corpora
 from .conftest import LEVELS, open_pool
 from .corpora import CORPORA, Missing, passes_plainly, select_passing, write_doctests
 
@@ -89,7 +90,8 @@ def no_example():
     assert not list(write_doctests("import numpy\n" + source))
 
 
-def test_plain_execution_tells_right_from_wrong() -> None:
+def test_plain_execution_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora, "CPU_S", 1)
     check = "def check(candidate):\n    assert candidate(2) == 4\n"
     assert passes_plainly(Execution("def f(n):\n    return n * n\n", "f", check))
     assert not passes_plainly(Execution("def f(n):\n    return n\n", "f", check))
