@@ -47,15 +47,13 @@ def single() -> Iterator[Pool]:
     pool.close()
 
 
-def test_workers_are_recycled() -> None:
-    pool = open_pool(workers=1)
-    pool.recycle_after = 2
+def test_workers_are_recycled(single: Pool) -> None:
+    single.recycle_after = 2
     workers = set()
     for k in range(6):
-        [report] = pool.run([right(k)])
+        [report] = single.run([right(k)])
         assert report.status == "pass"
-        workers.add(the_worker(pool).process.pid)
-    pool.close()
+        workers.add(the_worker(single).process.pid)
     assert len(workers) == 3
 
 
