@@ -81,6 +81,10 @@ PROGRAMS: dict[str, tuple[str, str]] = {
         "        assert True\n",
     ),
     "random": ("import random\ndef f(n):\n    return random.randint(n, n) ** 2\n", _SIMPLE),
+    "sees_the_functions_of_random_itself": (
+        "import random\ndef f():\n    return random.seed.__func__ is random.Random.seed\n",
+        "assert f()\n",
+    ),
     "many_imports": (
         "import heapq, bisect, itertools, math, re, string, collections, decimal, fractions, datetime, json, hashlib\n"
         "def f(n):\n    return int(fractions.Fraction(n) * decimal.Decimal(n).__int__())\n",

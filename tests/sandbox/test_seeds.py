@@ -69,9 +69,3 @@ def f():
 """
     [report] = numpy_pool.run([Execution(source, "f", "assert f() == 3")])
     assert report.status == "pass", report.cases
-
-
-def test_programs_see_the_functions_of_the_module_itself(pool: Pool) -> None:
-    source = "import random\ndef f():\n    return random.seed.__func__ is random.Random.seed\n"
-    [report] = pool.run([Execution(source, "f", "assert f()")])
-    assert report.status == "pass", report.cases
