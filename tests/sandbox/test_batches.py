@@ -43,6 +43,10 @@ MISCHIEF = {
 }
 HARMLESS = {"holds much memory", "changes what it is given", "overflows the stack when destroyed"}
 """Mischief that passes where it has a process for itself."""
+EXECUTIONS = [
+    Execution(f"{source}# {name}\n", "f", CHECK) for name, mischief in MISCHIEF.items() for source in (mischief, RIGHT)
+]
+"""All of the mischief, each followed by a program that is right."""
 EVEN_RANDOM = "import random\ndef check(candidate):\n    n = random.random()\n    assert candidate(n) == n + 1, n\n"
 
 
@@ -53,17 +57,22 @@ def level_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     pool.close()
 
 
+@pytest.fixture(scope="module")
+def alone(level_pool: Pool) -> list[ExecutionReport]:
+    """The reports on ``EXECUTIONS``, each of which ran by itself."""
+    return [level_pool.run([execution])[0] for execution in EXECUTIONS]
+
+
 def describe(report: ExecutionReport) -> tuple[object, ...]:
     """All of a report that does not depend on time."""
     return report.status, [case.status for case in report.cases], report.compiles, report.forgeable
 
 
-def test_programs_in_one_batch_have_the_verdicts_of_programs_alone(level_pool: Pool) -> None:
-    sources = [source for mischief in MISCHIEF.values() for source in (mischief, RIGHT)]
-    executions = [Execution(f"{source}# {k}\n", "f", CHECK) for k, source in enumerate(sources)]
-    [batch] = make_batches(executions, len(executions))
-    assert batch == executions
-    alone = [level_pool.run([execution])[0] for execution in executions]
+def test_programs_in_one_batch_have_the_verdicts_of_programs_alone(
+    level_pool: Pool, alone: list[ExecutionReport]
+) -> None:
+    [batch] = make_batches(EXECUTIONS, len(EXECUTIONS))
+    assert batch == EXECUTIONS
     assert [report.status for report in alone[1::2]] == ["pass"] * len(MISCHIEF)
     passed = {name for name, report in zip(MISCHIEF, alone[::2], strict=True) if report.status == "pass"}
     assert passed >= HARMLESS
@@ -106,12 +115,14 @@ def test_self_contained_programs_share_a_process_unless_one_has_used_much(level_
 
 
 @pytest.mark.parametrize("mischief", MISCHIEF)
-def test_a_variant_that_leaves_a_trace_has_the_process_for_itself(level_pool: Pool, mischief: str) -> None:
+def test_a_variant_that_leaves_a_trace_has_the_process_for_itself(
+    level_pool: Pool, alone: list[ExecutionReport], mischief: str
+) -> None:
     sources = [RIGHT, MISCHIEF[mischief], RIGHT + "\n", MISCHIEF[mischief] + "\n", RIGHT + "\n\n"]
     variants = [Execution(source, "f", CHECK, variant_of=RIGHT) for source in sources]
     first, bad, second, _, third = level_pool.run_batch(variants)
     assert [report.status for report in (first, second, third)] == ["pass"] * 3
-    assert describe(bad) == describe(level_pool.run([replace(variants[1], variant_of="")])[0])
+    assert describe(bad) == describe(alone[2 * list(MISCHIEF).index(mischief)])
 
 
 def test_each_test_of_a_batch_draws_the_same_random_numbers(level_pool: Pool) -> None:
