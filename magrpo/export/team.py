@@ -59,7 +59,7 @@ class TrainedTeam:
     def report(self) -> RunReport:
         """The evaluations in the form that reports use."""
         reports = [read_evaluation(self.store.folder(pointer)) for pointer in self.evaluations.values()]
-        return RunReport(self.store.run_id, self.store, self.config, reports)
+        return RunReport(self.store, self.config, reports)
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:

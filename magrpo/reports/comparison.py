@@ -64,10 +64,10 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
     common problem are not comparable. Runs whose training cost different numbers of tokens are judged at an equal
     number, if both have an evaluation there; otherwise there are figures but no verdict.
     """
-    labels, quantity = (second.label, first.label), "return"
+    labels, quantity = (second.run_id, first.run_id), "return"
     if not share_problems(first, second):
         kinds = f"{second.config.problems.kind} and {first.config.problems.kind}"
-        return _refuse(*labels, f"{second.label} and {first.label} were evaluated on different problems ({kinds}).")
+        return _refuse(*labels, f"{second.run_id} and {first.run_id} were evaluated on different problems ({kinds}).")
     if not score_alike(first, second):
         quantity = "pass_at_1"
         if any(quantity not in run.last.summary[HEADLINE] for run in (first, second)):
@@ -84,13 +84,13 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
     budgets = _describe_budgets(second, first)
     iterations = reports[0].policy_version, reports[1].policy_version
     if matched is None:
-        sentence = f"{second.label} trained {budgets}, so neither is called better: at their ends {figures_text}."
+        sentence = f"{second.run_id} trained {budgets}, so neither is called better: at their ends {figures_text}."
         return RunComparison(*labels, "unequal budgets", sentence, _EQUAL_TOKENS, quantity, value, iterations)
     num_problems = min(len(run.means[-1][HEADLINE][quantity]) for run in (first, second))
     word = judge_gain(value, num_problems)
     seeds = "The interval covers other problems, not other seeds of the training: magrpo study does."
     advice = seeds if word != "no reliable change" else f"{seeds} More problems or samples narrow it."
-    where = "" if matched == _AT_THE_ENDS else _describe_match(second.label, iterations, budgets)
+    where = "" if matched == _AT_THE_ENDS else _describe_match(second.run_id, iterations, budgets)
     sentence = f"{_describe_relation(*labels, word)}{where}: {figures_text}."
     return RunComparison(*labels, word, sentence, advice, quantity, value, iterations)
 

@@ -27,7 +27,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
     """Yield the sections after the curves: configuration and one table, then, folded, differences to the first run."""
     keys = figures.sort_summary_keys(shared_keys([run.last.summary for run in runs]))
     yield PageSection(_run_table(runs, HEADLINE))
-    labels = [run.label for run in runs]
+    labels = [run.run_id for run in runs]
     rows = [(key, *values) for key, values in list_differences(runs).items()]
     note = "" if rows else "None: the configurations are equal."
     title = "Configuration, where it differs"
@@ -58,7 +58,7 @@ def summary_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
         gain = figures.UNDEFINED if verdict.gain is None else figures.format_difference(verdict.gain)
         tokens = f"{run.budgets[-1].tokens:,}"
         cells = (figures.format_interval("return", verdict.after), gain)
-        rows.append((run.label, *(cell.replace(" [", "\n[") for cell in cells), tokens))
+        rows.append((run.run_id, *(cell.replace(" [", "\n[") for cell in cells), tokens))
     note = "Held-out return in percent of the maximum and its gain in training, with 95 % intervals over problems."
     return ReportTable("Runs", ("", "return", "gain", "tokens"), rows, note)
 
@@ -68,7 +68,7 @@ def _return_differences(first: EvaluatedRun, others: Sequence[EvaluatedRun], key
     for key in keys:
         for run in others:
             value, pairing = compare_means(first, run, key, "return")
-            labels = f"{run.label} \u2212 {first.label}"
+            labels = f"{run.run_id} \u2212 {first.run_id}"
             rows.append((figures.summary_title(key), labels, figures.format_tested_difference(value), pairing))
     note = (
         "Percentage points of the maximum, bootstrap 95 % intervals over problems. They cover new problems of the same "
@@ -87,7 +87,7 @@ def _run_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
     ]
     rows.append(("problems", *(str(len(run.means[-1][key]["return"])) for run in runs)))
     note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
-    return ReportTable(figures.summary_title(key), ("", *(run.label for run in runs)), rows, note)
+    return ReportTable(figures.summary_title(key), ("", *(run.run_id for run in runs)), rows, note)
 
 
 def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
@@ -116,7 +116,7 @@ def equal_tokens_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
         budget = run.budget_at(report)
         counts = (f"{getattr(budget, unit):,}" for unit in ("iteration", *UNITS))
         cells = (figures.format_interval(name, report.summary[HEADLINE][name]) for name in columns)
-        rows.append((run.label, *counts, *cells))
+        rows.append((run.run_id, *counts, *cells))
     note = (
         f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest run."
     )

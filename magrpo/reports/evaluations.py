@@ -25,13 +25,17 @@ PAPER = "paper/"
 
 @dataclass
 class EvaluatedRun:
-    """A run under its label in tables and curves."""
+    """A run with its evaluations."""
 
-    label: str
     store: RunStore
     config: RunConfig
     reports: Sequence[EvalReport]
     """Evaluations in order of iteration, at least one."""
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run in tables and curves."""
+        return self.store.run_id
 
     @property
     def last(self) -> EvalReport:
@@ -76,13 +80,13 @@ class EvaluatedRun:
         return distances.index(min(distances))
 
 
-def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
+def load_evaluated_run(store: RunStore) -> EvaluatedRun:
     """Read a run directory; ConfigError if it has no evaluation, or another version wrote its configuration."""
     config = store.config()
     reports = read_evaluations(store)
     if not reports:
         raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.run_id}")
-    return EvaluatedRun(label, store, config, reports)
+    return EvaluatedRun(store, config, reports)
 
 
 # ------------------------------------------------------------------------------------------------------ problem means

@@ -65,7 +65,7 @@ def _write_report(store: RunStore, folder: Path) -> None:
     reports = read_evaluations(store)
     if not reports:
         raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.run_id}")
-    RunReport(store.run_id, store, config, reports).write_files(folder)
+    RunReport(store, config, reports).write_files(folder)
 
 
 def _publish_page(store: RunStore, page: Path, mlflow_page: str = "") -> Path:

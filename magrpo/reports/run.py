@@ -47,7 +47,7 @@ class RunReport(EvaluatedRun):
 
     def write_files(self, folder: Path) -> None:
         """Write ``report.html`` and ``report.json``."""
-        title = f"Run {self.store.run_id}"
+        title = f"Run {self.run_id}"
         write_page(folder / "report.html", title, list(self.list_sections()), self._describe_run())
         text = json.dumps(self._collect_figures(), indent=1, default=asdict)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
@@ -231,7 +231,7 @@ class RunReport(EvaluatedRun):
         first, last = self.means[0], self.means[-1]
         keys = sorted(first.keys() & last.keys()) if len(self.reports) > 1 else []
         return {
-            "run": self.store.run_id,
+            "run": self.run_id,
             "evaluations": [{"policy_version": one.policy_version, "summary": one.summary} for one in self.reports],
             "gains": {key: {name: self._gain(key, name) for name in last[key] if name in first[key]} for key in keys},
             "budget": self.budgets,  # cumulative; ``executions`` depends on interruptions of the run

@@ -11,7 +11,7 @@ def write_report(context: StageContext) -> Metrics:
     """Write the closing tables and pictures."""
     store, config = context.store, context.config
     reports = [read_evaluation(store.folder(pointer)) for pointer in context.inputs]
-    RunReport(store.run_id, store, config, reports).write_files(context.folder)
+    RunReport(store, config, reports).write_files(context.folder)
     before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
     return {"report/return_gain": after - before}
 

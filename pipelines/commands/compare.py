@@ -57,13 +57,13 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
 
 
 def _compare_trainings(stores: Sequence[RunStore], folder: Path, console: Console) -> dict[str, Any]:
-    runs = [load_evaluated_run(store.run_id, store) for store in stores]
-    tokens = {run.label: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
-    evaluations = {run.label: run.reports for run in runs}
+    runs = [load_evaluated_run(store) for store in stores]
+    tokens = {run.run_id: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
+    evaluations = {run.run_id: run.reports for run in runs}
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), OVER_PROBLEMS)
-    ends = [f"{run.label} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
+    ends = [f"{run.run_id} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
     comparisons = compare_with_first(runs)
-    *others, last = (run.label for run in runs)
+    *others, last = (run.run_id for run in runs)
     title = f"Comparison of {', '.join(others)} and {last}"
     banners = [comparison.banner for comparison in comparisons]
     curves_section = PageSection(curves, f"Return: {', '.join(ends)}")
@@ -88,7 +88,7 @@ def _describe_run(run: EvaluatedRun) -> dict[str, Any]:
     """Describe a run for scripts, in fractions of the maximum."""
     verdict = judge_run(run)
     evaluation, budget = _describe_summary(run.last.summary), asdict(run.budgets[-1])
-    return {"run": run.label, "verdict": asdict(verdict), "evaluation": evaluation, "budget": budget}
+    return {"run": run.run_id, "verdict": asdict(verdict), "evaluation": evaluation, "budget": budget}
 
 
 def _describe_summary(summary: Mapping[str, Mapping[str, Interval]]) -> dict[str, dict[str, Any]]:

@@ -96,7 +96,7 @@ def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(
     assert main(["resume", "source", "--local", "--root", str(trained.path.parent)]) == 0
     lines = capsys.readouterr().out.splitlines()
     tree = json.loads((trained.path / "stages/00001/report/report.json").read_text())
-    verdict = judge_run(load_evaluated_run("source", trained))
+    verdict = judge_run(load_evaluated_run(trained))
     assert verdict.gain == Interval(**tree["gains"]["test/sampled"]["return"])
     assert f"result:  {verdict.sentence}" in lines
     assert verdict.advice in {line[9:] for line in lines}, "after what the findings advise"

@@ -108,7 +108,7 @@ BUDGETS = [Budget(), *(Budget(i, 100 * i, 10 * i, i, i, 2.0 * i) for i in range(
 
 
 def make_report(config: RunConfig, reports: Sequence[EvalReport], budgets: list[Budget]) -> RunReport:
-    report = RunReport("A", RunStore(Path(), "first"), config, list(reports))
+    report = RunReport(RunStore(Path(), "first"), config, list(reports))
     report.budgets, report.problems = budgets, PROBLEMS
     report.stage_metrics = METRICS if len(budgets) > 1 else []
     return report

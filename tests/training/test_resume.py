@@ -211,7 +211,7 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     tags = run.data.tags
     assert tags["magrpo.seed"] == "0"
     assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")
-    verdict = judge_run(load_evaluated_run("whole", store))
+    verdict = judge_run(load_evaluated_run(store))
     assert "Finished.\n" in tags["mlflow.note.content"]
     assert (tags["verdict"], tags["gain"]) == (verdict.word, verdict.summary.split(": ")[1].split(" percentage")[0])
     assert f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}\n" in tags["mlflow.note.content"]

@@ -48,12 +48,12 @@ def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunCo
     made = report(config, 0, 1.0)
     assert made.summary[HEADLINE]["return"].mean == 0.75
     assert mean_returns(made, HEADLINE, config.reward) == {"t": 0.75}
-    assert EvaluatedRun("A", RunStore(tmp_path, "run"), config, [made]).means[-1][HEADLINE]["return"] == {"t": 0.75}
+    assert EvaluatedRun(RunStore(tmp_path, "run"), config, [made]).means[-1][HEADLINE]["return"] == {"t": 0.75}
 
 
 def test_examples(tmp_path: Path, config: RunConfig) -> None:
     made = [report(config, 0, 0.0), report(config, 5, 1.0)]
-    run = EvaluatedRun("A", RunStore(tmp_path, "run"), config, made)
+    run = EvaluatedRun(RunStore(tmp_path, "run"), config, made)
     run.problems = {"t": Problem("t", "write t")}
     [shown] = choose_examples(run)
     assert shown.title == "Largest gain, +25.0 points: t"

@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(root: Path, name: str) -> EvaluatedRun:
-    return load_evaluated_run("A", RunStore.open(root, name))
+    return load_evaluated_run(RunStore.open(root, name))
 
 
 def listed(text: str) -> dict[str, str]:
@@ -131,7 +131,6 @@ def test_a_verdict_needs_equal_rewards(root: Path) -> None:
         maxima: Mapping[str, float] = {"beauty": 1.0}
 
     one, two = load(root, "one"), load(root, "two")
-    two.label = "B"
     assert two.means, "read with its own reward"
     two.config = two.config.model_copy(update={"reward": Other()})
     verdict = judge_difference(one, two)
@@ -153,11 +152,10 @@ def test_a_verdict_needs_equal_penalties(root: Path) -> None:
 
 def test_runs_on_different_problems_are_not_comparable(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
-    two.label = "B"
     two.problems = {task_id: replace(problem, prompt="another") for task_id, problem in two.problems.items()}
     verdict = judge_difference(one, two)
     assert (verdict.word, verdict.difference) == ("not comparable", None)
-    assert verdict.sentence.startswith("B and A were evaluated on different problems (")
+    assert verdict.sentence.startswith("two and one were evaluated on different problems (")
     titles = [section.block.title for section in comparison_sections([one, two])]
     assert "Differences of return" not in titles
 
@@ -166,7 +164,6 @@ def unequal(root: Path, tokens: Sequence[int]) -> tuple[EvaluatedRun, EvaluatedR
     """A run of one iteration, and one whose evaluations cost ``tokens`` times as many tokens."""
     one, two = load(root, "one"), load(root, "two")
     spent = one.budgets[-1].tokens
-    two.label = "B"
     [before, after] = two.reports
     two.reports = [before, *(replace(after, policy_version=i) for i in range(1, len(tokens) + 1))]
     two.budgets = [Budget(), *(Budget(i, tokens=spent * n, updates=i) for i, n in enumerate(tokens, 1))]
@@ -181,8 +178,8 @@ def test_runs_of_unequal_budgets_are_judged_at_equal_tokens(root: Path) -> None:
     assert verdict.word == "no reliable change"
     assert verdict.iterations == (1, 1)
     spent = one.budgets[-1].tokens
-    budgets = f"(B: 2 against 1 iteration, {2 * spent:,} against {spent:,} tokens)"
-    assert f" A at equal tokens, after 1 against 1 iterations {budgets}: held-out return " in verdict.sentence
+    budgets = f"(two: 2 against 1 iteration, {2 * spent:,} against {spent:,} tokens)"
+    assert f" one at equal tokens, after 1 against 1 iterations {budgets}: held-out return " in verdict.sentence
 
 
 def test_without_an_evaluation_at_equal_tokens_there_is_no_verdict(root: Path) -> None:
@@ -190,7 +187,7 @@ def test_without_an_evaluation_at_equal_tokens_there_is_no_verdict(root: Path) -
     assert match_budgets(one, two) is None
     verdict = judge_difference(one, two)
     assert verdict.word == "unequal budgets"
-    assert verdict.sentence.startswith("B trained 2 against 1 iteration, ")
+    assert verdict.sentence.startswith("two trained 2 against 1 iteration, ")
     assert "so neither is called better: at their ends held-out return " in verdict.sentence
     assert "eval.every" in verdict.advice
 
@@ -224,10 +221,10 @@ def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path
     one, two = load(root, "one"), load(root, "two")
     tokens = one.budgets[-1].tokens
     for dearer, iteration in ((tokens + 1, 1), (3 * tokens, 0)):  # hardly, so that its end is nearest; by far
-        two.label, two.budgets = "B", [Budget(), Budget(1, tokens=dearer, updates=1)]
+        two.budgets = [Budget(), Budget(1, tokens=dearer, updates=1)]
         section = equal_tokens_table([one, two])
         taken = [tuple(row[:3]) for row in section.rows]
-        assert taken == [("A", "1", f"{tokens:,}"), ("B", str(iteration), f"{dearer * iteration:,}")]
+        assert taken == [("one", "1", f"{tokens:,}"), ("two", str(iteration), f"{dearer * iteration:,}")]
         ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[iteration])]
         returns = [row[section.columns.index("return")].split()[0] for row in section.rows]
         assert returns == [f"{100 * end:.1f}" for end in ends]
