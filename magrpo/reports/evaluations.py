@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
+from typing import Self
 
 from magrpo.algo.stats import bootstrap_interval, crossed_interval
 from magrpo.config.run import RunConfig
@@ -31,6 +32,15 @@ class EvaluatedRun:
     config: RunConfig
     reports: Sequence[EvalReport]
     """Evaluations in order of iteration, at least one."""
+
+    @classmethod
+    def read(cls, store: RunStore) -> Self:
+        """Read a run directory; ConfigError if it has no evaluation, or another version wrote its configuration."""
+        config = store.config()
+        reports = read_evaluations(store)
+        if not reports:
+            raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.run_id}")
+        return cls(store, config, reports)
 
     @property
     def run_id(self) -> str:
@@ -78,15 +88,6 @@ class EvaluatedRun:
         """Return the index of the evaluation whose budget is nearest to ``tokens`` generated in training."""
         distances = [abs(self.budget_at(report).tokens - tokens) for report in self.reports]
         return distances.index(min(distances))
-
-
-def load_evaluated_run(store: RunStore) -> EvaluatedRun:
-    """Read a run directory; ConfigError if it has no evaluation, or another version wrote its configuration."""
-    config = store.config()
-    reports = read_evaluations(store)
-    if not reports:
-        raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.run_id}")
-    return EvaluatedRun(store, config, reports)
 
 
 # ------------------------------------------------------------------------------------------------------ problem means

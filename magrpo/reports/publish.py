@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from magrpo.files.writing import atomic_write
 from magrpo.plugins import ConfigError
 from magrpo.reports.figures import format_wall_time
-from magrpo.run.files import is_finished, read_evaluations
+from magrpo.run.files import is_finished
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
@@ -61,11 +61,8 @@ def _write_report(store: RunStore, folder: Path) -> None:
         if not is_finished(store):
             raise ConfigError(f"run {store.run_id} has no table yet; resume it: magrpo resume {store.run_id}")
         BaselineTable(config, read_baselines(store, config)).write_files(folder)
-        return
-    reports = read_evaluations(store)
-    if not reports:
-        raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.run_id}")
-    RunReport(store, config, reports).write_files(folder)
+    else:
+        RunReport.read(store).write_files(folder)
 
 
 def _publish_page(store: RunStore, page: Path, mlflow_page: str = "") -> Path:

@@ -15,7 +15,7 @@ from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselin
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels
 from magrpo.reports.comparison import compare_with_first, list_differences
 from magrpo.reports.comparison_tables import comparison_sections, summary_table
-from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
+from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.page import PageSection, Pictures, print_banners, print_tables, write_page
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
@@ -57,7 +57,7 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
 
 
 def _compare_trainings(stores: Sequence[RunStore], folder: Path, console: Console) -> dict[str, Any]:
-    runs = [load_evaluated_run(store) for store in stores]
+    runs = [EvaluatedRun.read(store) for store in stores]
     tokens = {run.run_id: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
     evaluations = {run.run_id: run.reports for run in runs}
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), OVER_PROBLEMS)

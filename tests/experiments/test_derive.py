@@ -10,7 +10,7 @@ import pytest
 from magrpo.config.run import load_config
 from magrpo.experiments.derive import Source, create_evaluation
 from magrpo.plugins import ConfigError
-from magrpo.reports.evaluations import load_evaluated_run
+from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.verdict import judge_run
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
@@ -96,7 +96,7 @@ def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(
     assert main(["resume", "source", "--local", "--root", str(trained.path.parent)]) == 0
     lines = capsys.readouterr().out.splitlines()
     tree = json.loads((trained.path / "stages/00001/report/report.json").read_text())
-    verdict = judge_run(load_evaluated_run(trained))
+    verdict = judge_run(EvaluatedRun.read(trained))
     assert verdict.gain == Interval(**tree["gains"]["test/sampled"]["return"])
     assert f"result:  {verdict.sentence}" in lines
     assert verdict.advice in {line[9:] for line in lines}, "after what the findings advise"

@@ -20,7 +20,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run, RunInfo
 
-from magrpo.reports.evaluations import load_evaluated_run
+from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import format_wall_time
 from magrpo.reports.publish import rebuild_report
 from magrpo.reports.verdict import judge_run
@@ -211,7 +211,7 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     tags = run.data.tags
     assert tags["magrpo.seed"] == "0"
     assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")
-    verdict = judge_run(load_evaluated_run(store))
+    verdict = judge_run(EvaluatedRun.read(store))
     assert "Finished.\n" in tags["mlflow.note.content"]
     assert (tags["verdict"], tags["gain"]) == (verdict.word, verdict.summary.split(": ")[1].split(" percentage")[0])
     assert f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}\n" in tags["mlflow.note.content"]

@@ -13,7 +13,7 @@ from magrpo.config.run import PenaltyConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import compare_means, judge_difference, match_budgets
 from magrpo.reports.comparison_tables import comparison_sections, equal_tokens_table, list_run_costs
-from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
+from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import format_duration
 from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import sum_attempts
@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(root: Path, name: str) -> EvaluatedRun:
-    return load_evaluated_run(RunStore.open(root, name))
+    return EvaluatedRun.read(RunStore.open(root, name))
 
 
 def listed(text: str) -> dict[str, str]:

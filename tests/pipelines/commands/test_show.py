@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from magrpo.config.place import Place
-from magrpo.reports.evaluations import load_evaluated_run
+from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.origin import describe_origin
 from magrpo.reports.verdict import judge_run
 from magrpo.run.files import keep_place
@@ -87,7 +87,7 @@ def test_the_place_of_a_run_is_told(unfinished: RunStore, capsys: pytest.Capture
 def test_a_terminal_breaks_no_word(width: int, finished: RunStore) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, no_color=True, width=width, highlight=False)
-    verdict = judge_run(load_evaluated_run(finished))
+    verdict = judge_run(EvaluatedRun.read(finished))
     print_entry(console, "result:", verdict.sentence)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert all(len(line) <= width for line in lines)
@@ -95,7 +95,7 @@ def test_a_terminal_breaks_no_word(width: int, finished: RunStore) -> None:
 
 
 def test_show_tells_a_finished_run(finished: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = judge_run(load_evaluated_run(finished))
+    verdict = judge_run(EvaluatedRun.read(finished))
     shown = run(["show", "done", "--root", str(finished.path.parent)], capsys)
     assert shown.startswith("run:     done, finished, 2 of 2 iterations, seed 0\n")
     assert f"result:  {verdict.sentence}\n" in shown
@@ -106,7 +106,7 @@ def test_show_tells_a_finished_run(finished: RunStore, capsys: pytest.CaptureFix
 
 def test_show_as_json_has_every_figure(finished: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     tree = json.loads(run(["show", str(finished.path), "--json"], capsys))
-    verdict = judge_run(load_evaluated_run(finished))
+    verdict = judge_run(EvaluatedRun.read(finished))
     assert (tree["run"], tree["state"], tree["iterations"]) == ("done", "finished", 2)
     assert tree["verdict"]["word"] == verdict.word
     assert verdict.gain is not None
