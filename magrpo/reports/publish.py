@@ -42,10 +42,10 @@ def find_report(store: RunStore) -> Path:
 
     Raises ConfigError if the run has no evaluation.
     """
+    if not is_finished(store):
+        return rebuild_report(store)
     path = store.path / REPORT
-    if path.exists() and is_finished(store):
-        return path
-    return publish_report(store) if is_finished(store) else rebuild_report(store)
+    return path if path.exists() else publish_report(store)
 
 
 def _page_name(store: RunStore) -> str:
