@@ -14,7 +14,7 @@ from magrpo.reports.budget import Budget, build_ledger
 from magrpo.run.files import TRAJECTORIES, find_evaluations, read_evaluations, read_held_out
 from magrpo.run.store import RunStore, read_records
 from magrpo.stages.evaluate import values_by_problem
-from magrpo.types import EvalReport, Interval, Problem, Trajectory
+from magrpo.types import HEADLINE, EvalReport, Interval, Problem, Trajectory
 
 Means = Mapping[str, Mapping[str, float]]
 """Mean of each problem, ``means[quantity][task_id]``: a fraction, a count or seconds."""
@@ -119,9 +119,9 @@ def _average_values(quantities: Mapping[str, Mapping[str, Sequence[float]]]) -> 
     return {name: {task_id: fmean(v) for task_id, v in values.items()} for name, values in quantities.items()}
 
 
-def mean_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
-    """Return the mean return on each problem of one summary (``test/sampled``), as fractions of the maximum."""
-    return compute_problem_means(report, reward).get(key, {}).get("return", {})
+def mean_returns(report: EvalReport, reward: Reward) -> dict[str, float]:
+    """Return the mean return on each held-out problem, sampled, as fractions of the maximum."""
+    return compute_problem_means(report, reward)[HEADLINE]["return"]
 
 
 def interval_over_seeds(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:

@@ -72,13 +72,13 @@ def read_verdict(store: RunStore) -> Verdict | None:
 def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdict:
     """Judge the evaluations of a run, at least one, in order of iteration."""
     last = reports[-1].summary[HEADLINE]["return"]
-    after = mean_returns(reports[-1], HEADLINE, config.reward)
+    after = mean_returns(reports[-1], config.reward)
     if len(reports) == 1:
         over = format_count(len(after), "held-out problems")
         text = f"the joint return on {over} is {_format_percent(last)} of the maximum"
         return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after))
     first = reports[0].summary[HEADLINE]["return"]
-    before = mean_returns(reports[0], HEADLINE, config.reward)
+    before = mean_returns(reports[0], config.reward)
     gain = paired_gain(before, after, config.eval.seed)
     num_problems = len(subtract_means(after, before))
     word = judge_gain(gain, num_problems)

@@ -112,7 +112,7 @@ class _Candidate:
             described.mkdir()
             (described / "README.md").write_text(card, encoding="utf-8")
             (described / CONFIG).write_text(team.portable_config().resolved(), encoding="utf-8")
-            facts = {"protocol": self._protocol(), "returns": mean_returns(last_report, HEADLINE, config.reward)}
+            facts = {"protocol": self._protocol(), "returns": mean_returns(last_report, config.reward)}
             (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
             # The list of versions shows the first line of this text, so the heading must go.
             text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
@@ -196,7 +196,7 @@ class _Candidate:
                 "another registry.model"
             )
         evaluation = self.store.folder(self.outcome.evaluations[self.config.train.num_iterations])
-        ours = mean_returns(read_evaluation(evaluation), HEADLINE, self.config.reward)
+        ours = mean_returns(read_evaluation(evaluation), self.config.reward)
         lead = lead_over(ours, theirs["returns"])
         if lead is None:
             return False, f"version {champion.number} shares no evaluated problem with it"

@@ -47,7 +47,7 @@ def report(config: RunConfig, version: int, cooperation: float) -> EvalReport:
 def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunConfig) -> None:
     made = report(config, 0, 1.0)
     assert made.summary[HEADLINE]["return"].mean == 0.75
-    assert mean_returns(made, HEADLINE, config.reward) == {"t": 0.75}
+    assert mean_returns(made, config.reward) == {"t": 0.75}
     assert EvaluatedRun(RunStore(tmp_path, "run"), config, [made]).means[-1][HEADLINE]["return"] == {"t": 0.75}
 
 
