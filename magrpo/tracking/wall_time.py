@@ -13,16 +13,16 @@ class WallTime:
     """The wall time of the processes that worked on a run, from the start of each command to its end."""
 
     seconds: float
-    num_attempts: int = 1
+    num_attempts: int
 
 
-def read_wall_time(folder: Path, now_ms: float | None = None) -> WallTime | None:
-    """Read the wall time of the run in ``folder``; None if it never started. ``now_ms``: see :func:`sum_attempts`."""
+def read_wall_time(folder: Path) -> WallTime | None:
+    """Read the wall time of the run in ``folder`` up to its newest record; None if it never started."""
     records = read_run_records(folder)
     starts = [record for record in records if record.get("value") == "RUNNING"]
     if not starts:
         return None
-    return WallTime(sum_attempts(records, now_ms), len(starts))
+    return WallTime(sum_attempts(records, None), len(starts))
 
 
 def read_run_records(folder: Path) -> list[dict[str, Any]]:
