@@ -137,8 +137,8 @@ def score_alike(first: EvaluatedRun, second: EvaluatedRun) -> bool:
     return same_penalty and one.kind == other.kind and dict(one.maxima) == dict(other.maxima)
 
 
-def _refuse(label: str, reference: str, sentence: str, advice: str = "") -> RunComparison:
-    return RunComparison(label, reference, "not comparable", sentence, advice, "", None)
+def _refuse(label: str, reference: str, sentence: str) -> RunComparison:
+    return RunComparison(label, reference, "not comparable", sentence, advice="", quantity="", difference=None)
 
 
 def _describe_match(label: str, iterations: tuple[int, int], budgets: str) -> str:
@@ -162,8 +162,7 @@ def compare_means(
     subtrahend, minuend = (run.means[i][key][quantity] for run, i in zip((first, second), indices, strict=True))
     same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]
     if same and len(same) == min(len(minuend), len(subtrahend)):
-        return paired_gain(
-            subtrahend, {t: minuend[t] for t in same}, _SEED
-        ), f"{format_count(len(same), 'problems')}, paired"
+        value = paired_gain(subtrahend, {t: minuend[t] for t in same}, _SEED)
+        return value, f"{format_count(len(same), 'problems')}, paired"
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
     return value, f"other problems, unpaired; {len(same)} in both"
