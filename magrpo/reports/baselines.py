@@ -360,7 +360,8 @@ class BaselineTable:
         return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
-        return figures.format_over_seeds(quantity, self._interval(result, key, quantity), self._num_runs)
+        value = figures.format_interval(quantity, self._interval(result, key, quantity))
+        return figures.hide_interval(value, self._num_runs)
 
     def _format_difference(self, result: BaselineResult, key: str, quantity: str) -> str:
         difference = self._subtract_reference(result, key, quantity)

@@ -131,11 +131,6 @@ def has_interval(num_seeds: int) -> bool:
     return num_seeds == 1 or num_seeds >= MIN_SEEDS
 
 
-def format_over_seeds(name: str, value: Interval | None, num_seeds: int) -> str:
-    """``mean [low, high]`` of the quantity ``name``; only the mean if there are too few seeds for an interval."""
-    return hide_interval(format_interval(name, value), num_seeds)
-
-
 def hide_interval(text: str, num_seeds: int) -> str:
     """Leave out the interval of ``mean [low, high]`` if there are too few seeds for one."""
     return text if has_interval(num_seeds) else text.partition(" [")[0]
