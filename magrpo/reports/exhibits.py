@@ -12,7 +12,6 @@ from magrpo.reports.page import Exhibit, ReportTable, ShownText
 from magrpo.types import PENALTY, AnswerStats, EvalReport, EvalRow
 
 NUM_BEST = 3
-_NO_CHANGE = "no change"
 
 
 def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
@@ -45,10 +44,13 @@ def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
         rows = before.get(task_id, {})
         index = _find_typical(gains[task_id], rows, after[task_id])
         sides = {"": after[task_id][index]} if single else {"before": rows[index], "after": after[task_id][index]}
-        title = f"{word}, {means[task_id]:.1f} %: {task_id}"
-        if not single:
-            gain = format_gain(means[task_id])
-            title = f"No change: {task_id}" if gain == _NO_CHANGE else f"{word}, {gain}: {task_id}"
+        mean = means[task_id]
+        if single:
+            title = f"{word}, {mean:.1f} %: {task_id}"
+        elif abs(mean) >= 0.05:  # else it would be shown as 0.0
+            title = f"{word}, {mean:+.1f} points: {task_id}"
+        else:
+            title = f"No change: {task_id}"
         exhibits.append(_make_exhibit(title, sides, run, shows_prompts=not exhibits))
     return exhibits
 
@@ -60,11 +62,6 @@ def describe_choice(run: EvaluatedRun) -> str:
             "The held-out problem with the highest return. Of its sampled answers this is the closest to the average."
         )
     return "The held-out problem that gained most. Of its sampled answers this pair is closest to the average gain."
-
-
-def format_gain(points: float) -> str:
-    """Format a gain: ``+62.5 points``, or ``no change``."""
-    return f"{points:+.1f} points" if abs(points) >= 0.05 else _NO_CHANGE
 
 
 def choose_best_answers(run: EvaluatedRun) -> list[Exhibit]:
