@@ -128,12 +128,9 @@ class Study:
                 found.append(known)
         return found
 
-    def _budget(self, run: StudyRun) -> int:
-        return self.config.pilot_tokens if run.is_pilot else self.config.tokens
-
     def configure_run(self, run: StudyRun) -> RunConfig:
         """Return the configuration of a run. Raises ConfigError if a value is unusable."""
-        tokens = self._budget(run)
+        tokens = self.config.pilot_tokens if run.is_pilot else self.config.tokens
         changes = [*self.config.set, *run.arm.set, f"root={self.root}", f"train.seed={run.seed}"]
         changes += [f"train.max_tokens={tokens}"] + ([] if run.rate is None else [f"optim.lr={run.rate!r}"])
         config = self.load_config(run.arm, changes)
