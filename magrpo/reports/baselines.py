@@ -163,15 +163,7 @@ class BaselineTable:
             return Banner("Verdict", "one row", f"{best.row.title} reaches {share}; no other row is ranked.")
         trained = next((result for result in others if result.row.name == "magrpo"), None)
         other = trained or others[0]
-        lead = interval_over_seeds(
-            [
-                subtract_means(ours, theirs)
-                for ours, theirs in zip(
-                    best.list_means(HEADLINE, quantity), other.list_means(HEADLINE, quantity), strict=True
-                )
-            ],
-            self.config.eval.seed,
-        )
+        lead = self._subtract(best, other, HEADLINE, quantity)
         assert lead is not None, "rows are evaluated on the same problems"
         is_clear = lead.low > 0 and figures.has_interval(self._num_runs)
         word = "clear winner" if is_clear else "no clear winner"
@@ -352,11 +344,13 @@ class BaselineTable:
         return interval_over_seeds(result.list_means(key, quantity), self.config.eval.seed)
 
     def _subtract_reference(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
-        """Subtract the reference, paired by problem; None if one of the two values is missing."""
+        """Subtract the reference; None for the reference itself, or if one of the two values is missing."""
         reference = next((other for other in self.rows if other.row.name == REFERENCE), result)
-        if reference is result:
-            return None
-        pairs = zip(result.list_means(key, quantity), reference.list_means(key, quantity), strict=False)
+        return None if reference is result else self._subtract(result, reference, key, quantity)
+
+    def _subtract(self, result: BaselineResult, other: BaselineResult, key: str, quantity: str) -> Interval | None:
+        """Subtract another row, paired by problem; None if one of the two values is missing."""
+        pairs = zip(result.list_means(key, quantity), other.list_means(key, quantity), strict=False)
         return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
