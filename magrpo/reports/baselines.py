@@ -80,12 +80,15 @@ class BaselineResult:
         found = [result.means.get(key, {}).get(quantity, {}) for result in (self, *self.other_runs)]
         return found if all(found) else []
 
+    def compute_mean(self, quantity: str) -> float:
+        """Compute the mean over held-out problems and runs, sampled; all of them must have the quantity."""
+        return fmean(fmean(one.values()) for one in self.list_means(HEADLINE, quantity))
+
     def format_mean(self, quantity: str) -> str:
         """Format the mean over held-out problems and runs, sampled; a dash without a value."""
-        values = self.list_means(HEADLINE, quantity)
-        if not values:
+        if not self.list_means(HEADLINE, quantity):
             return figures.UNDEFINED
-        mean = fmean(fmean(one.values()) for one in values) * figures.quantity_scale(quantity)
+        mean = self.compute_mean(quantity) * figures.quantity_scale(quantity)
         return f"{mean:.2f}" if quantity == "seconds" else f"{mean:.1f}"
 
 
@@ -155,10 +158,10 @@ class BaselineTable:
         quantity = self._ranked_quantity
         ranked = sorted(
             (result for result in self.rows if _may_be_ranked(result.row)),
-            key=lambda result: -self._mean(result, quantity),
+            key=lambda result: -result.compute_mean(quantity),
         )
         best, *others = ranked
-        share = f"{self._format_mean(best, quantity)} % of the {_name_maximum(quantity)}"
+        share = f"{best.format_mean(quantity)} % of the {_name_maximum(quantity)}"
         if not others:
             return Banner("Verdict", "one row", f"{best.row.title} reaches {share}; no other row is ranked.")
         trained = next((result for result in others if result.row.name == "magrpo"), None)
@@ -170,7 +173,7 @@ class BaselineTable:
         mean, _, interval = figures.format_difference(lead).partition(" ")
         certainty = interval if figures.has_interval(self._num_runs) else "too few seeds for an interval"
         sentence = (
-            f"{best.row.title} reaches {share}; {other.row.title} reaches {self._format_mean(other, quantity)} "
+            f"{best.row.title} reaches {share}; {other.row.title} reaches {other.format_mean(quantity)} "
             f"(difference {mean} percentage points, {certainty})."
         )
         return Banner("Verdict", word, sentence)
@@ -224,12 +227,6 @@ class BaselineTable:
         if figures.has_interval(self._num_runs):
             return f"95 % intervals for new seeds on new problems, from {self._num_runs} runs"
         return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {figures.MIN_SEEDS}"
-
-    def _mean(self, result: BaselineResult, quantity: str) -> float:
-        return fmean(fmean(one.values()) for one in result.list_means(HEADLINE, quantity))
-
-    def _format_mean(self, result: BaselineResult, quantity: str) -> str:
-        return f"{100 * self._mean(result, quantity):.1f}"
 
     def _draw_rows(self) -> Panel:
         quantity = self._ranked_quantity
