@@ -133,19 +133,19 @@ class BaselineTable:
         picture = Pictures("Rows", [self._draw_rows()], f"Held-out problems, sampled; {self._describe_intervals()}.")
         tables = [PageSection(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
         write_page(folder / "baselines.html", title, [self.judge_rows(), picture, *tables], width="90rem")
-        measured = []
+        measured: list[dict[str, object]] = []
         for result in self.rows:
             for key, means in result.means.items():
                 for quantity in means:
                     value = self._interval(result, key, quantity)
                     if value is not None:
                         less = self._subtract_reference(result, key, quantity)
-                        measured.append((result.row.name, key, quantity, value, less))
-        names = ("row", "of", "quantity", "value", f"less_{REFERENCE}")
+                        names = {"row": result.row.name, "of": key, "quantity": quantity}
+                        measured.append({**names, "value": value, f"less_{REFERENCE}": less})
         tree = {
             "rows": [json.loads(result.row.model_dump_json()) for result in self.rows],
             "left_out": self.config.baselines.left_out,
-            "figures": [dict(zip(names, figure, strict=True)) for figure in measured],
+            "figures": measured,
         }
         text = json.dumps(tree, indent=1, default=asdict)
         (folder / "baselines.json").write_text(text + "\n", encoding="utf-8")
