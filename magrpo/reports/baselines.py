@@ -199,16 +199,12 @@ class BaselineTable:
     def console_table(self) -> ReportTable:
         """Summarize each row in 80 columns: its score, the difference to the reference, and pass@1."""
         quantity = self._ranked_quantity
-        solved = any("pass_at_1" in result.means[HEADLINE] for result in self.rows)
         lines = []
         for result in self.rows:
-            cells = [
-                self._format_value(result, HEADLINE, quantity),
-                self._format_difference(result, HEADLINE, quantity),
-            ]
-            cells += [result.format_mean("pass_at_1")] if solved else []
+            cells = [self._format_value(result, HEADLINE, quantity), self._format_difference(result, quantity)]
+            cells += map(result.format_mean, self._solved)
             lines.append((result.row.title, *(cell.replace(" [", "\n[") for cell in cells)))
-        columns = ("", quantity, f"\u2212 {REFERENCE}", *(["pass@1"] if solved else []))
+        columns = ("", quantity, f"\u2212 {REFERENCE}", *map(figures.quantity_title, self._solved))
         note = f"Percent of the {_name_maximum(quantity)}; {self._describe_intervals()}. {figures.NO_DIFFERENCE}"
         return ReportTable("Held-out problems, sampled", columns, lines, note + self._common_note)
 
@@ -251,16 +247,12 @@ class BaselineTable:
     def summary_table(self) -> ReportTable:
         """Tabulate return, pass@1 and cost on held-out problems, sampled, and differences to the reference."""
         returns = ["return", *self._common]
-        solved = ["pass_at_1"] if any("pass_at_1" in result.means[HEADLINE] for result in self.rows) else []
         lines = []
         for result in self.rows:
             cells = [result.row.title]
             for quantity in returns:
-                cells += [
-                    format_cell(result, HEADLINE, quantity)
-                    for format_cell in (self._format_value, self._format_difference)
-                ]
-            cells += [self._format_value(result, HEADLINE, name) for name in solved]
+                cells += [self._format_value(result, HEADLINE, quantity), self._format_difference(result, quantity)]
+            cells += [self._format_value(result, HEADLINE, name) for name in self._solved]
             lines.append([*cells, result.format_mean("generated_tokens"), result.format_mean("seconds")])
         heads = [head for name in returns for head in (name, f"\u2212 {REFERENCE}")]
         note = (
@@ -270,7 +262,7 @@ class BaselineTable:
             f"{len(self.rows[0].timed)} problems."
             f"{self._common_note} A dash: not defined for this row."
         )
-        columns = ("", *heads, *map(figures.quantity_title, solved), "tokens", "seconds")
+        columns = ("", *heads, *map(figures.quantity_title, self._solved), "tokens", "seconds")
         return ReportTable("Held-out problems, sampled: summary", columns, lines, note)
 
     def cross_play_tables(self) -> Iterator[ReportTable]:
@@ -307,6 +299,11 @@ class BaselineTable:
     def _common(self) -> list[str]:
         """Return ``common`` as a quantity to show, unless returns are comparable between all rows."""
         return [] if all(result.comparable for result in self.rows) else ["common"]
+
+    @property
+    def _solved(self) -> list[str]:
+        """Return ``pass_at_1`` as a quantity to show if the problems of any row can be solved."""
+        return ["pass_at_1"] if any("pass_at_1" in result.means[HEADLINE] for result in self.rows) else []
 
     @property
     def _common_note(self) -> str:
@@ -354,8 +351,9 @@ class BaselineTable:
         value = figures.format_interval(quantity, self._interval(result, key, quantity))
         return figures.hide_interval(value, self._num_runs)
 
-    def _format_difference(self, result: BaselineResult, key: str, quantity: str) -> str:
-        difference = self._subtract_reference(result, key, quantity)
+    def _format_difference(self, result: BaselineResult, quantity: str) -> str:
+        """Format the difference to the reference on held-out problems, sampled."""
+        difference = self._subtract_reference(result, HEADLINE, quantity)
         if difference is not None and not figures.has_interval(self._num_runs):
             return figures.hide_interval(figures.format_difference(difference), self._num_runs)
         return figures.format_tested_difference(difference)
