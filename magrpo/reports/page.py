@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -89,9 +89,9 @@ class Exhibit:
     problem: str
     reward: ReportTable
     sides: Mapping[str, Sequence[ShownText]]
-    is_code: bool = False
+    is_code: bool
     """Whether the problem and the texts are Python, to be highlighted."""
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, str]
     """Prompt of each agent, by its name."""
 
 
@@ -209,10 +209,8 @@ def _measure_figures(table: ReportTable) -> int:
     return sum(2 + max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns)
 
 
-def _highlight_python(text: str, is_code: bool = True) -> Markup:
-    """Render the text as HTML; if it is Python, wrap its tokens in elements of Pygments' classes."""
-    if not is_code:
-        return escape(text)
+def _highlight_python(text: str) -> Markup:
+    """Render Python as HTML, with its tokens in elements of Pygments' classes."""
     return Markup(highlight(text, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True)))
 
 
