@@ -43,7 +43,6 @@ MODE = "sampled"
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
 MAX_LABEL = 20
 """Longest label beside the lines of a panel, in characters."""
-RETURNS = (("test", "return"), ("ood", "return"))
 Point = tuple[float, float]
 Curve = Sequence[tuple[float, Interval]]
 """Values with intervals over iterations or tokens."""
@@ -156,24 +155,23 @@ def describe_scatter(reports: Sequence[EvalReport], maxima: Mapping[str, float])
 def comparison_panels(
     runs: Mapping[str, Sequence[EvalReport]], tokens: Mapping[str, Mapping[int, float]]
 ) -> list[Panel]:
-    """Draw a panel over training iterations, and one over tokens, for each of :data:`RETURNS` that all runs have.
+    """Draw the held-out return and the one on new compositions, if all runs have it, over iterations and over tokens.
 
     ``runs`` holds the evaluations of each run by a short label, at most as many runs as there are colours. ``tokens``
     holds the tokens generated in training up to each evaluated iteration.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
     last = [reports[-1].summary for reports in runs.values()]
-    shown = [(split, name) for split, name in RETURNS if all(name in s.get(f"{split}/{MODE}", {}) for s in last)]
+    splits = [split for split in ("test", "ood") if all(f"{split}/{MODE}" in summary for summary in last)]
     panels = []
     for over in (None, tokens):
         xlabel = "training iterations" if over is None else "thousands of tokens generated in training"
-        for split, name in shown:
-            curves = {label: _make_curve(reports, split, name) for label, reports in runs.items()}
+        for split in splits:
+            curves = {label: _make_curve(reports, split, "return") for label, reports in runs.items()}
             if over is not None:
                 curves = {label: [(over[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
-            title = "joint return" if name == "return" else quantity_title(name)
             draw = partial(_draw_curves, curves=curves, xlabel=xlabel)
-            panels.append(Panel(f"{title.capitalize()}, {SPLIT_TITLES[split]}", draw))
+            panels.append(Panel(f"Joint return, {SPLIT_TITLES[split]}", draw))
     return panels
 
 
