@@ -240,9 +240,9 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
 
 # ------------------------------------------------------------------------------------------------------------- rows
 def dot_panel(
-    title: str, values: Mapping[str, Interval], highlighted: Collection[str] = (), *, with_intervals: bool = True
+    title: str, values: Mapping[str, Interval], highlighted: Collection[str], *, with_intervals: bool
 ) -> Panel:
-    """Draw a dot with its interval for each row; ``highlighted`` rows get a colour and a line."""
+    """Draw a dot for each row, perhaps with its interval; ``highlighted`` rows get a colour and a line."""
     draw = partial(_draw_dots, values=values, highlighted=highlighted, with_intervals=with_intervals)
     return Panel(title, draw, 0.9 + 0.42 * len(values))
 

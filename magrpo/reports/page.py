@@ -144,7 +144,7 @@ class PageSection:
         return self.finding or self.block.title
 
 
-def make_banner(verdict: Verdict, findings: Sequence[Finding] = ()) -> Banner:
+def make_banner(verdict: Verdict, findings: Sequence[Finding]) -> Banner:
     """Build the banner of a verdict, with the findings that the return hides."""
     sentence = verdict.sentence.removeprefix(f"{verdict.word}: ")
     advice = "; ".join(list_advice(findings, verdict.advice))
