@@ -132,27 +132,25 @@ def list_advice(findings: Iterable[Finding], verdict_advice: str) -> list[str]:
 
 def answer_rows(
     metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
-) -> list[tuple[str, Sequence[str], str]]:
+) -> Iterator[tuple[str, Sequence[str], str]]:
     """Yield rows of a table about each agent's answers and updates: title, a cell for each agent, related settings.
 
     Cells compare the first with the last evaluation for answers, and the first with the last iteration for entropy and
     gradient norm: ``41.0 -> 43.9``.
     """
     names = [agent.name for agent in config.agents]
-    rows: list[tuple[str, Sequence[str], str]] = []
     for quantity, (title, scale, digits, settings) in _ANSWER_ROWS.items():
         cells = []
         for name in names:
             key = f"{name}/{quantity}"
             values = [report.summary[HEADLINE][key].mean for report in reports if key in report.summary[HEADLINE]]
             cells.append(_format_change([scale * value for value in values], digits))
-        rows.append((title, cells, settings))
+        yield title, cells, settings
     for quantity, (title, settings) in _UPDATE_ROWS.items():
         series = [metric_series(metrics, f"update/{name}/{quantity}") for name in names]
         if any(series):
             cells = [_format_change([value for _, value in points], 3) for points in series]
-            rows.append((title, cells, settings))
-    return rows
+            yield title, cells, settings
 
 
 _ANSWER_ROWS = {
