@@ -37,7 +37,7 @@ def open_console() -> Console:
 
     While a command starts, this is the console of its live line: output of another console would garble that line.
     """
-    if _startup.line is not None:
+    if _startup is not None:
         return _startup.line.console
     console = Console(highlight=False, quiet=is_quiet())
     console.soft_wrap = not console.is_terminal
@@ -118,7 +118,7 @@ class ActivityLine:
 @contextmanager
 def show_activity(activity: str, console: Console | None = None) -> Iterator[None]:
     """Show ``activity`` while the block runs: on the startup line if there is one, else on a line of its own."""
-    if _startup.line is not None:
+    if _startup is not None:
         _startup.line.switch(activity)
         yield
         return
@@ -132,18 +132,17 @@ def show_activity(activity: str, console: Console | None = None) -> Iterator[Non
 
 
 # ------------------------------------------------------------------------------------------------------------- startup
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Startup:
     """The phase of a command before the stages of its run."""
 
     began_s: float
     """Start of the command, in seconds since 1970."""
-    line: ActivityLine | None = None
-    """The line that shows the startup; None if no startup is under way."""
+    line: ActivityLine
 
 
-_startup = Startup(0.0)
-"""The startup of the run that this process executes next. A global, because Prefect calls the flow in between."""
+_startup: Startup | None = None
+"""The startup of the run that this process executes next, if under way. Global: Prefect calls the flow in between."""
 
 
 def begin_startup(began_s: float | None = None, *, quiet: bool = False) -> None:
@@ -152,20 +151,19 @@ def begin_startup(began_s: float | None = None, *, quiet: bool = False) -> None:
     ``began_s``: start of the command in seconds since 1970, by default now. ``quiet``: show no line.
     """
     global _startup
-    if _startup.line is None:
+    if _startup is None:
         now_s = time.time()
         line = ActivityLine(Console(quiet=True) if quiet else open_console())
         line.switch(LOADING["libraries"], 0.0 if began_s is None else now_s - began_s)
         line.start()
-        _startup = Startup(now_s if began_s is None else began_s, line=line)
+        _startup = Startup(now_s if began_s is None else began_s, line)
 
 
 def end_startup() -> float:
     """Stop the line and return when the command began, in seconds since 1970; now if there was no startup."""
     global _startup
-    ended = _startup
-    _startup = Startup(0.0)
-    if ended.line is None:
+    ended, _startup = _startup, None
+    if ended is None:
         return time.time()
     ended.line.stop()
     return ended.began_s
