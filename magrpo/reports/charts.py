@@ -97,8 +97,8 @@ def _percent(parts: Mapping[str, float], maxima: Mapping[str, float]) -> float:
 def learning_panels(
     reports: Sequence[EvalReport],
     maxima: Mapping[str, float],
-    training: Sequence[Point] = (),
-    gains: Mapping[str, Mapping[str, Interval]] | None = None,
+    training: Sequence[Point],
+    gains: Mapping[str, Mapping[str, Interval]],
 ) -> list[Panel]:
     """Draw the return of every split over the training iterations, then the parts of each split, held-out first.
 
@@ -113,9 +113,9 @@ def learning_panels(
     panels = [Panel(title, partial(_draw_curves, curves=returns, colours=(INK, GREY), training=training))]
     for split in splits:
         parts = {quantity_title(part): _make_curve(reports, split, part) for part in maxima}
-        part = largest_reliable_change((gains or {}).get(split, {}))
+        part = largest_reliable_change(gains[split])
         moved = "no part changed reliably"
-        if part is not None and gains is not None:
+        if part is not None:
             moved = f"{quantity_title(part)} changed most, {100 * gains[split][part].mean:+.0f}"
         where = "Held-out" if split == "test" else split
         panels.append(Panel(f"{where}: {moved}", partial(_draw_curves, curves=parts)))

@@ -61,7 +61,7 @@ def test_every_part_of_a_reward_is_drawn_however_many_there_are() -> None:
     names = [f"part{i}" for i in range(9)]
     means = {name: Interval(0.5, 0.4, 0.6) for name in (*names, "return")}
     reports = [EvalReport(version, (), {"test/sampled": means}) for version in (0, 10)]
-    _, parts = learning_panels(reports, dict.fromkeys(names, 1.0))
+    _, parts = learning_panels(reports, dict.fromkeys(names, 1.0), (), {"test": {}})
     axes = draw(parts)
     assert [text.get_text() for text in axes.texts] == [f"{name} 50" for name in names]
     lines = {(line.get_color(), line.get_marker()) for line in axes.lines}
@@ -78,7 +78,7 @@ def test_closing_table_fits_a_terminal() -> None:
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:
-    left, right = map(draw, learning_panels(ONE_TURN, MAXIMA))
+    left, right = map(draw, learning_panels(ONE_TURN, MAXIMA, (), {"test": {}}))
     assert [list(line.get_xdata()) for line in left.lines] == [[0, 40]]
     assert list(left.lines[0].get_ydata()) == pytest.approx([25, 45])
     assert [list(line.get_ydata()) for line in right.lines] == [pytest.approx([50, 90]), pytest.approx([50, 50])]
@@ -111,7 +111,7 @@ def test_points_that_coincide_are_one_with_their_area() -> None:
 
 
 def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
-    panel = learning_panels(ONE_TURN, MAXIMA)[1]
+    panel = learning_panels(ONE_TURN, MAXIMA, (), {"test": {}})[1]
     element = render_svg(panel, "a")
     assert element == render_svg(panel, "a")
     assert f'aria-label="{panel.title}"' in element
