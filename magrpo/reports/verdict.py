@@ -45,13 +45,6 @@ class Verdict:
     num_problems: int
     """Number of problems over which the gain, or the single measurement, is averaged."""
 
-    @property
-    def summary(self) -> str:
-        """``better: +39.5 [+36.1, +42.8] percentage points``; the return where it was measured once."""
-        if self.gain is None:
-            return f"{self.word}: return {_format_percent(self.after)} of the maximum"
-        return f"{self.word}: {format_difference(self.gain)} percentage points"
-
 
 def judge_run(run: EvaluatedRun) -> Verdict:
     """Judge a run by its first and its last evaluation."""
@@ -75,7 +68,8 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     after = mean_returns(reports[-1], config.reward)
     if len(reports) == 1:
         over = format_count(len(after), "held-out problems")
-        text = f"the joint return on {over} is {_format_percent(last)} of the maximum"
+        interval = f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
+        text = f"the joint return on {over} is {last.mean:.1%} {interval} of the maximum"
         return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after))
     first = reports[0].summary[HEADLINE]["return"]
     before = mean_returns(reports[0], config.reward)
@@ -146,7 +140,3 @@ def _advise(word: Word, num_problems: int, iterations: int, config: RunConfig) -
     too_few = f"{format_count(num_problems, 'problems')}: too few for a verdict, {MIN_PROBLEMS} are needed; "
     advice = ", ".join(parts)
     return too_few + advice if num_problems < MIN_PROBLEMS else advice
-
-
-def _format_percent(value: Interval) -> str:
-    return f"{value.mean:.1%} [{100 * value.low:.1f}, {100 * value.high:.1f}]"

@@ -59,7 +59,6 @@ def test_one_evaluation_has_no_gain(config: RunConfig) -> None:
     assert verdict.sentence == (
         "measured once: the joint return on 8 held-out problems is 50.0% [50.0, 50.0] of the maximum"
     )
-    assert verdict.summary == "measured once: return 50.0% [50.0, 50.0] of the maximum"
 
 
 def test_advice_names_the_key_that_limits_the_evaluation(config: RunConfig) -> None:

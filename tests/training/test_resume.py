@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, RunInfo
 
 from magrpo.reports.evaluations import EvaluatedRun
-from magrpo.reports.figures import format_wall_time
+from magrpo.reports.figures import format_difference, format_wall_time
 from magrpo.reports.publish import rebuild_report
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import flatten_config
@@ -213,7 +213,8 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")
     verdict = judge_run(EvaluatedRun.read(store))
     assert "Finished.\n" in tags["mlflow.note.content"]
-    assert (tags["verdict"], tags["gain"]) == (verdict.word, verdict.summary.split(": ")[1].split(" percentage")[0])
+    assert verdict.gain is not None
+    assert (tags["verdict"], tags["gain"]) == (verdict.word, format_difference(verdict.gain))
     assert f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}\n" in tags["mlflow.note.content"]
     wall_time = read_wall_time(store.path)
     assert wall_time is not None
