@@ -98,8 +98,8 @@ class Notices:
             "stage": state.describe_step(),
             "reason": reason,
             "returns": state.describe_returns() or "none measured yet",
-            **({"verdict": verdict.sentence} if verdict is not None else {}),
-            **({"resume": self._attempt.resume_command} if event == "failure" else {}),
+            "verdict": "" if verdict is None else verdict.sentence,
+            "resume": self._attempt.resume_command if event == "failure" else "",
             "mlflow": f"{command}, then {address}" if command else address,
             "prefect": self._page or "",
         }
@@ -107,7 +107,10 @@ class Notices:
 
 
 def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
-    """Send a notice to every service, within ``PATIENCE_S``; log a warning for each that fails, without its URL."""
+    """Send a notice to every service, within ``PATIENCE_S``; log a warning for each that fails, without its URL.
+
+    Fields that are empty are left out.
+    """
     from apprise import NotifyBase, NotifyType  # imports about a hundred services
 
     services = make_apprise()
