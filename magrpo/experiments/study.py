@@ -8,7 +8,7 @@ does. :mod:`magrpo.experiments.study_runs` executes the runs.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -175,7 +175,7 @@ def load_study(path: Path, name: str | None, root: Path | None, locate: Callable
     study = Study(path, check_run_name(name or path.stem, longest=60), config, root or Path("runs"), sources)
     if root is None:
         first = study.load_config(config.arms[0], [*config.set, *config.arms[0].set])
-        study = Study(path, study.name, config, first.root, sources)
+        study = replace(study, root=first.root)
     configs = [study.configure_run(run) for run in study.list_samples()]
     for arm, other in zip(config.arms, configs, strict=True):
         _check_comparable(study, arm, configs[0], other)
@@ -209,7 +209,7 @@ def fix_study(study: Study) -> dict[str, Any]:
     path, now = study.folder / FIXED, study.list_fixed()
     if not path.exists():
         taken = [name for _, _, name in study.list_reported()] + [run.run_id for run in study.list_pilots()]
-        if clash := next((name for name in taken if RunStore(study.root, name).exists()), None):
+        if clash := next((name for name in taken if study.find_store(name).exists()), None):
             raise ConfigError(f"run {clash} exists in {study.root}: choose another --name for the study")
         if (table := study.folder / TABLE).exists():
             raise ConfigError(

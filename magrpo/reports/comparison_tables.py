@@ -114,7 +114,7 @@ def equal_tokens_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
     rows = []
     for run, report in nearest:
         budget = run.budget_at(report)
-        counts = (f"{getattr(budget, unit):,}" for unit in ("iteration", *UNITS))
+        counts = (f"{count:,}" for count in (budget.iteration, *budget.counts.values()))
         cells = (figures.format_interval(name, report.summary[HEADLINE][name]) for name in columns)
         rows.append((run.run_id, *counts, *cells))
     note = (
