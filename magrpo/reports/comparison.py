@@ -52,11 +52,6 @@ def list_differences(runs: Sequence[EvaluatedRun]) -> dict[str, list[str]]:
     return {key: [config.get(key, "(none)") for config in configs] for key in list_differing_keys(configs)}
 
 
-def compare_with_first(runs: Sequence[EvaluatedRun]) -> list[RunComparison]:
-    """Judge every run but the first against the first."""
-    return [judge_difference(runs[0], run) for run in runs[1:]]
-
-
 def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
     """Judge the second run against the first.
 

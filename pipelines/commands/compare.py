@@ -13,7 +13,7 @@ from magrpo.plugins import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels
-from magrpo.reports.comparison import compare_with_first, list_differences
+from magrpo.reports.comparison import judge_difference, list_differences
 from magrpo.reports.comparison_tables import comparison_sections, summary_table
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.page import PageSection, Pictures, print_banners, print_tables, write_page
@@ -62,9 +62,8 @@ def _compare_trainings(stores: Sequence[RunStore], folder: Path, console: Consol
     evaluations = {run.run_id: run.reports for run in runs}
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), OVER_PROBLEMS)
     ends = [f"{run.run_id} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
-    comparisons = compare_with_first(runs)
-    *others, last = (run.run_id for run in runs)
-    title = f"Comparison of {', '.join(others)} and {last}"
+    comparisons = [judge_difference(runs[0], run) for run in runs[1:]]
+    title = _title_comparison([run.run_id for run in runs])
     banners = [comparison.banner for comparison in comparisons]
     curves_section = PageSection(curves, f"Return: {', '.join(ends)}")
     write_page(folder / "compare.html", title, [*banners, curves_section, *comparison_sections(runs)])
