@@ -63,7 +63,8 @@ def _compare_trainings(stores: Sequence[RunStore], folder: Path, console: Consol
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), OVER_PROBLEMS)
     ends = [f"{run.run_id} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
     comparisons = [judge_difference(runs[0], run) for run in runs[1:]]
-    title = _title_comparison([run.run_id for run in runs])
+    *others, last = (run.run_id for run in runs)
+    title = f"Comparison of {', '.join(others)} and {last}"
     banners = [comparison.banner for comparison in comparisons]
     curves_section = PageSection(curves, f"Return: {', '.join(ends)}")
     write_page(folder / "compare.html", title, [*banners, curves_section, *comparison_sections(runs)])
