@@ -17,7 +17,7 @@ from magrpo.run.files import CRITICS, read_scored, read_values, samples_file
 from magrpo.run.store import read_records
 from magrpo.types import Sample
 from pipelines.cli import main
-from tests.pipelines.micro import blank_pictures, run_locally, write_config
+from tests.pipelines.micro import run_locally, write_config
 from tests.training.test_resume import Runs, die_after_commit
 
 CRITIC = ["rollout.group_size=1", "agents.0.estimator=iac", "agents.1.estimator=maac"]
@@ -28,8 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """With an uninterrupted run, ``whole``."""
     folder = tmp_path_factory.mktemp("critics")
     runs = Runs(folder, [str(write_config(folder, iterations=2)), *CRITIC, "tracking.traces=0"])
-    with blank_pictures():
-        assert main(runs.arguments("whole")) == 0
+    assert main(runs.arguments("whole")) == 0
     return runs
 
 
@@ -57,8 +56,7 @@ def test_two_turns_hold_values_of_the_second(tmp_path: Path) -> None:
     """A chain of two turns: with lambda 0 the first turn's return is its reward and the value of the second."""
     overrides = ["env.num_turns=2", "critic.gae_lambda=0", "algo.gamma=0.5", "tracking.traces=0"]
     config = load_config(write_config(tmp_path, iterations=2), [*CRITIC, *overrides])
-    with blank_pictures():
-        store, _, _ = run_locally(config)
+    store, _, _ = run_locally(config)
     folder = store.stage_folder("00002/credit")
     values = {(node.task_id, node.path): node.values for node in read_values(folder.with_name("critic"))}
     assert sorted({len(path) for _, path in values}) == [0, 1]
@@ -76,8 +74,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_so_does_one_from_its_critic(runs: 
     whole = runs.outcome("whole")
     assert runs.train("killed", partial(die_after_commit, "00002/critic")) == -signal.SIGKILL
     for flags in ([], ["--from-stage", "critic:2"]):
-        with blank_pictures():
-            assert main([*runs.arguments("killed"), *flags]) == 0
+        assert main([*runs.arguments("killed"), *flags]) == 0
         assert runs.outcome("killed") == whole
 
 

@@ -20,16 +20,10 @@ from magrpo.training.loop import run_steps
 from magrpo.training.recorder import RunRecorder
 from pipelines.cli import main
 from tests.memory_tracker import MemoryTracker
-from tests.pipelines.micro import blank_pictures, open_stages, run_locally, write_config
+from tests.pipelines.micro import open_stages, run_locally, write_config
 from tests.training.test_resume import Runs
 
 REMEDY = "delete this folder and resume the run, which computes it again"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _pictures() -> Iterator[None]:
-    with blank_pictures():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -18,16 +18,10 @@ from magrpo.plugins import ConfigError
 from magrpo.run.files import WEIGHTS, kept_iterations
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.store import RunStore
-from tests.pipelines.micro import blank_pictures, run_locally, write_config
+from tests.pipelines.micro import run_locally, write_config
 from tests.training.test_damage import digests, resume
 
 LAGS = {0: [], 1: ["train.lag=1", "algo.importance_cap=2"]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _pictures() -> Iterator[None]:
-    with blank_pictures():
-        yield
 
 
 @pytest.fixture(scope="module", params=LAGS)

@@ -17,7 +17,7 @@ from magrpo.run.files import read_drawn, read_groups, read_pairs, read_scored, s
 from magrpo.run.store import read_records
 from magrpo.types import Action, Sample
 from pipelines.cli import main
-from tests.pipelines.micro import blank_pictures, write_config
+from tests.pipelines.micro import write_config
 from tests.training.test_resume import Runs, die_after_commit
 
 OLD = ["rollout.joint_mode=crossed", "rollout.old_partners=6"]
@@ -29,8 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("partners")
     repeating = ["problems.size=2", "penalty.cut_off=0.1", "tracking.traces=0", "train.keep_weights=evaluated"]
     runs = Runs(folder, [str(write_config(folder, iterations=3)), *OLD, *repeating])
-    with blank_pictures():
-        assert main(runs.arguments("whole")) == 0
+    assert main(runs.arguments("whole")) == 0
     return runs
 
 
@@ -94,8 +93,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_so_does_one_from_its_partners(runs
     whole = runs.outcome("whole")
     assert runs.train("killed", partial(die_after_commit, "00002/partners")) == -signal.SIGKILL
     for flags in ([], ["--from-stage", "partners:2"]):  # which needs the weights of checkpoint 1, deleted since
-        with blank_pictures():
-            assert main([*runs.arguments("killed"), *flags]) == 0
+        assert main([*runs.arguments("killed"), *flags]) == 0
         assert runs.outcome("killed") == whole
 
 

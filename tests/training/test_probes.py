@@ -23,7 +23,7 @@ from magrpo.training.keys import make_key
 from magrpo.types import Execution, Problem, Request, RolloutGroup, ScoredTurn
 from pipelines.cli import main
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, render
-from tests.pipelines.micro import blank_pictures, write_config
+from tests.pipelines.micro import write_config
 from tests.stages.test_rollout import AGENTS
 from tests.training.test_resume import Runs, die_after_commit
 
@@ -142,8 +142,7 @@ def test_what_cannot_be_probed_is_refused(tmp_path: Path, overrides: list[str], 
 def test_a_run_counts_all_tokens_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     overrides = ["rollout.probe_size=2", "rollout.max_draws=3", "tracking.traces=0"]
     runs = Runs(tmp_path, [str(write_config(tmp_path, iterations=2)), *overrides])
-    with blank_pictures():
-        assert main(runs.arguments("whole")) == 0
+    assert main(runs.arguments("whole")) == 0
     metrics = runs.metrics("whole")
     for iteration in (1, 2):
         folder = runs.root / "whole" / "stages" / f"{iteration:05d}" / "score.0"
@@ -153,6 +152,5 @@ def test_a_run_counts_all_tokens_and_goes_on_bit_for_bit(tmp_path: Path) -> None
         assert found["rollout/groups"] <= found["rollout/probed_problems"] <= 6
     assert runs.train("killed", partial(die_after_commit, "00002/rollout.0")) == -signal.SIGKILL
     for flags in ([], ["--from-stage", "rollout:2"]):
-        with blank_pictures():
-            assert main([*runs.arguments("killed"), *flags]) == 0
+        assert main([*runs.arguments("killed"), *flags]) == 0
         assert runs.outcome("killed") == runs.outcome("whole")
