@@ -111,19 +111,25 @@ class ThreadRanks:
 
 
 @pytest.mark.parametrize(
-    "algo",
+    ("lanes", "count", "algo"),
     [
-        {},
-        {"update_epochs": 2, "beta": 0.1},
-        {"update_epochs": 2, "ratio": "sequence", "loss_norm": "sequence_mean"},
-        {"update_epochs": 2, "loss": "madpo"},
+        (1, 2, {}),
+        (2, 2, {}),
+        (2, 4, {}),
+        (2, 4, {"update_epochs": 2, "beta": 0.1}),
+        (2, 4, {"update_epochs": 2, "ratio": "sequence", "loss_norm": "sequence_mean"}),
+        (2, 2, {"update_epochs": 2, "loss": "madpo"}),
+        (2, 4, {"update_epochs": 2, "loss": "madpo"}),
     ],
 )
-@pytest.mark.parametrize(("lanes", "count"), [(1, 2), (2, 2), (2, 4)])
 def test_ranks_take_the_steps_of_one_process(
     base: Path, dump: Path, lanes: int, count: int, algo: dict[str, Any]
 ) -> None:
-    """In one case a rank runs out of memory: all of them halve their micro-batches."""
+    """Without options a rank runs out of memory: all of them halve their micro-batches.
+
+    Of four ranks, two share the lanes of an agent while two compute the other agent; two ranks share the lanes of one
+    agent after another, or have an agent each.
+    """
     agents = ("helper", "main")
     options: dict[str, Any] = {"algo": algo, "agents": agents, "lanes": lanes}
     samples = [{agent: make_samples(2 * i + k) for k, agent in enumerate(agents)} for i in range(2)]
