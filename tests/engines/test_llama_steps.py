@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,7 +19,8 @@ from magrpo.types import Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, tiny_config, tiny_policy
 
 NO_STATES = Prompts([], mask=torch.ones(1, 1, dtype=torch.bool), parents=torch.zeros(1, dtype=torch.long))
-LENGTHS = {"padded": (3, 9, 17, 30), "as long": (9, 9, 9, 9)}
+PADDED, EQUAL = (3, 9, 17, 30), (9, 9, 9, 9)
+"""Lengths of prompts."""
 
 
 def with_biases(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -64,24 +65,30 @@ def ask(lengths: Sequence[int]) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("weights", ["lora", "full"])
+GROUPED = tiny_config("qwen2", hidden_size=128, num_kv_heads=2)
+BIASES = with_biases(tiny_config("llama", hidden_size=128, num_kv_heads=1, num_layers=3))
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "weights", "lengths"),
     [
-        tiny_config("llama"),
-        tiny_config("llama", hidden_size=128, num_kv_heads=2, tie=False),
-        with_biases(tiny_config("llama", hidden_size=128, num_kv_heads=1, num_layers=3)),
-        tiny_config("qwen2", tie=False),
-        tiny_config("qwen2", hidden_size=128, num_kv_heads=2),
+        (tiny_config("llama"), "lora", PADDED),
+        (tiny_config("llama", hidden_size=128, num_kv_heads=2, tie=False), "lora", PADDED),
+        (BIASES, "lora", PADDED),
+        (BIASES, "full", PADDED),
+        (tiny_config("qwen2", tie=False), "lora", PADDED),
+        (GROUPED, "lora", PADDED),
+        (GROUPED, "lora", EQUAL),
     ],
-    ids=["llama", "llama-grouped", "llama-biases", "qwen2", "qwen2-grouped"],
+    ids=["llama", "llama-untied", "llama-biases", "llama-full", "qwen2-untied", "qwen2-grouped", "qwen2-equal"],
 )
-def test_logits_are_those_of_the_model(tmp_path: Path, config: PreTrainedConfig, weights: str, lengths: str) -> None:
+def test_logits_are_those_of_the_model(
+    tmp_path: Path, config: PreTrainedConfig, weights: Literal["lora", "full"], lengths: Sequence[int]
+) -> None:
     policy = tiny_policy(tmp_path, config, weights=weights)
     start = partial(start_padded, make_step=BothSteps)
     with decoding_model(policy, "main") as model:
-        completions = decode_batch(model, ask(LENGTHS[lengths]), [2, 7, 8], None, start=start)
+        completions = decode_batch(model, ask(lengths), [2, 7, 8], None, start=start)
     assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
 
 
