@@ -414,8 +414,21 @@ def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(base: 
         assert find_logit_map(model) is None
 
 
-LOADING = """
+# Trims its heap, then loads weights three times: by transformers, by magrpo, and by magrpo without bars of downloads.
+FRESH = """
 import sys
+import psutil, torch
+from magrpo.model.lineup import trim_heap
+
+freed, kept = [], []
+for _ in range(6400):
+    freed.append(torch.ones(2**14))  # 64 KiB, which glibc takes from its heap
+    kept.append(torch.ones(16))
+freed.clear()
+print(psutil.Process().memory_info().rss)
+trim_heap()
+print(psutil.Process().memory_info().rss)
+
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from transformers import AutoModelForCausalLM
 from magrpo.config.agents import AgentConfig
@@ -432,39 +445,30 @@ print(are_progress_bars_disabled())
 """
 
 
-def test_weights_load_without_a_bar_and_downloads_keep_theirs(tmp_path: Path) -> None:
-    base = tiny_base(tmp_path / "base")
-    # A process of its own: bars are a state of the process, and tqdm reads its environment when it is imported.
-    command = [sys.executable, "-c", LOADING, str(base)]
+@pytest.fixture(scope="module")
+def fresh(base: Path) -> subprocess.CompletedProcess[str]:
+    """What a process of its own said. In this one's heap, holes of earlier tests would take the small tensors; and bars
+    are a state of the process, in which tqdm has read its environment when it was imported."""
     environment = {name: value for name, value in os.environ.items() if "PROGRESS_BARS" not in name}
-    loaded = subprocess.run(
-        command, env=environment | {"TQDM_DELAY": "0"}, capture_output=True, text=True, check=True, timeout=300
+    return subprocess.run(
+        [sys.executable, "-c", FRESH, str(base)],
+        env=environment | {"TQDM_DELAY": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
-    by_transformers, by_magrpo = loaded.stderr.split("===\n")
+
+
+def test_weights_load_without_a_bar_and_downloads_keep_theirs(fresh: subprocess.CompletedProcess[str]) -> None:
+    by_transformers, by_magrpo = fresh.stderr.split("===\n")
     assert "Loading weights" in by_transformers, "transformers shows one by itself"
     assert "Loading weights" not in by_magrpo
-    assert loaded.stdout.split() == ["False", "True"]
-
-
-TRIMMING = """
-import psutil, torch
-from magrpo.model.lineup import trim_heap
-
-freed, kept = [], []
-for _ in range(6400):
-    freed.append(torch.ones(2**14))  # 64 KiB, which glibc takes from its heap
-    kept.append(torch.ones(16))
-freed.clear()
-print(psutil.Process().memory_info().rss)
-trim_heap()
-print(psutil.Process().memory_info().rss)
-"""
+    assert fresh.stdout.split()[2:] == ["False", "True"]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
-def test_freed_memory_goes_back_to_the_system() -> None:
+def test_freed_memory_goes_back_to_the_system(fresh: subprocess.CompletedProcess[str]) -> None:
     """As after an update: small tensors that live on lie above large ones that do not."""
-    # A process of its own: in this one's heap, holes of earlier tests would take the small tensors.
-    run = subprocess.run([sys.executable, "-c", TRIMMING], capture_output=True, text=True, check=True, timeout=300)
-    before, after = (int(line) / 2**20 for line in run.stdout.split())
+    before, after = (int(line) / 2**20 for line in fresh.stdout.split()[:2])
     assert after < before - 300
