@@ -30,11 +30,6 @@ IDS = torch.tensor([[5, 6, 7, 8]])
 LORA = LoraConfig(rank=4)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_base(tmp_path_factory.mktemp("base"))
-
-
 def agents(base: Path, **weights: str) -> list[AgentConfig]:
     return [
         AgentConfig.model_validate({"name": name, "role": name, "model": str(base), "weights": kind})

@@ -23,12 +23,7 @@ from magrpo.run.files import OPTIMIZER_SHARDS
 from magrpo.stages.memory_fitting import MicroBatchTooLarge
 from magrpo.stages.update import Updater
 from tests.stages.updating import assert_close, assert_equal, before_each_pass, make_samples, run_out_of_memory
-from tests.tiny import tiny_base, unmarked_base
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_base(tmp_path_factory.mktemp("base"))
+from tests.tiny import unmarked_base
 
 
 @pytest.fixture

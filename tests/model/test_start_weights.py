@@ -26,11 +26,6 @@ ADAPTER = {"r": 4, "lora_alpha": 32, "target_modules": list(LORA.target_modules)
 """peft's options of the adapter that ``LORA`` makes."""
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_base(tmp_path_factory.mktemp("base"))
-
-
 def make_adapter(base: Path, folder: Path, **options: Any) -> Path:
     """An adapter that peft made elsewhere, with weights that differ from those at its initialisation."""
     generator = torch.Generator().manual_seed(2)

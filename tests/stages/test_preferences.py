@@ -31,18 +31,12 @@ from tests.stages.updating import (
     naive_logps,
     weights_of,
 )
-from tests.tiny import tiny_base
 
 BETA = 0.3
 SIZE = 3
 RETURNS = [[1.0, 2.0, 2.0, 3.0, 0.5, 1.0, 2.5, 2.0, 4.0], [1.0] * 9, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
 """Of all pairs of three completions at three nodes; the second has no preference."""
 PICKS = list(product(range(SIZE), repeat=2))
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_base(tmp_path_factory.mktemp("base"))
 
 
 def joint_samples(agents: Sequence[str] = ("helper", "main")) -> tuple[dict[str, list[Sample]], list[Comparison]]:
