@@ -23,7 +23,7 @@ from magrpo.stages.update import Updater
 from magrpo.types import Message, Observation, Request, Sample, SamplingParams
 from tests.engines.families import CACHED, MAX_LENGTH, PADDED, WHOLE, Family, make_config
 from tests.stages.updating import TEMPERATURE, assert_close, naive_gradient, naive_logps, on_policy
-from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
+from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, tiny_policy
 
 FAMILIES = PADDED | CACHED | WHOLE
 WAYS = dict.fromkeys(PADDED, ways.PADDED) | dict.fromkeys(CACHED, ways.CACHED) | dict.fromkeys(WHOLE, ways.WHOLE)
@@ -148,17 +148,13 @@ def type_name(policy: Policy) -> str:
 def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = BertConfig(vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LENGTH, **sizes)
-    base = tiny_base(tmp_path / "base", config)
-    agents = [AgentConfig(name="main", role="main", model=str(base), weights="full")]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), 0)
+    policy = tiny_policy(tmp_path, config, weights="full")
     with pytest.raises(ConfigError, match=r"base': BertLMHeadModel is not a causal language model: .*docs/engines.md"):
         LocalEngine(policy, 256, 1).serve(0, {}).generate(ask("main"))
 
 
 def test_weights_that_diverged_are_named_as_such(tmp_path: Path) -> None:
-    base = tiny_base(tmp_path / "base", make_config("qwen3", PADDED["qwen3"]))
-    agents = [AgentConfig(name="main", role="main", model=str(base), weights="full")]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), 0)
+    policy = tiny_policy(tmp_path, make_config("qwen3", PADDED["qwen3"]), weights="full")
     with torch.no_grad():
         next(iter(policy.parameters("main").values())).fill_(torch.nan)
     with pytest.raises(EngineError, match="logits are not finite"):
@@ -167,9 +163,7 @@ def test_weights_that_diverged_are_named_as_such(tmp_path: Path) -> None:
 
 def test_a_forward_pass_that_fails_is_explained(tmp_path: Path) -> None:
     two_heads = Family({"rotary_dim": 16})  # CodeGen needs four
-    base = tiny_base(tmp_path / "base", make_config("codegen", two_heads))
-    agents = [AgentConfig(name="main", role="main", model=str(base), weights="full")]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), 0)
+    policy = tiny_policy(tmp_path, make_config("codegen", two_heads), weights="full")
     with pytest.raises(ConfigError, match=r"pass of CodeGenForCausalLM in float32 fails here: .*shape.*; try model.dt"):
         LocalEngine(policy, 256, 1).serve(0, {}).generate(ask("main"))
 

@@ -23,7 +23,7 @@ from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
 from tests.engines.scripted import script_servers
 from tests.fakes import FakeGpu
-from tests.tiny import tiny_base
+from tests.tiny import tiny_base, tiny_policy
 
 # Appends the kind of each call to a file, and "Ready" before it says that it has started. Until then it waits for as
 # many servers to be starting as the first argument says.
@@ -164,34 +164,28 @@ def test_cached_memory_goes_back_once_nothing_refers_to_it(machine: Machine, mon
 
 def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_path: Path) -> None:
     """vLLM's adapter kernels assert on anything but half precision, half a minute into the start."""
-    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
+    policy = tiny_policy(tmp_path)
     policy.lineup.device = torch.device("cuda")
     with pytest.raises(ConfigError, match=r"no float32 adapters on CUDA; set model.dtype = 'bfloat16'"):
         VllmEngine().open(EngineHost.of(policy))
 
 
 def test_mixed_precision_is_refused_before_a_server_starts(tmp_path: Path) -> None:
-    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
-    policy = Policy.open(agents, ModelConfig(device="cpu", dtype="mixed"), LoraConfig(), seed=0)
     with pytest.raises(ConfigError, match=r"vLLM has no model\.dtype = 'mixed'; set 'float32'"):
-        VllmEngine().open(EngineHost.of(policy))
+        VllmEngine().open(EngineHost.of(tiny_policy(tmp_path, dtype="mixed")))
 
 
 @pytest.mark.parametrize(
     ("dtype", "head_dtype"), [("bfloat16", "float32"), ("bfloat16", "auto"), ("float32", "float32")]
 )
 def test_servers_compute_logits_as_the_update_does(tmp_path: Path, dtype: str, head_dtype: str) -> None:
-    base = str(tiny_base(tmp_path / "base"))
-    model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype, "head_dtype": head_dtype})
-    policy = Policy.open([AgentConfig(name="main", role="main", model=base)], model, LoraConfig(), seed=0)
+    policy = tiny_policy(tmp_path, dtype=dtype, head_dtype=head_dtype)
     expected = {"head_dtype": "float32"} if (dtype, head_dtype) == ("bfloat16", "float32") else None
     assert make_arguments(EngineHost.of(policy), ["main"], 1.0).get("hf_overrides") == expected
 
 
 def test_a_sampler_with_gpus_of_its_own_fills_them(tmp_path: Path) -> None:
-    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
+    policy = tiny_policy(tmp_path)
     policy.lineup.device = torch.device("cuda")
     shared = make_arguments(EngineHost.of(policy), ["main"], 1.0)
     owned = make_arguments(replace(EngineHost.of(policy), gpus=2, owns_gpus=True), ["main"], 1.0)

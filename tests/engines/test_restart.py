@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.vllm import VllmEngine
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.engines.scripted import script_servers
-from tests.tiny import EOS, tiny_base
+from tests.tiny import EOS, tiny_policy
 
 # Appends every call to a file. Answers one item at a time with its seed, and dies after as many as the file DIE_AFTER
 # says; each server takes one line from it.
@@ -51,11 +50,9 @@ ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=5), seed) for 
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
     """A policy of one agent; a vLLM engine opened for it runs ``SERVER``, which logs its calls in ``tmp_path``."""
     command = [sys.executable, "-c", SERVER.replace("STOP", str(EOS))]
-    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
     script_servers(monkeypatch, lambda: command)
     monkeypatch.setenv("SCRIPT", str(tmp_path))
-    return policy
+    return tiny_policy(tmp_path)
 
 
 def asked(folder: Path) -> list[list[int]]:

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.model.critic import Critic, Fit, count_features, encode_prompts, read_critics, write_critics
-from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from tests.tiny import perturb, tiny_base
+from tests.tiny import perturb, tiny_policy
 
 
 def observations(num: int = 64) -> torch.Tensor:
@@ -67,8 +65,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_features_are_those_of_the_frozen_base_and_of_each_prompt_alone(tmp_path: Path) -> None:
-    agent = AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))
-    policy = Policy.open([agent], ModelConfig(device="cpu"), LoraConfig(rank=2), seed=0)
+    policy = tiny_policy(tmp_path)
     prompts = [(5, 6, 7), (8, 9), (5, 6, 7), (10, 11, 12, 13)]
     counted: list[int] = []
     features = encode_prompts(policy, "main", prompts, 8, counted.append)
