@@ -5,8 +5,10 @@ Real training of tiny models; only the texts are scripted, so that it is known w
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,6 +158,14 @@ def train(folder: Path, engine: str, iterations: int = 5, overrides: Sequence[st
     return RunStore.open(folder / "runs", "run")
 
 
+@pytest.fixture(scope="module")
+def gamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str]:
+    """A run whose agents learn to copy, and what it printed."""
+    with redirect_stdout(io.StringIO()) as printed:
+        store = train(tmp_path_factory.mktemp("gamed"), "Copying")
+    return store, printed.getvalue()
+
+
 WARNINGS = (
     "elaboration's answers were cut at rollout.max_new_tokens = 8: ",
     "title (25% of the reward) gave no signal for 5 iterations: it was equal within every group, 0% of its maximum",
@@ -163,9 +173,8 @@ WARNINGS = (
 """What a gamed run says besides its verdict."""
 
 
-def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = train(tmp_path, "Copying")
-    closing = capsys.readouterr().out
+def test_a_gamed_run_says_so_in_all_places(gamed: tuple[RunStore, str], capsys: pytest.CaptureFixture[str]) -> None:
+    store, closing = gamed
     assert "result:  better with reservations: the joint return on held-out problems rose from" in closing
     assert "; no reliable change in title (0.0% of its maximum)" in closing
     assert "; but 100% of summary's answers are cut at 8 tokens" in closing
@@ -303,10 +312,9 @@ def test_equal_groups_and_large_gradients_are_named(tmp_path: Path) -> None:
     assert list_findings(learned, config, []) == []
 
 
-def test_copies_of_a_specification_are_no_fault_of_a_program(tmp_path: Path) -> None:
-    store = train(tmp_path, "Copying", iterations=1)
-    reports = read_evaluations(store)
-    last = reports[-1]
+def test_copies_of_a_specification_are_no_fault_of_a_program(gamed: tuple[RunStore, str]) -> None:
+    store, _ = gamed
+    last = read_evaluations(store)[-1]
     tested = replace(last, rows=tuple(replace(row, passed=(False,)) for row in last.rows))
     sentences = [finding.sentence for finding in list_findings([], store.config(), [tested])]
     assert sentences
