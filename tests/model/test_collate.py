@@ -108,12 +108,6 @@ def test_single_completions_need_no_mask() -> None:
     assert batch.predictors.tolist() == [2, 3, 4, 6, 7]
 
 
-def test_every_sampled_token_counts_the_end_of_sequence_included_and_none_after_it() -> None:
-    eos = 99
-    batch = collate([sample(A, (10, eos)), sample(A, (11, 12, 13, eos))], [(0,), (1,)])
-    assert batch.tokens.token_ids.tolist() == [10, eos, 11, 12, 13, eos]
-
-
 samples = st.lists(
     st.builds(
         sample,
