@@ -344,9 +344,7 @@ def test_registry_resolves_names_and_dotted_paths() -> None:
         build_plugin("problems", {})
 
 
-def test_a_lag_needs_an_importance_cap(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(plugins.CONFIG)
+def test_a_lag_needs_an_importance_cap(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.lag = 1 trains .* algo.importance_cap = 2") as caught:
         load_config(path, ["train.lag=1"])
     assert "\n" not in str(caught.value)

@@ -25,6 +25,7 @@ from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.types import PENALTY, PENDING, Action, JointReward, Problem, Prompt, Request, RolloutGroup, ScoredTurn, Turn
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
+from tests.stages.test_rollout import AGENTS as PROGRAMMERS
 
 AGENTS = tuple(AgentConfig(name=name, role=name, model="m") for name in ("summary", "elaboration"))
 POST = Problem(
@@ -181,10 +182,9 @@ def test_evaluation_prices_answers_as_training_does() -> None:
 
 
 def test_an_answer_of_a_pending_turn_costs_when_its_text_is_rewarded() -> None:
-    agents = (AgentConfig(name="h", role="helper", model="m"), AgentConfig(name="m", role="main", model="m"))
     engine = CuttingEngine(lambda request: "good..." if request.agent == "h" and request.seed % 2 else "good")
     sandbox = ScriptedSandbox(lambda _: "pass")
-    team = Team(agents, TurnsEnv(2), PassReward(), PenaltyConfig(cut_off=0.25))
+    team = Team(PROGRAMMERS, TurnsEnv(2), PassReward(), PenaltyConfig(cut_off=0.25))
     backend = Backend(engine=engine, sandbox=sandbox, render=render)
     config = RolloutConfig(group_size=8)
     first, _ = score(rollout(root_nodes([POST], config), team, backend, config, 0), team, sandbox, cache={})
@@ -202,9 +202,8 @@ def test_an_answer_of_a_pending_turn_costs_when_its_text_is_rewarded() -> None:
 
 
 def test_masked_turns_stay_masked() -> None:
-    agents = (AgentConfig(name="h", role="helper", model="m"), AgentConfig(name="m", role="main", model="m"))
     sandbox = ScriptedSandbox(lambda _: "infra_error")
-    team = Team(agents, LengthEnv(), PassReward(), PenaltyConfig(cut_off=0.25))
+    team = Team(PROGRAMMERS, LengthEnv(), PassReward(), PenaltyConfig(cut_off=0.25))
     backend = Backend(engine=CuttingEngine(lambda _: "good..."), sandbox=sandbox, render=render)
     config = RolloutConfig(group_size=2)
     [group], _ = score(rollout(root_nodes([POST], config), team, backend, config, 0), team, sandbox, cache={})
