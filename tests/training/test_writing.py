@@ -97,9 +97,10 @@ def test_a_trained_single_author_has_a_row(tmp_path: Path) -> None:
         "env.kind=writing_solo",
         "reward.kind=writing_solo",
     ]
-    assert main(["train", CONFIG, *TRAINING, *alone, "--name", "alone", *root]) == 0
+    short = ["rollout.max_new_tokens=24"]
+    assert main(["train", CONFIG, *TRAINING, *short, *alone, "--name", "alone", *root]) == 0
     arguments = ["--baselines", "single_grpo", "--single-run", "alone", "--name", "table"]
-    assert main(["evaluate", CONFIG, *NOTES, *EVALUATION, *arguments, *root]) == 0
+    assert main(["evaluate", CONFIG, *NOTES, *EVALUATION, *short, *arguments, *root]) == 0
     rows = {row.name: row for row in RunStore.open(tmp_path, "table").config().baselines.rows}
     assert list(rows) == ["single_grpo", "naive"]
     (agent,) = rows["single_grpo"].agents
