@@ -82,8 +82,17 @@ def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> Non
     assert 0.0 <= metrics["update/main/clip_frac"] <= 1.0
 
 
-@pytest.mark.parametrize("norm", ["sequence_mean", "sequence_sum"])
-@pytest.mark.parametrize("beta", [0.0, 0.2])
+@pytest.mark.parametrize(
+    ("any_base", "norm", "beta"),
+    [
+        ("linear head", "sequence_mean", 0.0),
+        ("linear head", "sequence_mean", 0.2),
+        ("linear head", "sequence_sum", 0.0),
+        ("linear head", "sequence_sum", 0.2),
+        ("scaled logits", "sequence_mean", 0.2),
+    ],
+    indirect=["any_base"],
+)
 def test_the_ratio_of_sequences_is_that_of_gspo(any_base: Path, dump: Path, norm: str, beta: float) -> None:
     """The second step takes the gradient of the objective of arXiv 2507.18071, equation 5, written out."""
     samples = make_samples()
