@@ -62,7 +62,7 @@ def test_only_linear_layers_of_the_base_are_rounded(tmp_path: Path) -> None:
         assert model(input_ids=torch.tensor([TEXT])).logits.dtype == torch.float32
 
 
-def test_a_layer_rounds_its_factors_and_its_product(tmp_path: Path) -> None:
+def test_a_layer_rounds_its_factors_and_its_product() -> None:
     exact = nn.Linear(48, 16)
     layer = RoundedLinear(48, 16)
     layer.weight, layer.bias = nn.Parameter(exact.weight.bfloat16(), requires_grad=False), exact.bias

@@ -137,7 +137,7 @@ def test_a_lost_checkpoint_after_a_pruned_one_takes_from_stage(runs: Runs, copy:
     assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
 
 
-def test_samples_that_came_out_differently_take_from_stage(runs: Runs, copy: RunStore) -> None:
+def test_samples_that_came_out_differently_take_from_stage(copy: RunStore) -> None:
     """As on a GPU: those of iteration 2 differ, and the optimizer's state before its update is pruned."""
     other, manifest = copy.stage_folder("00001/credit"), copy.manifest_of("00002/credit")
 
