@@ -26,16 +26,12 @@ def read_back(resolved: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
-def test_every_example_is_a_configuration(example: Path) -> None:
+def test_every_example_is_a_configuration_that_asks_for_the_gpu_that_it_needs(example: Path) -> None:
+    """With ``auto`` models of billions of parameters would train in float32 on a CPU."""
     config = load_config(example)
     assert read_back(config.resolved(secrets=True)) == config
-
-
-@pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
-def test_an_example_that_needs_a_gpu_asks_for_one(example: Path) -> None:
-    """With ``auto`` its models of billions of parameters would train in float32 on a CPU."""
     needs_gpu = "# Needs a CUDA GPU" in example.read_text(encoding="utf-8")
-    assert load_config(example).model.device == ("cuda" if needs_gpu else "cpu")
+    assert config.model.device == ("cuda" if needs_gpu else "cpu")
 
 
 @pytest.fixture
