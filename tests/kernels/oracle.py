@@ -11,6 +11,10 @@ from torch import Tensor
 
 from magrpo_kernels import LossOptions, Support, TokenInputs
 
+VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
+VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
+"""Options of :func:`case`: every combination of the terms of a loss."""
+
 
 def records(**arguments: Any) -> tuple[TokenInputs, LossOptions]:
     """The records that a loss takes, from arguments such as those of :func:`case`."""

@@ -18,10 +18,7 @@ from magrpo_kernels import (
     row,
 )
 from magrpo_kernels import hidden as hidden_module
-from tests.kernels.oracle import case, head_factors, loss_by_definition, records
-
-VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
-VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
+from tests.kernels.oracle import VARIANTS, case, head_factors, loss_by_definition, records
 
 
 def test_two_tokens_by_hand() -> None:

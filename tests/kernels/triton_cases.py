@@ -23,11 +23,9 @@ from magrpo_kernels import (
 )
 from magrpo_kernels.row import row_loss
 from tests.kernels.group_cases import group_inputs
-from tests.kernels.oracle import case, head_factors, loss_by_definition, records
+from tests.kernels.oracle import VARIANTS, case, head_factors, loss_by_definition, records
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
-VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
 
 
 def on_device(arguments: dict[str, object]) -> dict[str, object]:
