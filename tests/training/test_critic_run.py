@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from magrpo.run.store import read_records
 from magrpo.types import Sample
 from pipelines.cli import main
 from tests.pipelines.micro import run_locally, write_config
-from tests.training.test_resume import Runs, die_after_commit
+from tests.training.test_resume import Runs
 
 CRITIC = ["rollout.group_size=1", "agents.0.estimator=iac", "agents.1.estimator=maac"]
 
@@ -71,11 +69,7 @@ def test_two_turns_hold_values_of_the_second(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_goes_on_bit_for_bit_and_so_does_one_from_its_critic(runs: Runs) -> None:
-    whole = runs.outcome("whole")
-    assert runs.train("killed", partial(die_after_commit, "00002/critic")) == -signal.SIGKILL
-    for flags in ([], ["--from-stage", "critic:2"]):
-        assert main([*runs.arguments("killed"), *flags]) == 0
-        assert runs.outcome("killed") == whole
+    runs.assert_goes_on("00002/critic", "critic:2")
 
 
 @pytest.mark.parametrize(

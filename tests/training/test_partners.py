@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from magrpo.run.store import read_records
 from magrpo.types import Action, Sample
 from pipelines.cli import main
 from tests.pipelines.micro import write_config
-from tests.training.test_resume import Runs, die_after_commit
+from tests.training.test_resume import Runs
 
 OLD = ["rollout.joint_mode=crossed", "rollout.old_partners=6"]
 
@@ -90,11 +88,7 @@ def test_metrics_and_memory(runs: Runs) -> None:
 
 
 def test_a_killed_run_goes_on_bit_for_bit_and_so_does_one_from_its_partners(runs: Runs) -> None:
-    whole = runs.outcome("whole")
-    assert runs.train("killed", partial(die_after_commit, "00002/partners")) == -signal.SIGKILL
-    for flags in ([], ["--from-stage", "partners:2"]):  # which needs the weights of checkpoint 1, deleted since
-        assert main([*runs.arguments("killed"), *flags]) == 0
-        assert runs.outcome("killed") == whole
+    runs.assert_goes_on("00002/partners", "partners:2")  # which needs the weights of checkpoint 1, deleted since
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from pipelines.cli import main
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, render
 from tests.pipelines.micro import write_config
 from tests.stages.test_rollout import AGENTS
-from tests.training.test_resume import Runs, die_after_commit
+from tests.training.test_resume import Runs
 
 PROBLEMS = [Problem(f"t/{i}", f"p{i}", "f", "t") for i in range(12)]
 TEAM = Team(AGENTS, LengthEnv(), PassReward())
@@ -149,7 +147,4 @@ def test_a_run_counts_all_tokens_and_goes_on_bit_for_bit(tmp_path: Path) -> None
         found = metrics[f"{iteration:05d}/rollout.0"]
         assert found["rollout/tokens"] == kept + found["rollout/dropped_tokens"]
         assert found["rollout/groups"] <= found["rollout/probed_problems"] <= 6
-    assert runs.train("killed", partial(die_after_commit, "00002/rollout.0")) == -signal.SIGKILL
-    for flags in ([], ["--from-stage", "rollout:2"]):
-        assert main([*runs.arguments("killed"), *flags]) == 0
-        assert runs.outcome("killed") == runs.outcome("whole")
+    runs.assert_goes_on("00002/rollout.0", "rollout:2")

@@ -31,7 +31,7 @@ from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX
 from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.wall_time import read_wall_time
-from tests.pipelines.micro import command, write_config
+from tests.pipelines.micro import command, magrpo, write_config
 
 TIMED = ("time/", "sandbox/")
 """Metrics of the work done: wall time, and programs run, more of them where a process has run none yet."""
@@ -119,6 +119,13 @@ class Runs:
         new = ["train", *self.config, "--name", name]
         again = ["resume", name, "--root", str(self.root)]
         return [*(again if RunStore(self.root, name).exists() else new), *self.flags]
+
+    def assert_goes_on(self, folder: str, stage: str) -> None:
+        """A run killed after the output of ``folder``, resumed, and begun again from ``stage`` ends as ``whole``."""
+        assert self.train("killed", partial(die_after_commit, folder)) == -signal.SIGKILL
+        for flags in ([], ["--from-stage", stage]):
+            assert magrpo([*self.arguments("killed"), *flags]) == 0
+            assert self.outcome("killed") == self.outcome("whole")
 
     def log(self, name: str) -> Path:
         return self.root.parent / f"{name}.log"
