@@ -81,8 +81,18 @@ class EvaluatedRun:
         return {one.problem.task_id: one for one in stored if (one.split, one.mode) == ("test", "sampled")}
 
     def budget_at(self, evaluation: EvalReport) -> Budget:
-        """Return the cost of training up to one of the run's evaluations."""
-        return next(budget for budget in self.budgets if budget.iteration == evaluation.policy_version)
+        """Return the cost of training up to one of the run's evaluations.
+
+        Raises ConfigError if ``magrpo resume --from-stage`` has set aside the update that it evaluates.
+        """
+        iteration = evaluation.policy_version
+        for budget in self.budgets:
+            if budget.iteration == iteration:
+                return budget
+        raise ConfigError(
+            f"run {self.run_id}: the update of iteration {iteration} is missing; compute it again: "
+            f"magrpo resume {self.run_id}"
+        )
 
     def nearest_evaluation(self, tokens: int) -> int:
         """Return the index of the evaluation whose budget is nearest to ``tokens`` generated in training."""

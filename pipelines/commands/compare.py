@@ -58,7 +58,10 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
 
 def _compare_trainings(stores: Sequence[RunStore], folder: Path, console: Console) -> dict[str, Any]:
     runs = [EvaluatedRun.read(store) for store in stores]
-    tokens = {run.run_id: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
+    tokens = {
+        run.run_id: {report.policy_version: float(run.budget_at(report).tokens) for report in run.reports}
+        for run in runs
+    }
     evaluations = {run.run_id: run.reports for run in runs}
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), OVER_PROBLEMS)
     ends = [f"{run.run_id} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +197,16 @@ def test_a_run_that_only_evaluates_has_no_budget_to_equal(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
     two.budgets = [Budget()]
     assert match_budgets(one, two) == (-1, -1)
+
+
+def test_a_run_with_an_update_set_aside_is_to_be_resumed_first(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``magrpo resume --from-stage`` may leave an evaluation whose update is still to be computed again."""
+    runs = shutil.copytree(root, tmp_path / "runs")
+    shutil.rmtree(runs / "one" / "stages" / "00001" / "update")
+    assert main(["compare", "one", "two", "--root", str(runs), "--output", str(tmp_path / "page")]) == 2
+    assert "the update of iteration 1 is missing; compute it again: magrpo resume one" in capsys.readouterr().err
 
 
 def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
