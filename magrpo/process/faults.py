@@ -77,10 +77,13 @@ def name_full_disk(folder: Path) -> Iterator[None]:
     except (RuntimeError, SafetensorError) as error:
         if "No space left on device" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-        probe = folder / ".probe"
         try:
-            probe.write_bytes(bytes(2**20))
-            probe.unlink()
+            _write_probe(folder / ".probe")
         except OSError as full:
             raise full from error
         raise
+
+
+def _write_probe(path: Path) -> None:
+    path.write_bytes(bytes(2**20))
+    path.unlink()
