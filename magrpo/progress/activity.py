@@ -23,7 +23,7 @@ HEARTBEAT_S = 15.0
 """Seconds after which a command without a terminal repeats its current activity."""
 LOADING: Mapping[str, str] = {
     "libraries": "loading libraries",
-    "Prefect": "starting Prefect's server",
+    "Prefect": "starting Prefect",
     "Ray": "starting Ray",
     "base model": "loading the base model",
     "engine": "starting the engine",
