@@ -136,7 +136,7 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
     starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)[:, None]
     mask = torch.arange(width, device=device) >= starts  # (P, width)
     chunk = max(1, _PREFILL_TOKENS // width)
-    outputs, states = [], []
+    outputs, states, paddings = [], [], []
     for start in range(0, len(prompts), chunk):
         rows = slice(start, start + chunk)
         padding = int(starts[rows].min())  # columns that no prompt of the chunk uses
@@ -151,14 +151,18 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
             logits_to_keep=1,
         )
         outputs.append(output.logits[:, -1])
-        states.append(
-            [[functional.pad(of, (0, 0, padding, 0)) for of in _cached_states(layer)] for layer in cache.layers]
-        )
+        states.append([_cached_states(layer) for layer in cache.layers])
+        paddings.append(padding)
     joined = []
     for chunks in zip(*states, strict=True):  # one layer at a time
-        keys, values = map(torch.cat, zip(*chunks, strict=True))
-        joined.append((keys, values))
+        keys, values = (map(_pad_left, kind, paddings) for kind in zip(*chunks, strict=True))
+        joined.append((torch.cat([*keys]), torch.cat([*values])))
     return torch.cat(outputs)[parents], Prompts(joined, mask, parents)
+
+
+def _pad_left(states: Tensor, padding: int) -> Tensor:
+    """Put that many slots of padding before states (P, heads, W, size); without any they are not copied."""
+    return functional.pad(states, (0, 0, padding, 0)) if padding else states
 
 
 def _cached_states(layer: object) -> tuple[Tensor, Tensor]:

@@ -129,9 +129,9 @@ class Flows:
         wait_until(settled)
         return {task.name: task for task in sorted(found, key=lambda task: task.start_time)}
 
-    def tracked(self, name: str) -> tuple[str, dict[str, str]]:
-        """Status and tags of the one MLflow run of a run."""
-        client = MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}")
+    def tracked(self, name: str, root: Path | None = None) -> tuple[str, dict[str, str]]:
+        """Status and tags of the one MLflow run of a run; ``root``: the folder of its runs, if it is another."""
+        client = MlflowClient(f"sqlite:///{(root or self.root) / 'mlflow.db'}")
         [run] = client.search_runs(["1"], f"tags.`magrpo.run_id` = '{name}'")
         return run.info.status, run.data.tags
 
@@ -403,9 +403,11 @@ name = "only"
 
 def test_the_runs_of_a_study_are_flows_below_its_own(flows: Flows) -> None:
     log, file = flows.log("study"), flows.config.with_name("study.toml")
+    root = flows.root.with_name("studies")
     file.write_text(STUDY)
-    assert flows.command(["study", str(file)], log) == 0, log.read_text()
+    assert flows.command(["study", str(file), "--root", str(root)], log) == 0, log.read_text()
     [run], [parent] = flows.seen("study-only-s0"), flows.seen("study")
     assert (run.state_name, parent.state_name) == ("Completed", "Completed")
     assert run.parent_task_run_id is not None
-    assert flows.tracked("study-only-s0")[1]["prefect.flow_run_id"] == str(run.id)
+    assert flows.tracked("study-only-s0", root)[1]["prefect.flow_run_id"] == str(run.id)
+    assert not (root / "prefect").exists(), "a server of its own"
