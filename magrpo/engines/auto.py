@@ -6,24 +6,31 @@ from typing import TYPE_CHECKING
 
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.engines.vllm_arguments import find_vllm_obstacle
+from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.plugins import Plugin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
+    from magrpo.config.agents import AgentConfig, ModelConfig
     from magrpo.interfaces import Engine
     from magrpo.model.host import EngineHost
 
 
 class AutoEngine(Plugin):
-    """``vllm`` on CUDA if it is installed, else ``transformers``; each with its defaults."""
+    """``vllm`` on CUDA if it is installed and has the agents' precision, else ``transformers``; with their defaults."""
 
     kind: str = "auto"
 
-    def choose_engine(self, device: torch.device) -> TransformersEngine | VllmEngine:
-        """The engine plug-in for ``device``."""
-        return VllmEngine() if device.type == "cuda" and not find_vllm_obstacle("cuda") else TransformersEngine()
+    def choose_engine(
+        self, agents: Iterable[AgentConfig], model: ModelConfig, device: torch.device
+    ) -> TransformersEngine | VllmEngine:
+        """The engine plug-in for ``agents`` on ``device``."""
+        takes_vllm = device.type == "cuda" and not find_obstacle(agents, model, device)
+        return VllmEngine() if takes_vllm else TransformersEngine()
 
     def open(self, host: EngineHost) -> Engine:
-        return self.choose_engine(host.lineup.device).open(host)
+        lineup = host.lineup
+        return self.choose_engine(lineup.configs, lineup.model, lineup.device).open(host)

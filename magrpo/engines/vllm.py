@@ -19,7 +19,7 @@ import msgspec
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
-from magrpo.engines.vllm_arguments import find_vllm_obstacle, make_arguments
+from magrpo.engines.vllm_arguments import find_obstacle, make_arguments
 from magrpo.engines.vllm_server import (
     CreateEngine,
     Done,
@@ -39,7 +39,6 @@ from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
     from magrpo.model.host import EngineHost
-    from magrpo.model.lineup import Lineup
 
 log = logging.getLogger(__name__)
 _START_DEADLINE_S = 900.0
@@ -76,21 +75,10 @@ class VllmEngine(Plugin):
 
     def open(self, host: EngineHost) -> VllmClient:
         """Start the servers with the agents' base models; returns when all of them are ready."""
-        if obstacle := find_lineup_obstacle(host.lineup):
+        lineup = host.lineup
+        if obstacle := find_obstacle(lineup.configs, lineup.model, lineup.device):
             raise ConfigError(f"engine.kind: {obstacle}, or use 'transformers'")
         return VllmClient(host, self)
-
-
-def find_lineup_obstacle(lineup: Lineup) -> str:
-    """Why vLLM cannot sample from these agents here, and the remedy; empty if it can."""
-    if obstacle := find_vllm_obstacle(lineup.device.type):
-        return obstacle
-    if lineup.rounds_layers:
-        return "vLLM has no model.dtype = 'mixed'; set 'float32'"
-    has_adapters = any(lineup.weights(agent) == "lora" for agent in lineup.agents)
-    if has_adapters and lineup.device.type == "cuda" and lineup.dtype.itemsize == 4:
-        return "vLLM has no float32 adapters on CUDA; set model.dtype = 'bfloat16'"
-    return ""
 
 
 class VllmClient:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
+    from magrpo.config.agents import AgentConfig, ModelConfig
     from magrpo.model.host import EngineHost
 
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -26,6 +29,17 @@ def find_vllm_obstacle(device_type: str) -> str:
         if device_type == "cpu" and torch.version.cuda
         else ""
     )
+
+
+def find_obstacle(agents: Iterable[AgentConfig], model: ModelConfig, device: torch.device) -> str:
+    """Why vLLM cannot sample from ``agents`` on ``device``, and the remedy; empty if it can."""
+    if obstacle := find_vllm_obstacle(device.type):
+        return obstacle
+    if model.dtype == "mixed":
+        return "vLLM has no model.dtype = 'mixed'; set 'float32'"
+    if device.type == "cuda" and model.dtype == "float32" and any(agent.weights != "full" for agent in agents):
+        return "vLLM has no float32 adapters on CUDA; set model.dtype = 'bfloat16'"
+    return ""
 
 
 def make_arguments(host: EngineHost, agents: Sequence[str], cpu_cache_gib: float) -> dict[str, object]:

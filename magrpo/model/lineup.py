@@ -60,14 +60,8 @@ class Lineup:
 
     device: torch.device
     """The device of the weights, in whichever process they live."""
-    dtype: torch.dtype
-    """The dtype of frozen weights and of matrix products, but for those that :attr:`rounds_layers` is about."""
+    model: ModelConfig
     lora: LoraConfig
-    chat_template: Literal["auto", "none"]
-    float32_logits: bool = False
-    """Whether logits are float32 although matrix products are not."""
-    rounds_layers: bool = False
-    """Whether the linear layers of frozen bases multiply in bfloat16 (:mod:`magrpo.model.rounding`)."""
     _agents: dict[str, _AgentSpec] = field(default_factory=dict)
 
     @classmethod
@@ -78,10 +72,7 @@ class Lineup:
 
         Raises ConfigError if a base, its tokenizer or the device cannot be used.
         """
-        device = device or device_of(model)
-        dtype = dtype_of(model, device)
-        float32_logits = model.head_dtype == "float32" and dtype != torch.float32
-        lineup = cls(device, dtype, lora, model.chat_template, float32_logits, model.dtype == "mixed")
+        lineup = cls(device or device_of(model), model, lora)
         for named, holder in zip(agents, weight_holders(agents).values(), strict=True):
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
@@ -97,6 +88,26 @@ class Lineup:
     def agents(self) -> tuple[str, ...]:
         """Names of the agents, in the order of the config."""
         return tuple(self._agents)
+
+    @property
+    def configs(self) -> list[AgentConfig]:
+        """The agents' sections of the configuration, as :meth:`config` gives them."""
+        return [self.config(agent) for agent in self.agents]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of frozen weights and of matrix products, but for those that :attr:`rounds_layers` is about."""
+        return dtype_of(self.model, self.device)
+
+    @property
+    def float32_logits(self) -> bool:
+        """Whether logits are float32 although matrix products are not."""
+        return self.model.head_dtype == "float32" and self.dtype != torch.float32
+
+    @property
+    def rounds_layers(self) -> bool:
+        """Whether the linear layers of frozen bases multiply in bfloat16 (:mod:`magrpo.model.rounding`)."""
+        return self.model.dtype == "mixed"
 
     @property
     def product_dtype(self) -> torch.dtype:
@@ -174,7 +185,7 @@ class Lineup:
     ) -> tuple[int, ...]:
         tokenizer = entry.tokenizer
         cleaned, described = self._clean([*messages]), self._clean([*tools]) if tools else None
-        if self.chat_template == "none" or not tokenizer.chat_template:
+        if self.model.chat_template == "none" or not tokenizer.chat_template:
             return _encode_plain(tokenizer, "".join(f"{message['content']}\n" for message in cleaned))
         try:
             text = str(
@@ -221,7 +232,7 @@ class Lineup:
     def find_unused_templates(self) -> str:
         """A warning if a base has a chat template that ``model.chat_template = "none"`` ignores; empty otherwise."""
         bases = {entry.config.model for entry in self._agents.values() if entry.tokenizer.chat_template}
-        if self.chat_template == "auto" or not bases:
+        if self.model.chat_template == "auto" or not bases:
             return ""
         return (
             f'model.chat_template = "none": prompts do not use the chat template of {", ".join(sorted(bases))}, and a '

@@ -114,7 +114,7 @@ class Policy:
         if shards:
             for base in bases.values():
                 shards.spread_layers(base, {p for name, p in base.named_parameters() if ".lora_" in name})
-        policy.load(0, start_weights([lineup.config(agent) for agent in lineup.agents]))
+        policy.load(0, start_weights(lineup.configs))
         return policy
 
     @property

@@ -114,7 +114,7 @@ def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> 
 def choose_engine(config: RunConfig, device: torch.device) -> EnginePlugin:
     """The engine that will sample, where the configuration leaves the choice to ``auto``."""
     if isinstance(config.engine, AutoEngine):
-        return config.engine.choose_engine(device)
+        return config.engine.choose_engine(config.agents, config.model, device)
     return config.engine
 
 

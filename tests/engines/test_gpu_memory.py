@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 from unittest import mock
 from unittest.mock import MagicMock
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import make_arguments
 from magrpo.engines.vllm_server import Sleep, VllmServer, Wake
@@ -31,6 +33,7 @@ SERVER = """
 import os, sys, time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Literal
 import msgspec
 from magrpo.engines.vllm_server import CreateEngine, Done, ServerCall
 events = Path(os.environ["SCRIPT"])
@@ -164,10 +167,21 @@ def test_cached_memory_goes_back_once_nothing_refers_to_it(machine: Machine, mon
 
 def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_path: Path) -> None:
     """vLLM's adapter kernels assert on anything but half precision, half a minute into the start."""
-    policy = tiny_policy(tmp_path)
+    policy = tiny_policy(tmp_path, dtype="float32")
     policy.lineup.device = torch.device("cuda")
     with pytest.raises(ConfigError, match=r"no float32 adapters on CUDA; set model.dtype = 'bfloat16'"):
         VllmEngine().open(EngineHost.of(policy))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("auto", "vllm"), ("bfloat16", "vllm"), ("float32", "transformers"), ("mixed", "transformers")]
+)
+def test_auto_takes_vllm_only_where_it_has_the_precision(
+    monkeypatch: pytest.MonkeyPatch, dtype: Literal["auto", "bfloat16", "float32", "mixed"], kind: str
+) -> None:
+    monkeypatch.setattr("magrpo.engines.vllm_arguments.find_vllm_obstacle", lambda device_type: "")
+    agents = [AgentConfig(name="main", model="base")]
+    assert AutoEngine().choose_engine(agents, ModelConfig(dtype=dtype), torch.device("cuda")).kind == kind
 
 
 def test_mixed_precision_is_refused_before_a_server_starts(tmp_path: Path) -> None:
