@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magrpo.config.place import Place
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, first_line
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -194,7 +194,7 @@ def _connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "
+            f"address = {address!r}: no Ray cluster answers there ({first_line(error)}); make "
             f"this machine a node of it with `ray start --address=HEAD:6379 --num-cpus=0`, and copy the head's "
             f"~/.ray/auth_token here if it has one"
         ) from None

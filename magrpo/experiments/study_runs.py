@@ -18,6 +18,7 @@ from multiprocessing.context import SpawnProcess
 from rich.console import Console
 
 from magrpo.experiments.study import Study, StudyRun, fix_study
+from magrpo.plugins import first_line
 from magrpo.process.environment import set_verbosity
 from magrpo.process.parent import exit_with_parent
 from magrpo.process.signals import find_exit_code, raise_on_signals
@@ -149,7 +150,7 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
         run_one(store)
     except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
         (study.folder / f"{run.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
+        return f"{type(error).__name__}: {first_line(error)}"
     return ""
 
 

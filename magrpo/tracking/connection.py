@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from magrpo.config.services import TrackingConfig
 from magrpo.files.locks import lock_folder
-from magrpo.plugins import ConfigError, list_choices, quote_value
+from magrpo.plugins import ConfigError, first_line, list_choices, quote_value
 
 _DATABASE_ERROR = re.compile(r"^\(\S*Error\) .*", re.MULTILINE)
 _SERVERS = ("http", "https")
@@ -155,7 +155,7 @@ def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
         found = _DATABASE_ERROR.search(str(error))  # the first line may be about another error
-        line = found[0] if found else str(error).partition("\n")[0]
+        line = found[0] if found else first_line(error)
         reason = line.replace(uri.rstrip("/"), hide_password(uri))[:300]
         code = error.error_code if isinstance(error, MlflowException) else ""
         if may_refuse and code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:

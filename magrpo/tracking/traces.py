@@ -15,6 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from magrpo.plugins import first_line
 from magrpo.tracking.connection import RecordRefused
 from magrpo.tracking.outbox import Record
 from magrpo.types import Action, ExecutionReport, Trajectory, TrajectoryStep, TurnTimes
@@ -115,7 +116,7 @@ def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Se
     except MlflowException as error:
         answer: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
         if uri.startswith("http") and answer in _HOPELESS:
-            raise RecordRefused(str(error).partition("\n")[0][:300]) from error
+            raise RecordRefused(first_line(error)[:300]) from error
         raise
 
 

@@ -26,6 +26,7 @@ from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
 
 from magrpo.engines import EngineError
+from magrpo.plugins import first_line
 from magrpo.progress.notify import Notices
 from magrpo.progress.state import Observer, describe_error, was_refused
 from magrpo.run.steps import Step
@@ -91,7 +92,7 @@ def name_server() -> Iterator[None]:
     try:
         yield
     except HTTPError as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = first_line(error)
         where = hide_password(PREFECT_API_URL.value() or "")
         raise ServerError(f"the Prefect server at {where} (PREFECT_API_URL) failed: {reason}") from error
 
