@@ -139,9 +139,15 @@ class BaselineTable:
                 for quantity in means:
                     value = self._interval(result, key, quantity)
                     if value is not None:
-                        less = self._subtract_reference(result, key, quantity)
-                        names = {"row": result.row.name, "of": key, "quantity": quantity}
-                        measured.append({**names, "value": value, f"less_{REFERENCE}": less})
+                        measured.append(
+                            {
+                                "row": result.row.name,
+                                "of": key,
+                                "quantity": quantity,
+                                "value": value,
+                                f"less_{REFERENCE}": self._subtract_reference(result, key, quantity),
+                            }
+                        )
         tree = {
             "rows": [json.loads(result.row.model_dump_json()) for result in self.rows],
             "left_out": self.config.baselines.left_out,
