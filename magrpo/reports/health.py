@@ -1,10 +1,11 @@
-"""Findings that a return hides: answers that are cut, copied, repetitive or off their prompt, and idle rewards.
+"""Findings that a return hides: answers that are cut, copied, repetitive, alike or off their prompt, and idle rewards.
 
 A return also rises when agents copy their prompt until they are cut off, when they learn phrases that fit any prompt,
 or when part of the reward has not varied for twenty iterations. This module finds all that in the evaluations and in
 the metrics of the stages.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -25,6 +26,11 @@ MIN_PROMPT_WORDS = 0.2
 """Smallest share of words of the prompt, before training, from which losing them counts."""
 MAX_LOST = 0.5
 """Smallest part of that share whose loss counts as a finding."""
+MAX_ALIKE = 0.5
+"""Smallest share of an agent's answers with the same first words that counts, if training at least doubled it."""
+_OPENING_WORDS = 3
+_MIN_WORDS = 10
+"""Answers shorter than this have no opening: a single number or word may well be the same everywhere."""
 MAX_EQUAL_GROUPS = 0.9
 NEAR_FULL = 0.95
 """Share of its maximum from which a constant part of the reward counts as learned."""
@@ -49,15 +55,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFault:
-    """The answers of an agent are cut, copied or repetitive in too large a share, or have left their prompt.
+    """The answers of an agent are cut, copied, repetitive or alike in too large a share, or have left their prompt.
 
-    ``share``: that of the last evaluation; ``before``: that of the first one, where the two are compared.
+    ``share``: that of the last evaluation; ``before``: that of the first one, where the two are compared; ``opening``:
+    the first words of answers that begin alike.
     """
 
     agent: str
     quantity: str
     share: float
     before: float = 0.0
+    opening: str = ""
 
     def describe(self, limit: int) -> str:
         """``100% of elaboration's answers are cut at 256 tokens``."""
@@ -67,6 +75,11 @@ class AnswerFault:
         if self.quantity == "prompt_words_frac":
             was = f"{self.before:.0%} before training"
             return f"{self.agent}'s answers leave their prompt: it has {share} of their long words, {was}"
+        if self.quantity == "alike_frac":
+            return (
+                f'{share} of {self.agent}\'s answers begin with "{self.opening}", while before training at most '
+                f"{self.before:.0%} began alike"
+            )
         source = "copied from its prompt" if self.quantity == "copied_frac" else "repetitions of its own text"
         return f"{share} of the words in {self.agent}'s answers are {source}"
 
@@ -85,8 +98,8 @@ def describe_answer(stats: AnswerStats, *, is_code: bool) -> str:
 def find_answer_faults(reports: Sequence[EvalReport], agents: Iterable[str]) -> Iterator[AnswerFault]:
     """Find faults of the sampled answers to held-out problems in the last of the evaluations of a run.
 
-    Copying and leaving the prompt count only where no program is tested: tests say whether a program is about its
-    specification, and it gains nothing by repeating it.
+    Copying, beginning alike and leaving the prompt count only where no program is tested: tests say whether a program
+    is about its specification, and it gains nothing by repeating it.
     """
     are_texts = all(row.passed[-1] is None for row in reports[-1].rows)
     copied = {"copied_frac": MAX_COPIED} if are_texts else {}
@@ -97,11 +110,22 @@ def find_answer_faults(reports: Sequence[EvalReport], agents: Iterable[str]) -> 
             value = last.get(f"{agent}/{quantity}")
             if value is not None and value.mean >= limit:
                 yield AnswerFault(agent, quantity, value.mean)
+        if are_texts:
+            (_, before), (opening, share) = (_find_opening(report, agent) for report in (reports[0], reports[-1]))
+            if share >= MAX_ALIKE and share >= 2 * before:
+                yield AnswerFault(agent, "alike_frac", share, before, opening)
         words = f"{agent}/prompt_words_frac"
         if are_texts and words in first and words in last:
             before, share = first[words].mean, last[words].mean
             if before >= MIN_PROMPT_WORDS and share <= (1 - MAX_LOST) * before:
                 yield AnswerFault(agent, "prompt_words_frac", share, before)
+
+
+def _find_opening(report: EvalReport, agent: str) -> tuple[str, float]:
+    """The most common first words of an agent's sampled answers to held-out problems, and the share that has them."""
+    texts = [row.texts.get(agent, "").split() for row in report.rows if f"{row.split}/{row.mode}" == HEADLINE]
+    openings = Counter(" ".join(words[:_OPENING_WORDS]) for words in texts if len(words) >= _MIN_WORDS)
+    return next(((opening, count / len(texts)) for opening, count in openings.most_common(1)), ("", 0.0))
 
 
 def read_findings(store: RunStore) -> list[Finding]:
@@ -209,6 +233,8 @@ def _describe_answer_faults(
             yield Finding(fault.describe(limit), _advise_against_copies(config))
         elif fault.quantity == "repeated_frac":
             yield Finding(fault.describe(limit), _advise_against_repetition(config))
+        elif fault.quantity == "alike_frac":
+            yield Finding(fault.describe(limit), _advise_against_phrases(config))
         elif fault.quantity == "prompt_words_frac":
             yield Finding(fault.describe(limit), _advise_to_stay(config))
 
@@ -229,6 +255,13 @@ def _advise_against_copies(config: RunConfig) -> str:
     if config.model.chat_template == "none":
         advice += '; an instruct model needs its chat template (model.chat_template = "auto")'
     return advice
+
+
+def _advise_against_phrases(config: RunConfig) -> str:
+    return (
+        f"read the answers in the report; if the phrase is out of place, raise algo.beta (now {config.algo.beta:g}) "
+        "to hold the agents near the untrained model"
+    )
 
 
 def _advise_to_stay(config: RunConfig) -> str:

@@ -95,11 +95,16 @@ class LengthReward(Plugin):
 
 
 class WritingEngine(ScriptedEngine):
-    """Writes more words of ``source`` with every update. ``cut``: until the limit of tokens."""
+    """Writes more words of ``source`` with every update.
 
-    def __init__(self, source: str, cut: bool) -> None:
+    Args:
+        cut: Write until the limit of tokens.
+        begins_anywhere: Begin an answer with any of the words, not always with the first.
+    """
+
+    def __init__(self, source: str, *, cut: bool = False, begins_anywhere: bool = False) -> None:
         super().__init__(lambda _: "")
-        self.source, self.cut = source, cut
+        self.source, self.cut, self.begins_anywhere = source, cut, begins_anywhere
 
     def generate(self, requests: Sequence[Request], progress: object = None, version: int = 0) -> list[Action]:
         return [self._write(request, version) for request in requests]
@@ -107,7 +112,9 @@ class WritingEngine(ScriptedEngine):
     def _write(self, request: Request, version: int) -> Action:
         number = min(2 + 4 * version + request.seed % 3, 21)
         title = "Title: " if request.seed % 2 and not self.cut else ""
-        text = title + " ".join(self.source.split()[:number])
+        words = self.source.split()
+        first = request.seed % len(words) if self.begins_anywhere else 0
+        text = title + " ".join([*words[first:], *words[:first]][:number])
         ids = tuple(range(3, 3 + LIMIT))
         finish_reason = "length" if self.cut and version else "stop"
         return Action(request.agent, text, ids, (-1.0,) * len(ids), finish_reason, version)
@@ -124,14 +131,14 @@ class Praising(Plugin):
     """Agents that learn words of praise, which fit any post."""
 
     def open(self, host: object) -> WritingEngine:
-        return WritingEngine(PRAISE, cut=False)
+        return WritingEngine(PRAISE)
 
 
 class Honest(Plugin):
     """Agents that learn to write more of their own."""
 
     def open(self, host: object) -> WritingEngine:
-        return WritingEngine(OWN, cut=False)
+        return WritingEngine(OWN, begins_anywhere=True)
 
 
 def train(folder: Path, engine: str, iterations: int = 5, overrides: Sequence[str] = ()) -> RunStore:
@@ -210,7 +217,9 @@ def test_a_gamed_run_says_so_in_all_places(gamed: tuple[RunStore, str], capsys: 
     assert "- warning: elaboration's answers were cut" in run.data.tags["mlflow.note.content"]
 
 
-def test_a_run_whose_texts_leave_their_prompt_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_texts_leave_their_prompt_and_grow_alike_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = train(tmp_path, "Praising")
     closing = capsys.readouterr().out
     verdict = read_verdict(store)
@@ -221,6 +230,12 @@ def test_a_run_whose_texts_leave_their_prompt_says_so(tmp_path: Path, capsys: py
             rf"{agent}'s answers leave their prompt: it has (1|2)\d% of their long words, [89]\d% before training",
             verdict.sentence,
         )
+    assert re.search(  # some have the title before it
+        r'[5-9]\d% of elaboration\'s answers begin with "library format program", '
+        r"while before training at most 0% began alike",
+        verdict.sentence,
+    )
+    assert "if the phrase is out of place, raise algo.beta (now 0)" in closing
     advice = "read the answers in the report; raise penalty.strayed (now 0) to make leaving the prompt cost reward"
     assert advice in closing
     assert re.search(r"long words that the prompt has, % +[89]\d\.\d \u2192 [12]\d\.\d", closing)
