@@ -32,7 +32,7 @@ from magrpo.types import HEADLINE, EvalReport, EvalRow, Mode, Problem, SamplingP
 Behaviour = Callable[[EvalRow], Hashable]
 """Maps a row to a key that is equal for programs that behave alike; None if the program never returned a value."""
 
-TIMED_PROBLEMS = 16
+TIMED_PROBLEMS = 8
 """Number of held-out problems that each row answers one at a time to measure its response time."""
 
 
