@@ -55,17 +55,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFault:
-    """The answers of an agent are cut, copied, repetitive or alike in too large a share, or have left their prompt.
+    """The answers of an agent are cut, copied or repetitive in too large a share, or have left their prompt.
 
-    ``share``: that of the last evaluation; ``before``: that of the first one, where the two are compared; ``opening``:
-    the first words of answers that begin alike.
+    ``share``: that of the last evaluation; ``before``: that of the first one, where the two are compared.
     """
 
     agent: str
     quantity: str
     share: float
     before: float = 0.0
-    opening: str = ""
 
     def describe(self, limit: int) -> str:
         """``100% of elaboration's answers are cut at 256 tokens``."""
@@ -75,11 +73,6 @@ class AnswerFault:
         if self.quantity == "prompt_words_frac":
             was = f"{self.before:.0%} before training"
             return f"{self.agent}'s answers leave their prompt: it has {share} of their long words, {was}"
-        if self.quantity == "alike_frac":
-            return (
-                f'{share} of {self.agent}\'s answers begin with "{self.opening}", while before training at most '
-                f"{self.before:.0%} began alike"
-            )
         source = "copied from its prompt" if self.quantity == "copied_frac" else "repetitions of its own text"
         return f"{share} of the words in {self.agent}'s answers are {source}"
 
@@ -98,10 +91,10 @@ def describe_answer(stats: AnswerStats, *, is_code: bool) -> str:
 def find_answer_faults(reports: Sequence[EvalReport], agents: Iterable[str]) -> Iterator[AnswerFault]:
     """Find faults of the sampled answers to held-out problems in the last of the evaluations of a run.
 
-    Copying, beginning alike and leaving the prompt count only where no program is tested: tests say whether a program
-    is about its specification, and it gains nothing by repeating it.
+    Copying and leaving the prompt count only where no program is tested: tests say whether a program is about its
+    specification, and it gains nothing by repeating it.
     """
-    are_texts = all(row.passed[-1] is None for row in reports[-1].rows)
+    are_texts = _are_texts(reports[-1])
     copied = {"copied_frac": MAX_COPIED} if are_texts else {}
     limits = {"cut_off_frac": MAX_CUT_OFF, **copied, "repeated_frac": MAX_REPEATED}
     first, last = (report.summary[HEADLINE] for report in (reports[0], reports[-1]))
@@ -110,10 +103,6 @@ def find_answer_faults(reports: Sequence[EvalReport], agents: Iterable[str]) -> 
             value = last.get(f"{agent}/{quantity}")
             if value is not None and value.mean >= limit:
                 yield AnswerFault(agent, quantity, value.mean)
-        if are_texts:
-            (_, before), (opening, share) = (_find_opening(report, agent) for report in (reports[0], reports[-1]))
-            if share >= MAX_ALIKE and share >= 2 * before:
-                yield AnswerFault(agent, "alike_frac", share, before, opening)
         words = f"{agent}/prompt_words_frac"
         if are_texts and words in first and words in last:
             before, share = first[words].mean, last[words].mean
@@ -121,11 +110,9 @@ def find_answer_faults(reports: Sequence[EvalReport], agents: Iterable[str]) -> 
                 yield AnswerFault(agent, "prompt_words_frac", share, before)
 
 
-def _find_opening(report: EvalReport, agent: str) -> tuple[str, float]:
-    """The most common first words of an agent's sampled answers to held-out problems, and the share that has them."""
-    texts = [row.texts.get(agent, "").split() for row in report.rows if f"{row.split}/{row.mode}" == HEADLINE]
-    openings = Counter(" ".join(words[:_OPENING_WORDS]) for words in texts if len(words) >= _MIN_WORDS)
-    return next(((opening, count / len(texts)) for opening, count in openings.most_common(1)), ("", 0.0))
+def _are_texts(report: EvalReport) -> bool:
+    """Whether no program is tested."""
+    return all(row.passed[-1] is None for row in report.rows)
 
 
 def read_findings(store: RunStore) -> list[Finding]:
@@ -137,6 +124,7 @@ def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[Ev
     """List the findings about a run so far, those about its answers first; ``reports`` are its evaluations."""
     return [
         *_describe_answer_faults(metrics, config, reports),
+        *_find_phrases(config, reports),
         *_find_silent_parts(metrics, config),
         *_find_equal_groups(metrics, config),
         *_find_large_gradients(metrics, config),
@@ -233,8 +221,6 @@ def _describe_answer_faults(
             yield Finding(fault.describe(limit), _advise_against_copies(config))
         elif fault.quantity == "repeated_frac":
             yield Finding(fault.describe(limit), _advise_against_repetition(config))
-        elif fault.quantity == "alike_frac":
-            yield Finding(fault.describe(limit), _advise_against_phrases(config))
         elif fault.quantity == "prompt_words_frac":
             yield Finding(fault.describe(limit), _advise_to_stay(config))
 
@@ -257,19 +243,34 @@ def _advise_against_copies(config: RunConfig) -> str:
     return advice
 
 
-def _advise_against_phrases(config: RunConfig) -> str:
-    return (
-        f"read the answers in the report; if the phrase is out of place, raise algo.beta (now {config.algo.beta:g}) "
-        "to hold the agents near the untrained model"
-    )
-
-
 def _advise_to_stay(config: RunConfig) -> str:
     """Advise on answers that leave their prompt."""
     return (
         f"read the answers in the report; raise penalty.strayed (now {config.penalty.strayed:g}) to make leaving the "
         f"prompt cost reward, or lower optim.lr (now {config.optim.lr:g})"
     )
+
+
+def _find_phrases(config: RunConfig, reports: Sequence[EvalReport]) -> Iterator[Finding]:
+    """Find agents whose texts have come to begin alike: no fault where the phrase is good, so a reader decides."""
+    if not reports or not _are_texts(reports[-1]):
+        return
+    for agent in config.agents:
+        (_, before), (opening, share) = (_find_opening(report, agent.name) for report in (reports[0], reports[-1]))
+        if share >= MAX_ALIKE and share >= 2 * before:
+            yield Finding(
+                f'{share:.0%} of {agent.name}\'s answers begin with "{opening}", while before training at most '
+                f"{before:.0%} began alike",
+                f"read the answers in the report; if the phrase is out of place, raise algo.beta (now "
+                f"{config.algo.beta:g}) to hold the agents near the untrained model",
+            )
+
+
+def _find_opening(report: EvalReport, agent: str) -> tuple[str, float]:
+    """The most common first words of an agent's sampled answers to held-out problems, and the share that has them."""
+    texts = [row.texts.get(agent, "").split() for row in report.rows if f"{row.split}/{row.mode}" == HEADLINE]
+    openings = Counter(" ".join(words[:_OPENING_WORDS]) for words in texts if len(words) >= _MIN_WORDS)
+    return next(((opening, count / len(texts)) for opening, count in openings.most_common(1)), ("", 0.0))
 
 
 def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:

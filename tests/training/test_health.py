@@ -231,9 +231,9 @@ def test_a_run_whose_texts_leave_their_prompt_and_grow_alike_says_so(
             verdict.sentence,
         )
     assert re.search(  # some have the title before it
-        r'[5-9]\d% of elaboration\'s answers begin with "library format program", '
-        r"while before training at most 0% began alike",
-        verdict.sentence,
+        r'(?m)^warning: [5-9]\d% of elaboration\'s answers begin with "library format program", '
+        r"while before training at most 0% began alike$",
+        closing,
     )
     assert "if the phrase is out of place, raise algo.beta (now 0)" in closing
     advice = "read the answers in the report; raise penalty.strayed (now 0) to make leaving the prompt cost reward"
