@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.engines.vllm_arguments import find_obstacle
+from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.plugins import Plugin
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class AutoEngine(Plugin):
         self, agents: Iterable[AgentConfig], model: ModelConfig, device: torch.device
     ) -> TransformersEngine | VllmEngine:
         """The engine plug-in for ``agents`` on ``device``."""
-        takes_vllm = device.type == "cuda" and not find_obstacle(agents, model, device)
+        takes_vllm = device.type == "cuda" and not find_vllm_obstacle(agents, model, device)
         return VllmEngine() if takes_vllm else TransformersEngine()
 
     def open(self, host: EngineHost) -> Engine:

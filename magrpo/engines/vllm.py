@@ -19,7 +19,7 @@ import msgspec
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
-from magrpo.engines.vllm_arguments import find_obstacle, make_arguments
+from magrpo.engines.vllm_arguments import find_vllm_obstacle, make_arguments
 from magrpo.engines.vllm_server import (
     CreateEngine,
     Done,
@@ -76,7 +76,7 @@ class VllmEngine(Plugin):
     def open(self, host: EngineHost) -> VllmClient:
         """Start the servers with the agents' base models; returns when all of them are ready."""
         lineup = host.lineup
-        if obstacle := find_obstacle(lineup.configs, lineup.model, lineup.device):
+        if obstacle := find_vllm_obstacle(lineup.configs, lineup.model, lineup.device):
             raise ConfigError(f"engine.kind: {obstacle}, or use 'transformers'")
         return VllmClient(host, self)
 

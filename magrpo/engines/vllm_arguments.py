@@ -18,7 +18,7 @@ MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 WORKER_EXTENSION = "magrpo.engines.vllm_worker.WorkerExtension"
 
 
-def find_vllm_obstacle(device_type: str) -> str:
+def find_build_obstacle(device_type: str) -> str:
     """Why vLLM cannot compute on ``device_type``, "cuda" or "cpu", here, and the remedy; empty if it can."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed; pip install 'magrpo[vllm]'"
@@ -31,9 +31,9 @@ def find_vllm_obstacle(device_type: str) -> str:
     )
 
 
-def find_obstacle(agents: Iterable[AgentConfig], model: ModelConfig, device: torch.device) -> str:
+def find_vllm_obstacle(agents: Iterable[AgentConfig], model: ModelConfig, device: torch.device) -> str:
     """Why vLLM cannot sample from ``agents`` on ``device``, and the remedy; empty if it can."""
-    if obstacle := find_vllm_obstacle(device.type):
+    if obstacle := find_build_obstacle(device.type):
         return obstacle
     if model.dtype == "mixed":
         return "vLLM has no model.dtype = 'mixed'; set 'float32'"

@@ -15,7 +15,7 @@ from magrpo.algo.stats import seed_interval
 from magrpo.engines.local.decoding import decoding_model
 from magrpo.engines.transformers import LocalEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.engines.vllm_arguments import find_obstacle
+from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.interfaces import Served
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
@@ -43,7 +43,7 @@ def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mappin
             GENERATE: lambda: sum(_generate(policy, agent, requests) for agent in policy.agents),
         }
         lineup = policy.lineup
-        if obstacle := find_obstacle(lineup.configs, lineup.model, lineup.device):
+        if obstacle := find_vllm_obstacle(lineup.configs, lineup.model, lineup.device):
             console.print(f"no row for vllm: {obstacle}", markup=False)
         else:
             with show_activity("starting vLLM"):

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magrpo.config.services import TrackingConfig
-from magrpo.engines.vllm_arguments import find_vllm_obstacle
+from magrpo.engines.vllm_arguments import find_build_obstacle
 from magrpo.planning.card import GIB
 from magrpo.process.environment import find_command, prefect_target
 from magrpo.sandboxes import SandboxError
@@ -117,7 +117,7 @@ def _explain_missing_gpu() -> CheckResult:
 
 def check_vllm() -> Iterator[CheckResult]:
     """Look for a vLLM build that fits this machine."""
-    if obstacle := find_vllm_obstacle("cuda" if torch.cuda.is_available() else "cpu"):
+    if obstacle := find_build_obstacle("cuda" if torch.cuda.is_available() else "cpu"):
         found, _, remedy = obstacle.partition("; ")
         yield CheckResult("vLLM", "note", found, f"not needed for engine.kind=transformers; to use it: {remedy}")
     else:

@@ -11,7 +11,7 @@ from rich.filesize import pick_unit_and_suffix
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.engines.vllm import VllmEngine
-from magrpo.engines.vllm_arguments import find_obstacle
+from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
@@ -117,7 +117,7 @@ def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> I
     if place.uses_ray:
         yield Line("place", place.describe())
     yield Line("engine", f"{chosen}, on {device.type} in {precision}")
-    if isinstance(engine, VllmEngine) and (obstacle := find_obstacle(config.agents, config.model, device)):
+    if isinstance(engine, VllmEngine) and (obstacle := find_vllm_obstacle(config.agents, config.model, device)):
         yield Line("", f"{obstacle}: the run would be refused")
     if device.type == "cuda" and not torch.cuda.is_available() and not place.is_elsewhere:
         yield Line("", "PyTorch sees no CUDA device here: the run would be refused")

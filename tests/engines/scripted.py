@@ -17,4 +17,4 @@ def script_servers(monkeypatch: pytest.MonkeyPatch, start_server: Callable[[], l
         return Child(start_server(), log, environment)
 
     monkeypatch.setattr("magrpo.engines.vllm.Child", start_child)
-    monkeypatch.setattr("magrpo.engines.vllm.find_obstacle", lambda *_: "")
+    monkeypatch.setattr("magrpo.engines.vllm.find_vllm_obstacle", lambda *_: "")

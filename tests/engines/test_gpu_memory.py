@@ -33,7 +33,6 @@ SERVER = """
 import os, sys, time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
 import msgspec
 from magrpo.engines.vllm_server import CreateEngine, Done, ServerCall
 events = Path(os.environ["SCRIPT"])
@@ -179,7 +178,7 @@ def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_pat
 def test_auto_takes_vllm_only_where_it_has_the_precision(
     monkeypatch: pytest.MonkeyPatch, dtype: Literal["auto", "bfloat16", "float32", "mixed"], kind: str
 ) -> None:
-    monkeypatch.setattr("magrpo.engines.vllm_arguments.find_vllm_obstacle", lambda device_type: "")
+    monkeypatch.setattr("magrpo.engines.vllm_arguments.find_build_obstacle", lambda device_type: "")
     agents = [AgentConfig(name="main", model="base")]
     assert AutoEngine().choose_engine(agents, ModelConfig(dtype=dtype), torch.device("cuda")).kind == kind
 

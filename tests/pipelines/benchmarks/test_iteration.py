@@ -37,7 +37,7 @@ def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys:
 def test_engines_are_compared_on_the_same_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.benchmarks.engines.find_obstacle", lambda *_: "it takes half a minute to start")
+    monkeypatch.setattr("pipelines.benchmarks.engines.find_vllm_obstacle", lambda *_: "it takes half a minute to start")
     config = str(write_config(tmp_path, iterations=1))
     assert main(["bench", "iteration", config, "--rounds", "2", "--engines"]) == 0
     said = capsys.readouterr().out
