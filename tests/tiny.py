@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
 )
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
@@ -45,7 +46,7 @@ def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerBase:
 
 
 def tiny_config(
-    architecture: Literal["llama", "qwen2"] = "llama",
+    architecture: Literal["llama", "qwen2", "qwen3"] = "llama",
     vocab_size: int = VOCAB_SIZE,
     hidden_size: int = 64,
     num_layers: int = 2,
@@ -55,7 +56,7 @@ def tiny_config(
 ) -> PreTrainedConfig:
     """A stock configuration with heads of 32; ``num_kv_heads`` None is as many as there are query heads."""
     heads = hidden_size // 32
-    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[architecture]
+    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[architecture]
     return kind(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -63,6 +64,7 @@ def tiny_config(
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
         num_key_value_heads=num_kv_heads or heads,
+        head_dim=32,
         max_position_embeddings=max_length,
         tie_word_embeddings=tie,
         pad_token_id=PAD,

@@ -12,7 +12,8 @@ from rich.table import Table
 from transformers import GenerationConfig
 
 from magrpo.algo.stats import seed_interval
-from magrpo.engines.local.decoding import decoding_model
+from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
+from magrpo.engines.local.steps import ModuleStep
 from magrpo.engines.transformers import LocalEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_vllm_obstacle
@@ -24,6 +25,7 @@ from magrpo.types import Request
 from pipelines.benchmarks.turns import run_by_turns
 
 OWN, GENERATE, VLLM = "transformers (this project)", "generate of transformers", "vllm"
+MODULES = "transformers, steps through modules"
 
 
 def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mapping[str, Path], rounds: int) -> None:
@@ -40,6 +42,7 @@ def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mappin
         own = LocalEngine(policy, len(requests)).serve(policy.version, weights)
         ways: dict[str, Callable[[], int]] = {
             OWN: partial(_count_tokens, own, requests),
+            MODULES: partial(sample_through_modules, policy, requests),
             GENERATE: lambda: sum(_generate(policy, agent, requests) for agent in policy.agents),
         }
         lineup = policy.lineup
@@ -59,6 +62,18 @@ def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mappin
         ratio = "" if name == OWN else f"{interval.mean:.2f}, {interval.low:.2f} to {interval.high:.2f}"
         table.add_row(name, f"{median(found):,.0f}", ratio)
     console.print(table)
+
+
+def sample_through_modules(policy: Policy, requests: Sequence[Request]) -> int:
+    """Sample agent by agent, with every decoding step through the modules of transformers; return number of tokens."""
+    start = partial(start_padded, make_step=ModuleStep)
+    count = 0
+    for agent in policy.agents:
+        of_agent = [request for request in requests if request.agent == agent]
+        with decoding_model(policy, agent) as model:
+            completions = decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, start=start)
+        count += sum(len(completion.token_ids) for completion in completions)
+    return count
 
 
 def _count_tokens(served: Served, requests: Sequence[Request]) -> int:

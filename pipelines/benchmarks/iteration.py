@@ -25,9 +25,8 @@ from transformers import PreTrainedModel
 
 from magrpo.algo.stats import seed_interval
 from magrpo.config.run import RunConfig, load_config
-from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
+from magrpo.engines.local.decoding import decoding_model, start_padded
 from magrpo.engines.local.sampling import TokenSampler
-from magrpo.engines.local.steps import ModuleStep
 from magrpo.engines.transformers import LocalEngine
 from magrpo.model.lora import FusedLoraLinear
 from magrpo.model.policy import Policy
@@ -44,7 +43,7 @@ from magrpo.stages.update import Updater
 from magrpo.training.stages import StageRunner
 from magrpo.types import Request, RolloutGroup, SamplingParams, ScoredTurn
 from pipelines.arguments import ConfigFile, Overrides
-from pipelines.benchmarks.engines import compare_engines
+from pipelines.benchmarks.engines import compare_engines, sample_through_modules
 from pipelines.benchmarks.turns import run_by_turns
 
 PLAIN_TOKENS = 16_384
@@ -132,15 +131,8 @@ def _compare_sampling(policy: Policy, requests: Sequence[Request], rounds: int) 
     def sample_on(num_threads: int) -> object:
         return LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
 
-    start_plain = partial(start_padded, make_step=ModuleStep)
-
-    def sample_in_plain_code() -> None:
-        for agent in policy.agents:
-            of_agent = [request for request in requests if request.agent == agent]
-            with decoding_model(policy, agent) as model:
-                decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, start=start_plain)
-
-    _print_ratio("sampling", time_by_turns(partial(sample_on, torch.get_num_threads()), sample_in_plain_code, rounds))
+    plain = partial(sample_through_modules, policy, requests)
+    _print_ratio("sampling", time_by_turns(partial(sample_on, torch.get_num_threads()), plain, rounds))
     return partial(sample_on, 1)
 
 

@@ -14,6 +14,7 @@ from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
+from magrpo.engines.local.captured_steps import CapturedStep, can_capture
 from magrpo.engines.local.steps import CacheLayer, DecodingStep, ModuleStep, Prompts, drop_rows
 from magrpo.model.rounding import RoundedLinear
 
@@ -22,6 +23,8 @@ KNOWN_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM)
 
 def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
     """Make the step of a causal language model in eval mode, for up to ``room`` more tokens."""
+    if can_capture(model):
+        return CapturedStep(model, prompts, room)
     return LlamaStep(model, prompts, room) if _is_plain(model) else ModuleStep(model, prompts, room)
 
 

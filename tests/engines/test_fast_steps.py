@@ -1,4 +1,4 @@
-"""Decoding steps without modules, against the model's own forward pass: the same but for rounding."""
+"""Fast decoding steps, without modules or captured, against the model's own forward pass: the same but for rounding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import MistralConfig, PreTrainedConfig, PreTrainedModel
 
+from magrpo.engines.local.captured_steps import CapturedStep, can_capture
 from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
 from magrpo.engines.local.llama_steps import LlamaStep, make_step
 from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
@@ -35,21 +36,32 @@ def with_window(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 class BothSteps(DecodingStep):
-    """Takes both steps, compares what they say, and goes on with the model's own."""
+    """Takes a fast step and the model's own, compares what they say, and goes on with the model's own."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:
-        self.lean, self.own = make_step(model, prompts, room), ModuleStep(model, prompts, room)
-        assert isinstance(self.lean, LlamaStep)
+    def __init__(self, fast: DecodingStep, model: PreTrainedModel, prompts: Prompts, room: int) -> None:
+        self.fast, self.own = fast, ModuleStep(model, prompts, room)
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         logits = self.own(tokens, positions)
-        torch.testing.assert_close(self.lean(tokens, positions), logits, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(self.fast(tokens, positions), logits, rtol=1e-3, atol=1e-4)
         return logits
 
     def drop_rows(self, over: Tensor) -> Tensor:
         rows = self.own.drop_rows(over)
-        assert torch.equal(self.lean.drop_rows(over), rows)
+        assert torch.equal(self.fast.drop_rows(over), rows)
         return rows
+
+
+def make_lean_and_own(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
+    fast = make_step(model, prompts, room)
+    assert isinstance(fast, LlamaStep)
+    return BothSteps(fast, model, prompts, room)
+
+
+def make_captured_and_own(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
+    """The captured step runs uncaptured on a CPU: with fixed shapes, masks and all that a capture needs."""
+    assert can_capture(model) == (model.device.type == "cuda")
+    return BothSteps(CapturedStep(model, prompts, room), model, prompts, room)
 
 
 def ask(lengths: Sequence[int]) -> list[Request]:
@@ -86,7 +98,22 @@ def test_logits_are_those_of_the_model(
     tmp_path: Path, config: PreTrainedConfig, weights: Literal["lora", "full"], lengths: Sequence[int]
 ) -> None:
     policy = tiny_policy(tmp_path, config, weights=weights)
-    start = partial(start_padded, make_step=BothSteps)
+    start = partial(start_padded, make_step=make_lean_and_own)
+    with decoding_model(policy, "main") as model:
+        completions = decode_batch(model, ask(lengths), [2, 7, 8], None, start=start)
+    assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
+
+
+@pytest.mark.parametrize("lengths", [PADDED, EQUAL], ids=["padded", "equal"])
+@pytest.mark.parametrize(
+    "config", [tiny_config("llama"), GROUPED, tiny_config("qwen3")], ids=["llama", "qwen2-grouped", "qwen3"]
+)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_captured_step_gives_the_logits_of_the_model(
+    tmp_path: Path, device: str, config: PreTrainedConfig, lengths: Sequence[int]
+) -> None:
+    policy = tiny_policy(tmp_path, config, device=device, dtype="float32")
+    start = partial(start_padded, make_step=make_captured_and_own)
     with decoding_model(policy, "main") as model:
         completions = decode_batch(model, ask(lengths), [2, 7, 8], None, start=start)
     assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
