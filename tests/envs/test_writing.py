@@ -85,7 +85,7 @@ def test_the_second_author_sees_the_first_ones_text(task: str) -> None:
     assert "partner wrote" not in asked.content
     assert PROBLEM.prompt in reads.content
     assert reads.content.startswith("Your partner wrote:\nFIRSTTEXT\n\n")
-    assert reads.content.endswith("why does it matter?" if task == "tldr" else "as running text.")
+    assert reads.content.endswith("in three sentences." if task == "tldr" else "as running text.")
     for message in (asked, reads):
         assert "do not see" not in message.content
         assert "at the same time" not in message.content

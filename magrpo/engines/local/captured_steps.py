@@ -102,6 +102,7 @@ class _FixedLayer(CacheLayer):  # type: ignore[no-untyped-call]
         self._slot = slot
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.keys.index_copy_(2, self._slot, key_states)
-        self.values.index_copy_(2, self._slot, value_states)
+        # Under autocast the tensors of a prompt can have another precision than those of the next token.
+        self.keys.index_copy_(2, self._slot, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self._slot, value_states.to(self.values.dtype))
         return self.keys, self.values
