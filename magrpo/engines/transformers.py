@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _COST_ON_GPU = (
-    "sampling without vLLM leaves this GPU waiting for Python: a step of a 3B model took 66 ms on an H200, where "
-    "reading its weights takes 1.5 ms (docs/gpus.md); install vLLM, and set engine.kind = vllm"
+    "without vLLM a GPU samples for one agent after another: 2,800 tokens per second in 64 rows of a 0.5B model on an "
+    "H200, where vLLM sampled 15,300 in 128 rows on an H100 (docs/gpus.md); install vLLM, and set engine.kind = vllm"
 )
 
 

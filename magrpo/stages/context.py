@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import Progress, Sandbox, Served, Updates
-from magrpo.run import files
+from magrpo.run import files, steps
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore
 from magrpo.stages.backend import Backend, Cache, Team
@@ -122,11 +122,11 @@ class StageContext:
         return read(self.store.folder(pointer)) if kept is None else kept
 
     def read_scored(self, *, last: bool = False) -> list[RolloutGroup[ScoredTurn]]:
-        """The scored nodes of every turn, as the first stage among the inputs in its :class:`StageSpec` wrote them.
+        """The scored nodes of every turn, from the first input in its :class:`StageSpec` that this run computes.
 
         ``last``: see :meth:`read_nodes`.
         """
-        writer = self.step.spec.inputs[0]
+        writer = next(name for name in self.step.spec.inputs if steps.STAGES[name].is_needed(self.config))
         pointers = files.list_outputs(self.inputs, writer)
         assert pointers, f"{self.step}: {writer} is its first input, but wrote none of {self.step.inputs}"
         return [node for pointer in pointers for node in self.read_nodes(pointer, files.read_scored, last=last)]

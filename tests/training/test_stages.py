@@ -115,16 +115,20 @@ def keep_half(context: StageContext) -> Metrics:
     return {"filter/nodes": float(len(kept))}
 
 
-def test_a_stage_put_before_credit_feeds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_a_stage_put_before_credit_feeds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_needed: bool
+) -> None:
     halving = StageSpec(
         name="filter",
         when="turn",
         inputs=("score",),
         writer="tests.training.test_stages:keep_half",
         sections=(),
+        is_needed=lambda _: is_needed,
         activity="filtering",
     )
-    later = replace(STAGES["credit"], inputs=("filter", "partners", "critic"))
+    later = replace(STAGES["credit"], inputs=("filter", "score", "partners", "critic"))
     monkeypatch.setattr(steps, "STAGES", {**STAGES, "filter": halving, "credit": later})
     config = load_config(write_config(tmp_path), ["engine.kind=tests.plugins:Engine"])
     store = RunStore.create(config)
@@ -133,14 +137,15 @@ def test_a_stage_put_before_credit_feeds_it(tmp_path: Path, monkeypatch: pytest.
             Step("rollout", 1, "0"), [stages.run_step(Step(name, 0), []) for name in ("prepare", "start")]
         )
         scored = stages.run_step(Step("score", 1, "0"), [rollout])
-        with pytest.raises(AssertionError, match=r"credit:1: filter is its first input, but wrote none of"):
-            stages.run_step(Step("credit", 1), [scored])
-        kept = stages.run_step(Step("filter", 1, "0"), [scored])
-        nodes = len(read_groups(store.folder(rollout)))
-        assert store.metrics(kept)["filter/nodes"] == nodes / 2
-        num_agents, size = len(config.agents), config.rollout.group_size
-        samples = store.metrics(stages.run_step(Step("credit", 1), [kept]))["credit/samples"]
-        assert samples == nodes / 2 * num_agents * size
+        inputs, nodes = [scored], float(len(read_groups(store.folder(rollout))))
+        if is_needed:
+            with pytest.raises(AssertionError, match=r"credit:1: filter is its first input, but wrote none of"):
+                stages.run_step(Step("credit", 1), inputs)
+            inputs = [stages.run_step(Step("filter", 1, "0"), [scored]), scored]
+            nodes /= 2
+            assert store.metrics(inputs[0])["filter/nodes"] == nodes
+        samples = store.metrics(stages.run_step(Step("credit", 1), inputs))["credit/samples"]
+        assert samples == nodes * len(config.agents) * config.rollout.group_size
 
 
 def test_nodes_pass_through_memory_and_after_a_resume_through_files(

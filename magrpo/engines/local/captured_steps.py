@@ -5,14 +5,12 @@ and values of all tokens that there is room for, and a mask hides those that are
 are computed on, and their logits dropped.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache, LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from magrpo.engines.local.steps import CacheLayer, DecodingStep, Prompts, drop_rows
+from magrpo.engines.local.steps import CacheLayer, DecodingStep, Prompts, attends_fully, drop_rows
 
 CAPTURED_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Families whose forward pass never waits for the GPU, as a capture demands."""
@@ -20,15 +18,7 @@ CAPTURED_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 def can_capture(model: PreTrainedModel) -> bool:
     """Whether the model's step can be a CUDA graph: one of :data:`CAPTURED_MODELS`, on CUDA, with full attention."""
-    config: Any = model.config
-    layer_types = config.to_dict().get("layer_types") or ()
-    return (
-        model.device.type == "cuda"
-        and type(model) in CAPTURED_MODELS
-        # private: transformers 5.19 has a public function to set the attention, but none to read it
-        and config._attn_implementation == "sdpa"
-        and all(kind == "full_attention" for kind in layer_types)
-    )
+    return model.device.type == "cuda" and type(model) in CAPTURED_MODELS and attends_fully(model)
 
 
 class CapturedStep(DecodingStep):

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from magrpo.engines.local.captured_steps import CapturedStep, can_capture
-from magrpo.engines.local.steps import CacheLayer, DecodingStep, ModuleStep, Prompts, drop_rows
+from magrpo.engines.local.steps import CacheLayer, DecodingStep, ModuleStep, Prompts, attends_fully, drop_rows
 from magrpo.model.rounding import RoundedLinear
 
 KNOWN_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM)
@@ -36,15 +36,12 @@ def _is_plain(model: PreTrainedModel) -> bool:
     leaves = [module for name, module in model.named_modules() if not (list(module.children()) or ".lora_" in name)]
     rotary: Any = model.base_model.rotary_emb
     kinds = (nn.Linear, RoundedLinear, nn.Embedding, SiLUActivation, LlamaRMSNorm, Qwen2RMSNorm, type(rotary))
-    layer_types = config.to_dict().get("layer_types") or ()
     return (
         model.device.type == "cpu"
         and all(type(module) is RoundedLinear or _is_float32(module) for module in leaves)
         and all(type(module) in kinds for module in leaves)
-        # private: transformers 5.19 has a public function to set the attention, but none to read it
-        and config._attn_implementation == "sdpa"
+        and attends_fully(model)
         and config.hidden_act == "silu"
-        and all(kind == "full_attention" for kind in layer_types)
     )
 
 

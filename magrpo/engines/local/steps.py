@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -96,6 +97,15 @@ class CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def get_max_length(self) -> int:
         return int(self.keys.shape[2])
+
+
+def attends_fully(model: PreTrainedModel) -> bool:
+    """Whether every layer attends to all earlier tokens, with torch's ``scaled_dot_product_attention``."""
+    config: Any = model.config
+    layer_types = config.to_dict().get("layer_types") or ()
+    # private: transformers 5.19 has a public function to set the attention, but none to read it
+    is_sdpa: bool = config._attn_implementation == "sdpa"
+    return is_sdpa and all(kind == "full_attention" for kind in layer_types)
 
 
 def _add_room(states: Tensor, room: int) -> Tensor:
