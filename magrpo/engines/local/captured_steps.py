@@ -32,8 +32,7 @@ class CapturedStep(DecodingStep):
         written = prompts.mask[parents]
         self._mask = torch.cat([written, written.new_zeros(len(written), room)], dim=1)[:, None, None]  # (B, 1, 1, W+T)
         self._layers = [_FixedLayer(*states, parents, room, self._slot) for states in prompts.states]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._logits: Tensor | None = None
+        self._captured: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         count = len(tokens)
@@ -41,14 +40,12 @@ class CapturedStep(DecodingStep):
         self._slot.fill_(self._next)
         self._mask[..., self._next] = True
         self._next += 1
-        if self._graph is not None:
-            self._graph.replay()
-        elif tokens.is_cuda:
-            self._logits = self._capture()
-        else:
-            self._logits = self._run()
-        assert self._logits is not None
-        return self._logits[:count]
+        if not tokens.is_cuda:
+            return self._run()[:count]
+        self._captured = self._captured or self._capture()
+        graph, logits = self._captured
+        graph.replay()
+        return logits[:count]
 
     def _run(self) -> Tensor:
         output = self._model(
@@ -61,18 +58,17 @@ class CapturedStep(DecodingStep):
         logits: Tensor = output.logits
         return logits[:, -1]
 
-    def _capture(self) -> Tensor:
-        """Capture and run the step; return its logits, which every replay overwrites."""
+    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Capture the step; return its graph, and the logits that every replay overwrites."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._run()  # libraries allocate their workspaces, which a capture forbids
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             logits = self._run()
-        self._graph.replay()
-        return logits
+        return graph, logits
 
     def drop_rows(self, over: Tensor) -> Tensor:
         rows = drop_rows(self._layers, over)
