@@ -16,6 +16,7 @@ from magrpo.engines.local.captured_steps import CapturedStep, can_capture
 from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
 from magrpo.engines.local.llama_steps import LlamaStep, make_step
 from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
+from magrpo.model.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, tiny_config, tiny_policy
 
@@ -54,13 +55,13 @@ class BothSteps(DecodingStep):
         return rows
 
 
-def make_lean_and_own(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
+def make_lean_and_own(model: PreTrainedModel, prompts: Prompts, room: int) -> BothSteps:
     fast = make_step(model, prompts, room)
     assert isinstance(fast, LlamaStep)
     return BothSteps(fast, model, prompts, room)
 
 
-def make_captured_and_own(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
+def make_captured_and_own(model: PreTrainedModel, prompts: Prompts, room: int) -> BothSteps:
     """The captured step runs uncaptured on a CPU: with fixed shapes, masks and all that a capture needs."""
     assert can_capture(model) == (model.device.type == "cuda")
     return BothSteps(CapturedStep(model, prompts, room), model, prompts, room)
@@ -77,6 +78,16 @@ def ask(lengths: Sequence[int]) -> list[Request]:
         for i in range(4)
         if i + j < 5
     ]
+
+
+def compare_steps(
+    policy: Policy, make_both: Callable[[PreTrainedModel, Prompts, int], BothSteps], lengths: Sequence[int]
+) -> None:
+    """Decode prompts of these lengths with both steps, until rows were dropped at several lengths."""
+    start = partial(start_padded, make_step=make_both)
+    with decoding_model(policy, "main") as model:
+        completions = decode_batch(model, ask(lengths), [2, 7, 8], None, start=start)
+    assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
 
 
 GROUPED = tiny_config("qwen2", hidden_size=128, num_kv_heads=2)
@@ -100,10 +111,7 @@ def test_logits_are_those_of_the_model(
     tmp_path: Path, config: PreTrainedConfig, weights: Literal["lora", "full"], lengths: Sequence[int]
 ) -> None:
     policy = tiny_policy(tmp_path, config, weights=weights)
-    start = partial(start_padded, make_step=make_lean_and_own)
-    with decoding_model(policy, "main") as model:
-        completions = decode_batch(model, ask(lengths), [2, 7, 8], None, start=start)
-    assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
+    compare_steps(policy, make_lean_and_own, lengths)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +131,7 @@ def test_a_captured_step_gives_the_logits_of_the_model(
     tmp_path: Path, device: str, config: PreTrainedConfig, options: dict[str, Any], lengths: Sequence[int]
 ) -> None:
     policy = tiny_policy(tmp_path, config, device=device, **options)
-    start = partial(start_padded, make_step=make_captured_and_own)
-    with decoding_model(policy, "main") as model:
-        completions = decode_batch(model, ask(lengths), [2, 7, 8], None, start=start)
-    assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
+    compare_steps(policy, make_captured_and_own, lengths)
 
 
 def other_activation(model: PreTrainedModel) -> None:
