@@ -23,8 +23,7 @@ from torch.utils._pytree import tree_leaves
 from magrpo.config.run import load_config
 from magrpo.model.collate import count_padded, make_attention_mask, plan_batches
 from magrpo.model.policy import Policy
-from magrpo.planning.card import UPDATING
-from magrpo.planning.sizes import estimate_memory
+from magrpo.planning.sizes import UPDATING, estimate_memory
 from magrpo.process.children import list_family, wait_for_end
 from magrpo.run.steps import Step
 from magrpo.run.store import MANIFEST, RunStore

@@ -11,9 +11,8 @@ from magrpo.engines.vllm import VllmEngine
 from magrpo.interfaces import EnginePlugin, HasMaxBatch
 from magrpo.planning.sizes import (
     ACTIVATIONS_OF,
-    GRADIENTS,
-    KV_CACHE,
-    MERGED,
+    SAMPLING,
+    UPDATING,
     count_micro_batch_tokens,
     count_token_activations,
     estimate_memory,
@@ -32,8 +31,6 @@ FEWEST_TOKENS, MOST_TOKENS = 2048, 65_536
 waiting for Python, more make nothing faster."""
 SPARE = 2.0
 """The memory that ``"auto"`` leaves to activations, over the estimate of what they take."""
-UPDATING = (GRADIENTS, ACTIVATIONS_OF, "logits")
-"""Purposes of the memory that only an update holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> 
     is_server = isinstance(engine, VllmEngine)
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_server else None
     sizes = estimate_memory(config, dtype_bytes, max_batch)
-    cache = sizes.pop(KV_CACHE, 0.0) + sizes.pop(MERGED, 0.0)
+    cache = sum(sizes.pop(purpose, 0.0) for purpose in SAMPLING)
     update = sum(sizes.values()) + CONTEXT
     resting = update - sum(sizes[purpose] for purpose in UPDATING)
     num_tokens = count_micro_batch_tokens(config)

@@ -1,6 +1,7 @@
 """Sizes of a run known before it begins: upper bounds of an iteration's work, and memory by purpose."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -41,9 +42,13 @@ ACTIVATIONS_OF = "activations of a micro-batch"
 GRADIENTS = "gradients of the agents that are computed at once"
 KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, for sampling"
 """Purposes of memory of an engine in the run's own process; the second policy is there with ``train.lag``."""
-MERGED = "weights with merged adapters, for sampling"
+MERGED = "weights with merged adapters"
 """Purpose of memory of a float32 engine in the run's own process: the copies that
 :func:`magrpo.engines.local.decoding.decoding_model` makes."""
+SAMPLING = (KV_CACHE, MERGED)
+"""Purposes of the memory that only an engine in the run's own process holds, while it samples."""
+UPDATING = (GRADIENTS, ACTIVATIONS_OF, "logits")
+"""Purposes of the memory that only an update holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,16 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
         if config.train.lag:
             sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
     return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def sum_held_at_once(sizes: Mapping[str, float], *, overlapping: bool) -> float:
+    """The most bytes of :func:`estimate_memory` that are held at the same time.
+
+    The engine frees its memory before an update, and the update before the engine samples again, unless they are
+    ``overlapping``, as with ``train.lag``.
+    """
+    sampling, updating = (sum(sizes.get(purpose, 0.0) for purpose in purposes) for purposes in (SAMPLING, UPDATING))
+    return sum(sizes.values()) - (0.0 if overlapping else min(sampling, updating))
 
 
 def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:

@@ -17,7 +17,17 @@ from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
 from magrpo.planning.card import choose_engine, estimate_card, settle_micro_batches
 from magrpo.planning.place_check import check_place
-from magrpo.planning.sizes import KV_CACHE, MERGED, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
+from magrpo.planning.sizes import (
+    KV_CACHE,
+    POLICY,
+    SAMPLING,
+    SECOND_POLICY,
+    UPDATING,
+    estimate_disk,
+    estimate_memory,
+    estimate_work,
+    sum_held_at_once,
+)
 from magrpo.run.config_diff import list_changed_values
 from magrpo.run.files import read_place, read_problems
 from magrpo.run.rewind import steps_to_repeat
@@ -139,14 +149,20 @@ def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> I
     sizes = estimate_memory(config, dtype_bytes, max_batch)
     sampling = 0.0
     if KV_CACHE in sizes:
-        sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, KV_CACHE, MERGED))
+        sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, *SAMPLING))
     where = ""
     if place.ranks.count:  # which do not sample
-        sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (KV_CACHE, MERGED, SECOND_POLICY)}
+        sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (*SAMPLING, SECOND_POLICY)}
         where = " on each rank"
-    yield Line("memory", f"about {_format_bytes(sum(sizes.values()))}{where}, without libraries")
+    most = sum_held_at_once(sizes, overlapping=config.train.lag > 0)
+    yield Line("memory", f"about {_format_bytes(most)}{where} at once, without libraries")
     for purpose, size in sizes.items():
-        yield Entry(_format_bytes(size), purpose)
+        when = ""
+        if purpose in SAMPLING:
+            when = ", while the engine samples"
+        elif purpose in UPDATING:
+            when = ", in an update"
+        yield Entry(_format_bytes(size), f"{purpose}{when}")
     if isinstance(engine, VllmEngine) and not place.samplers.count:
         on_gpu, on_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
         yield Entry("", f"vLLM uses in addition: {on_gpu if device.type == 'cuda' else on_cpu}")

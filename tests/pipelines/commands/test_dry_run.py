@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,16 @@ from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
-from magrpo.planning.sizes import ACTIVATIONS_OF, GRADIENTS, SECOND_POLICY, estimate_memory, estimate_work
+from magrpo.planning.sizes import (
+    ACTIVATIONS_OF,
+    GRADIENTS,
+    SAMPLING,
+    SECOND_POLICY,
+    UPDATING,
+    estimate_memory,
+    estimate_work,
+    sum_held_at_once,
+)
 from magrpo.plugins import ConfigError
 from magrpo.problems.rows import check_source
 from magrpo.run.files import checkpoint_weights
@@ -162,8 +172,24 @@ def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixt
     assert SECOND_POLICY not in estimate_memory(lagged, 4, None), "servers have their own"
     assert show_plan(lagged, None, None, Place.model_validate({"ranks": {"count": 2}})) == 0
     said = capsys.readouterr().out
-    assert " on each rank, without libraries\n" in said
+    assert " on each rank at once, without libraries\n" in said
     assert "in the run's own process: a policy for sampling" in said
+
+
+def test_sampling_and_updating_share_their_memory_unless_they_overlap(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = estimate_memory(config(runs, "model.device=cpu", "engine.kind=transformers"), 4, 256)
+    sampling, updating = (sum(sizes[purpose] for purpose in purposes) for purposes in (SAMPLING, UPDATING))
+    assert 0 < sampling != updating > 0
+    everything = sum(sizes.values())
+    assert sum_held_at_once(sizes, overlapping=True) == everything
+    assert sum_held_at_once(sizes, overlapping=False) == everything - min(sampling, updating)
+    assert show_plan(config(runs, "model.device=cpu", "engine.kind=transformers"), None, None) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^memory   about [0-9.]+ .iB at once, without libraries$", said, re.M)
+    assert "  KV cache of completions, while the engine samples\n" in said
+    assert "  logits, in an update\n" in said
 
 
 def test_a_warm_up_longer_than_the_run_is_in_the_plan(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
