@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import MistralConfig, PreTrainedConfig, PreTrainedModel
 
 from magrpo.engines.local.captured_steps import CapturedStep, can_capture
-from magrpo.engines.local.decoding import decode_batch, decoding_model, start_padded
-from magrpo.engines.local.llama_steps import LlamaStep, make_step
+from magrpo.engines.local.decoding import decode_batch, decoding_model, make_step, start_padded
+from magrpo.engines.local.llama_steps import LlamaStep
 from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
 from magrpo.model.policy import Policy
 from magrpo.types import Request, SamplingParams

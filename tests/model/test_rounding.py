@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from magrpo.config.run import load_config
-from magrpo.engines.local.decoding import decoding_model
-from magrpo.engines.local.llama_steps import LlamaStep, make_step
+from magrpo.engines.local.decoding import decoding_model, make_step
+from magrpo.engines.local.llama_steps import LlamaStep
 from magrpo.engines.local.steps import Prompts
 from magrpo.engines.transformers import LocalEngine
 from magrpo.model import rounding

@@ -16,9 +16,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from magrpo.engines import Completion
-from magrpo.engines.local.llama_steps import make_step
+from magrpo.engines.local.captured_steps import CapturedStep, can_capture
+from magrpo.engines.local.llama_steps import LlamaStep, is_plain_llama
 from magrpo.engines.local.sampling import TokenSampler
-from magrpo.engines.local.steps import DecodingStep, Prompts
+from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
 from magrpo.interfaces import Progress
 from magrpo.model.rounding import RoundedLinear
 from magrpo.types import Request
@@ -32,6 +33,15 @@ the system for new memory in every layer."""
 Start = Callable[[PreTrainedModel, Sequence[Request], int], tuple[Tensor, DecodingStep]]
 """Runs the prompts of requests; returns logits (B, V) of their first new tokens, and the step that computes the next
 ones, for up to ``room`` more tokens."""
+
+
+def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
+    """Make the fastest step for a causal language model in eval mode, for up to ``room`` more tokens."""
+    if can_capture(model):
+        return CapturedStep(model, prompts, room)
+    if is_plain_llama(model):
+        return LlamaStep(model, prompts, room)
+    return ModuleStep(model, prompts, room)
 
 
 def start_padded(

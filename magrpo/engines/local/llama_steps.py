@@ -14,21 +14,13 @@ from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from magrpo.engines.local.captured_steps import CapturedStep, can_capture
-from magrpo.engines.local.steps import CacheLayer, DecodingStep, ModuleStep, Prompts, attends_fully, drop_rows
+from magrpo.engines.local.steps import CacheLayer, DecodingStep, Prompts, attends_fully, drop_rows
 from magrpo.model.rounding import RoundedLinear
 
 KNOWN_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM)
 
 
-def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
-    """Make the step of a causal language model in eval mode, for up to ``room`` more tokens."""
-    if can_capture(model):
-        return CapturedStep(model, prompts, room)
-    return LlamaStep(model, prompts, room) if _is_plain(model) else ModuleStep(model, prompts, room)
-
-
-def _is_plain(model: PreTrainedModel) -> bool:
+def is_plain_llama(model: PreTrainedModel) -> bool:
     """Whether the model is as transformers defines it, but for linear layers: float32 on a CPU, full attention."""
     if type(model) not in KNOWN_MODELS or torch.is_autocast_enabled("cpu"):
         return False
@@ -50,7 +42,7 @@ def _is_float32(module: nn.Module) -> bool:
 
 
 class LlamaStep(DecodingStep):
-    """The step of a model that :func:`make_step` finds plain."""
+    """The step of a model that :func:`is_plain_llama`."""
 
     def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:
         base: Any = model.base_model
