@@ -9,16 +9,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from magrpo.config.run import load_config
 from magrpo.model.collate import count_padded, make_attention_mask, plan_batches
@@ -30,6 +26,7 @@ from magrpo.run.store import MANIFEST, RunStore
 from magrpo.stages.update import Updater
 from magrpo.types import Sample
 from pipelines.arguments import locate_config
+from tests.memory_meter import MemoryMeter
 
 EMBEDDED = locate_config("embedded")
 SHORT = [
@@ -39,36 +36,6 @@ SHORT = [
 ]
 MAX_SAMPLING_GAP = {"cpu": 1e-3, "cuda": 0.1}
 """Largest mean difference of log-probabilities between engine and trainer: rounding of float32 and of bfloat16."""
-
-
-class MemoryMeter(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations of this thread make, on any device, until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        """The most bytes that such tensors held at a time."""
-        self._held = 0
-        self._sizes: dict[int, int] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self._note((args, kwargs), are_new=False)
-        made = func(*args, **(kwargs or {}))
-        self._note(made, are_new=True)
-        self.peak = max(self.peak, self._held)
-        return made
-
-    def _note(self, tensors: Any, *, are_new: bool) -> None:
-        for tensor in tree_leaves(tensors):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._sizes:
-                self._sizes[storage._cdata] = storage.nbytes() if are_new else 0
-                self._held += self._sizes[storage._cdata]
-                weakref.finalize(storage, self._forget, storage._cdata)
-
-    def _forget(self, address: int) -> None:
-        self._held -= self._sizes.pop(address)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -18,6 +18,7 @@ from magrpo.engines.local.llama_steps import LlamaStep
 from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
 from magrpo.model.policy import Policy
 from magrpo.types import Request, SamplingParams
+from tests.memory_meter import MemoryMeter
 from tests.tiny import VOCAB_SIZE, tiny_config, tiny_policy
 
 NO_STATES = Prompts([], mask=torch.ones(1, 1, dtype=torch.bool), parents=torch.zeros(1, dtype=torch.long))
@@ -88,6 +89,23 @@ def compare_steps(
     with decoding_model(policy, "main") as model:
         completions = decode_batch(model, ask(lengths), [2, 7, 8], None, start=start)
     assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
+
+
+def test_prompts_are_held_once(tmp_path: Path) -> None:
+    """When their chunks are joined, only those of one layer are there twice."""
+    policy = tiny_policy(tmp_path, tiny_config("llama", num_layers=12))
+    prompts = [tuple(range(3, 3 + length)) for length in range(40, 48)]
+    requests = [Request("main", prompt, SamplingParams(max_new_tokens=1), seed=0) for prompt in prompts]
+    held: list[Prompts] = []
+
+    def keep(model: PreTrainedModel, prompts: Prompts, room: int) -> DecodingStep:
+        held.append(prompts)
+        return ModuleStep(model, NO_STATES, room)
+
+    with decoding_model(policy, "main") as model, MemoryMeter() as meter, torch.no_grad():
+        start_padded(model, requests, 1, make_step=keep)
+    size = sum(states.nbytes for layer in held[0].states for states in layer)
+    assert size < meter.peak < 1.5 * size
 
 
 GROUPED = tiny_config("qwen2", hidden_size=128, num_kv_heads=2)

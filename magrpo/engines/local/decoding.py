@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -161,11 +162,14 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
             logits_to_keep=1,
         )
         outputs.append(output.logits[:, -1])
-        states.append([_cached_states(layer) for layer in cache.layers])
+        states.append(deque(_cached_states(layer) for layer in cache.layers))
         paddings.append(padding)
+    del cache, output
     joined = []
-    for chunks in zip(*states, strict=True):  # one layer at a time
-        keys, values = (map(_pad_left, kind, paddings) for kind in zip(*chunks, strict=True))
+    # A layer's chunks are freed once they are joined: all layers twice would be the most memory of an evaluation.
+    while states[0]:
+        layer = [chunk.popleft() for chunk in states]
+        keys, values = (map(_pad_left, kind, paddings) for kind in zip(*layer, strict=True))
         joined.append((torch.cat([*keys]), torch.cat([*values])))
     return torch.cat(outputs)[parents], Prompts(joined, mask, parents)
 
