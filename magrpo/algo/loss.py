@@ -176,22 +176,32 @@ def policy_loss(
     if tokens.groups is not None:
         options = replace(options, divisor=divisor)
     result = loss_of(inputs, options)
-    with torch.no_grad():
-        gains = tokens.advantages * weights
-        computed = torch.ones_like(gains) if tokens.ref_logps is not None else (gains != 0).float()
-        logps = result.logps
-        sums = {"tokens": computed.sum(), "sampling_gap": ((logps - tokens.sampling_logps).abs() * computed).sum()}
-        if old_logps is not None:
-            clip_low, clip_high = options.clip_range
-            ratio = (logps - old_logps).exp()
-            clipped = ((ratio > 1 + clip_high) & (gains > 0)) | ((ratio < 1 - clip_low) & (gains < 0))
-            sums["clipped"] = clipped.float().sum()
-        if options.importance_cap is not None:
-            before_update = logps if tokens.old_logps is None else tokens.old_logps
-            ratio = (before_update - tokens.sampling_logps).exp()
-            importance = ratio.clamp(max=options.importance_cap) * computed
-            sums["importance"], sums["importance_squared"] = importance.sum(), importance.square().sum()
-            sums["importance_capped"] = ((ratio > options.importance_cap) * computed).sum()
-        if tokens.ref_logps is not None:
-            sums["kl"] = k3(logps, tokens.ref_logps).sum()
-    return result.loss, sums, logps
+    return result.loss, _sum_metrics(tokens, weights, result.logps, old_logps, options), result.logps
+
+
+@torch.no_grad()
+def _sum_metrics(
+    tokens: SampledTokens,
+    weights: Float[Tensor, " N"],
+    logps: Float[Tensor, " N"],
+    old_logps: Float[Tensor, " N"] | None,
+    options: LossOptions,
+) -> dict[str, Float[Tensor, ""]]:
+    """The sums of :func:`policy_loss`. ``old_logps``: those of the ratio, which may be a whole completion's."""
+    gains = tokens.advantages * weights
+    computed = torch.ones_like(gains) if tokens.ref_logps is not None else (gains != 0).float()
+    sums = {"tokens": computed.sum(), "sampling_gap": ((logps - tokens.sampling_logps).abs() * computed).sum()}
+    if old_logps is not None:
+        clip_low, clip_high = options.clip_range
+        ratio = (logps - old_logps).exp()
+        clipped = ((ratio > 1 + clip_high) & (gains > 0)) | ((ratio < 1 - clip_low) & (gains < 0))
+        sums["clipped"] = clipped.float().sum()
+    if options.importance_cap is not None:
+        before_update = logps if tokens.old_logps is None else tokens.old_logps
+        ratio = (before_update - tokens.sampling_logps).exp()
+        importance = ratio.clamp(max=options.importance_cap) * computed
+        sums["importance"], sums["importance_squared"] = importance.sum(), importance.square().sum()
+        sums["importance_capped"] = ((ratio > options.importance_cap) * computed).sum()
+    if tokens.ref_logps is not None:
+        sums["kl"] = k3(logps, tokens.ref_logps).sum()
+    return sums

@@ -61,27 +61,27 @@ class TokenSampler:
         peak = scaled.amax(-1, keepdim=True)
         weights = (scaled - peak).exp_()  # (n, V), the largest is 1
         sums = _block_sums(weights)
-        log_normaliser = peak.squeeze(-1) + sums.sum(-1).log().float()
+        log_normaliser = _add_log(peak, sums)
         support: dict[int, list[int]] = {}
-        if self._only_greedy:
-            token = scaled.argmax(-1)
-        else:
-            if self._truncates:
-                kept = kept_tokens(weights, self._top_p[live], self._top_k[live])
-                weights.masked_fill_(~kept, 0)
-                sums = _block_sums(weights)
-                if self._any_records:
-                    records = self._records[live]
-                    over_support = peak.squeeze(-1) + sums.sum(-1).log().float()
-                    log_normaliser = torch.where(records, over_support, log_normaliser)
-                    rows, ids = kept[records].nonzero().cpu().unbind(-1)
-                    sizes = torch.bincount(rows, minlength=int(records.sum())).tolist()
-                    lists = [ids_of_row.tolist() for ids_of_row in torch.split(ids, sizes)]
-                    support = dict(zip(live[records].tolist(), lists, strict=True))
-            token = _invert(weights, sums, self._uniforms[live, step])
-            if self._has_greedy:
-                token = torch.where(self._greedy[live], scaled.argmax(-1), token)
+        if self._truncates:
+            kept = kept_tokens(weights, self._top_p[live], self._top_k[live])
+            weights.masked_fill_(~kept, 0)
+            sums = _block_sums(weights)
+            if self._any_records:
+                records = self._records[live]
+                log_normaliser = torch.where(records, _add_log(peak, sums), log_normaliser)
+                support = dict(zip(live[records].tolist(), _list_kept(kept[records]), strict=True))
+        token = self._draw(scaled, weights, sums, live, step)
         return token, scaled.gather(-1, token[:, None]).squeeze(-1) - log_normaliser, support
+
+    def _draw(self, scaled: Tensor, weights: Tensor, sums: Tensor, live: Tensor, step: int) -> Tensor:
+        """Draw ids (n,) from weights (n, V) with the sums of their blocks; greedy rows take their largest logit."""
+        if self._only_greedy:
+            return scaled.argmax(-1)
+        token = _invert(weights, sums, self._uniforms[live, step])
+        if self._has_greedy:
+            token = torch.where(self._greedy[live], scaled.argmax(-1), token)
+        return token
 
 
 def kept_tokens(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
@@ -164,6 +164,18 @@ def _keep_by_sorting(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     before = reached - ordered
     keep = in_top_k & ((before < top_p[:, None] * reached[:, -1:]) | (top_p[:, None] >= 1))
     return torch.zeros_like(keep).scatter_(-1, order, keep)
+
+
+def _add_log(peak: Tensor, sums: Tensor) -> Tensor:
+    """Return the logarithm (n,) of the sum of weights whose blocks have these sums, in units of logits again."""
+    return peak.squeeze(-1) + sums.sum(-1).log().float()
+
+
+def _list_kept(kept: Tensor) -> list[list[int]]:
+    """List the ids that are kept in each row of a mask (n, V), ascending."""
+    rows, ids = kept.nonzero().cpu().unbind(-1)
+    sizes = torch.bincount(rows, minlength=len(kept)).tolist()
+    return [ids_of_row.tolist() for ids_of_row in torch.split(ids, sizes)]
 
 
 def _block_sums(weights: Tensor) -> Tensor:
