@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig, LoraConfig, trained_holders, weight_holders
 from magrpo.config.run import RunConfig, count_levels
+from magrpo.engines.local.llama_steps import KNOWN_MODELS
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.model.collate import ROW_TOKENS, collate
 from magrpo.model.forward import hidden_states, takes_positions
@@ -89,17 +90,22 @@ class BaseSize:
     """Tokens of the context window."""
     token_cache: int
     """Numbers that the key-value cache holds for a token."""
+    shares_prompts: bool
+    """Whether siblings read one cache of their prompt on a CPU, instead of a copy each."""
 
     def count_own(self, agent: AgentConfig) -> int:
         """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
         return self.num_parameters if agent.weights == "full" else self.adapter_parameters
 
 
-def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
+def estimate_memory(
+    config: RunConfig, dtype_bytes: int, max_batch: int | None, prompt_tokens: int | None = None
+) -> dict[str, float]:
     """Bytes by purpose. Models are built without weights: only their configurations are read.
 
     ``max_batch`` completions are decoded at once by an engine in this process, which with ``train.lag`` has a policy of
-    its own; None: the engine and its memory are elsewhere.
+    its own; None: the engine and its memory are elsewhere. ``prompt_tokens``: the longest prompt, to which others are
+    padded; None: prompts are as long as completions.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
     models = {agent.model: read_base_model(agent, config) for agent in config.agents}
@@ -131,11 +137,15 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
         "logits": at_once * max(_count_logits(agent, models[agent.model], num_tokens, logit_bytes) for agent in apart),
     }
     if max_batch is not None:
-        rows = min(max_batch, _count_rows(config))
-        token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
+        prompt_tokens = prompt_tokens or config.rollout.max_new_tokens
         # On a CPU, agents are sampled side by side.
         side_by_side = len(config.agents) if device == "cpu" else 1
-        sizes[KV_CACHE] = side_by_side * rows * 2 * config.rollout.max_new_tokens * token_bytes
+        sizes[KV_CACHE] = side_by_side * max(
+            _count_cached_tokens(config, max_batch, prompt_tokens, shares=device == "cpu" and model.shares_prompts)
+            * model.token_cache
+            * dtype_bytes
+            for model in models.values()
+        )
         if dtype_bytes == 4 and not rounds_layers:
             copied = [models[name] for name in adapted[:side_by_side]]
             sizes[MERGED] = sum(model.num_parameters - model.outer_parameters for model in copied) * 4
@@ -179,12 +189,20 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
     return {purpose: float(size) for purpose, size in found.items() if size}
 
 
-def _count_rows(config: RunConfig) -> float:
-    """Completions of one agent that an iteration or an evaluation samples; endless if all problems are evaluated."""
+def _count_cached_tokens(config: RunConfig, max_batch: int, prompt_tokens: int, *, shares: bool) -> float:
+    """The most tokens that one agent's cache holds, in an iteration or in an evaluation.
+
+    If siblings share their prompt's cache, it is there once. Without ``eval.max_problems`` evaluations fill a batch.
+    """
     sampled = estimate_work(config).completions // len(config.agents)
-    greedy_and_sampled = 1 + config.eval.num_samples
-    evaluated = inf if config.eval.max_problems is None else config.eval.max_problems * greedy_and_sampled
-    return max(sampled, evaluated)
+    evaluated_each = 1 + config.eval.num_samples  # greedy and sampled
+    evaluated = inf if config.eval.max_problems is None else config.eval.max_problems * evaluated_each
+    found = []
+    for completions, siblings in ((sampled, config.rollout.group_size), (evaluated, evaluated_each)):
+        rows = min(max_batch, completions)
+        prompts = rows / siblings if shares else rows
+        found.append(prompts * prompt_tokens + rows * config.rollout.max_new_tokens)
+    return max(found)
 
 
 def count_micro_batch_tokens(config: RunConfig) -> int:
@@ -284,6 +302,7 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
         vocab_size=text.vocab_size,
         window=text.max_position_embeddings,
         token_cache=_count_cached(text),
+        shares_prompts=isinstance(model, KNOWN_MODELS),
     )
 
 

@@ -35,7 +35,7 @@ from magrpo.run.steps import Step, steps
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri
-from pipelines.commands.first_prompts import describe_problems
+from pipelines.commands.first_prompts import describe_problems, read_planned_problems
 from pipelines.commands.plan_lines import Entry, Line, print_lines
 
 
@@ -61,11 +61,13 @@ def show_plan(
     if repeated:
         print(Line("aside", f"{len(repeated)} committed stages, from {repeated[0]} on, would be set aside"))
     print(_describe_reuse(planned, remaining, is_new=store is None))
-    print_lines(describe_problems(config, lineup, committed))
+    problems = read_planned_problems(config, lineup, committed)
+    print_lines(describe_problems(config, lineup, problems))
     print_lines(_describe_work(config))
     print_lines(Line("warning", warning) for warning in config.list_warnings())
     print_lines(_describe_engine(config, place, device))
-    print_lines(_describe_memory(_settle_micro_batches(config, place, device), place, device))
+    longest_prompt = None if isinstance(problems, Line) else problems.longest_prompt
+    print_lines(_describe_memory(_settle_micro_batches(config, place, device), place, device, longest_prompt))
     print_lines(_describe_disk(config, root))
     print("values that differ from their defaults, or have no default")
     print("\n".join(f"  {line}" for line in list_changed_values(config)))
@@ -141,12 +143,14 @@ def _settle_micro_batches(config: RunConfig, place: Place, device: torch.device)
     return settle_micro_batches(config, dtype_of(config.model, device).itemsize, card)
 
 
-def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> Iterator[Line | Entry]:
+def _describe_memory(
+    config: RunConfig, place: Place, device: torch.device, longest_prompt: int | None
+) -> Iterator[Line | Entry]:
     """The memory of the run by use, and whether it fits the GPU."""
     engine, dtype_bytes = choose_engine(config, device), dtype_of(config.model, device).itemsize
     is_vllm = isinstance(engine, VllmEngine)
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_vllm else None
-    sizes = estimate_memory(config, dtype_bytes, max_batch)
+    sizes = estimate_memory(config, dtype_bytes, max_batch, longest_prompt)
     sampling = 0.0
     if KV_CACHE in sizes:
         sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, *SAMPLING))
@@ -171,7 +175,8 @@ def _describe_memory(config: RunConfig, place: Place, device: torch.device) -> I
         yield Entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
     tokens = config.optim.count_micro_batch_tokens(device.type)
     yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a")
-    yield Entry("", f"micro-batch of {tokens} tokens counted on meta tensors, prompts as long as completions")
+    prompts = f"prompts of {longest_prompt}" if longest_prompt else "prompts as long as completions"
+    yield Entry("", f"micro-batch of {tokens} tokens counted on meta tensors, {prompts}")
     if device.type == "cuda" and not place.uses_ray:
         yield from _describe_card(config, dtype_bytes, engine)
 

@@ -1,6 +1,7 @@
 """The problems of a planned run, and one prompt of each agent as its model will read it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from magrpo.config.run import RunConfig
 from magrpo.envs.program import AgentProgram
@@ -18,27 +19,46 @@ _MAX_COUNTED = 1000
 """Number of prompts of each agent whose tokens are counted, taking the longest texts."""
 
 
-def describe_problems(config: RunConfig, lineup: Lineup, committed: Splits | None) -> Iterator[Line]:
-    """Show the size of each split, the longest prompt, and the first prompt of each agent.
+@dataclass(frozen=True, slots=True)
+class PlannedProblems:
+    """The problems of a planned run, and the length of their longest prompt."""
+
+    splits: Splits
+    longest_prompt: int
+    """In tokens; 0 if a program writes the prompts."""
+    counts_all: bool
+    """Whether the tokens of every prompt were counted."""
+
+
+def read_planned_problems(config: RunConfig, lineup: Lineup, committed: Splits | None) -> PlannedProblems | Line:
+    """Read the problems; return a line that says why they cannot be read if they are on the hub only.
 
     ``committed``: the problems of a run that has loaded them. Raises ConfigError where the run would.
     """
     try:
         with show_activity("reading the problems"):
             splits = committed or _load_problems(config, lineup)
-            longest = _count_longest(config, lineup, splits)
+            return _count_longest(config, lineup, splits)
     except hub.NotCached as error:
         obstacle = hub.find_hub_obstacle()
         outlook = f", and {obstacle}: the run would be refused" if obstacle else "; the run will download it"
-        yield Line("problems", f"could not be read: {error}{outlook}")
+        return Line("problems", f"could not be read: {error}{outlook}")
+
+
+def describe_problems(config: RunConfig, lineup: Lineup, problems: PlannedProblems | Line) -> Iterator[Line]:
+    """Show the size of each split, the longest prompt, and the first prompt of each agent."""
+    if isinstance(problems, Line):
+        yield problems
         yield from _describe_templates(lineup)
         return
+    splits = problems.splits
     yield Line("problems", ", ".join(f"{len(members)} {split}" for split, members in splits.items()))
     if isinstance(config.env, AgentProgram):
         yield Line("program", f"{config.env.run}, which writes the prompts; not run here")
         yield from _describe_templates(lineup)
         return
-    yield Line("", f"the longest prompt has {longest}")
+    remark = "" if problems.counts_all else f", of the {_MAX_COUNTED:,} with the longest texts"
+    yield Line("", f"the longest prompt has {problems.longest_prompt:,} tokens{remark}")
     yield from _describe_templates(lineup)
     if not config.baselines.rows:
         for agent in config.agents:
@@ -56,20 +76,19 @@ def _load_problems(config: RunConfig, lineup: Lineup) -> Splits:
         return prepare(config.problems, config.rollout.problems_per_iteration, room, config.rollout.leave_out_long)
 
 
-def _count_longest(config: RunConfig, lineup: Lineup, splits: Splits) -> str:
-    """Count the tokens of the longest prompt: ``312 tokens``, with the number of prompts counted if there are more."""
+def _count_longest(config: RunConfig, lineup: Lineup, splits: Splits) -> PlannedProblems:
+    """Count the tokens of the longest prompt, of the :data:`_MAX_COUNTED` with the longest texts for each agent."""
     problems = [problem for members in splits.values() for problem in members]
-    longest, is_complete = 0, True
+    longest, counts_all = 0, True
     for team, _ in Room.of(config, lineup).teams:
         acting = team.env.acting(0)
         for agent in (agent for agent in team.agents if agent.role in acting):
             prompts = [team.env.observe(problem, agent.role, (), agent.name) for problem in problems]
             prompts.sort(key=lambda prompt: sum(len(message.content) for message in prompt.messages), reverse=True)
-            is_complete = is_complete and len(prompts) <= _MAX_COUNTED
+            counts_all = counts_all and len(prompts) <= _MAX_COUNTED
             lengths = [len(lineup.render(agent.name, prompt)) for prompt in prompts[:_MAX_COUNTED]]
             longest = max(longest, *lengths)
-    remark = "" if is_complete else f", of the {_MAX_COUNTED:,} with the longest texts"
-    return f"{longest:,} tokens{remark}"
+    return PlannedProblems(splits, longest, counts_all)
 
 
 def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> Line:

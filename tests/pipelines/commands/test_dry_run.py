@@ -16,11 +16,13 @@ from magrpo.model.policy import Policy
 from magrpo.planning.sizes import (
     ACTIVATIONS_OF,
     GRADIENTS,
+    KV_CACHE,
     SAMPLING,
     SECOND_POLICY,
     UPDATING,
     estimate_memory,
     estimate_work,
+    read_base_model,
     sum_held_at_once,
 )
 from magrpo.plugins import ConfigError
@@ -159,6 +161,20 @@ def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
     assert sizes["frozen parameters"] == 4 * frozen
     assert "KV cache of completions" not in sizes
     assert estimate_memory(resolved, 4, 256)["KV cache of completions"] > 0
+
+
+def test_the_cache_holds_each_prompt_once_where_siblings_share_it(runs: Runs) -> None:
+    rows = 3 * (1 + 4)  # of an agent in an evaluation, which is larger than an iteration
+    sampled = ["eval.max_problems=3", "eval.num_samples=4", "rollout.max_new_tokens=6", "model.device=cpu"]
+    resolved = config(runs, *sampled)
+    assert estimate_work(resolved).completions / 2 < rows
+    size = read_base_model(resolved.agents[0], resolved)
+    assert size.shares_prompts
+    of_two_agents = 2 * size.token_cache * 4
+    assert estimate_memory(resolved, 4, 256, 50)[KV_CACHE] == of_two_agents * (3 * 50 + rows * 6)
+    assert estimate_memory(resolved, 4, 4, 50)[KV_CACHE] == of_two_agents * (50 + 4 * 6), "a group of an iteration"
+    on_gpu = config(runs, *sampled, "model.device=cuda")
+    assert estimate_memory(on_gpu, 4, 256, 50)[KV_CACHE] == of_two_agents / 2 * rows * (50 + 6), "a copy each"
 
 
 def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
