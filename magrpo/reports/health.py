@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from magrpo.config.run import RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
 from magrpo.reports.series import StageMetrics, metric_series, metrics_by_iteration
@@ -318,10 +319,14 @@ def _more_variety(config: RunConfig) -> str:
 def _find_large_gradients(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
     updates = _series(metrics, "update")
     limit = config.optim.max_grad_norm
+    remedy = f"raise rollout.group_size (now {config.rollout.group_size}), which makes gradients less noisy"
+    can_cross = len(config.agents) > 1 and not isinstance(config.env, AgentProgram)
+    if config.rollout.joint_mode == "aligned" and can_cross:
+        remedy += '; so does rollout.joint_mode = "crossed", for no more tokens'
     for agent in config.agents:
         norm = _mean_of_newest(updates, f"update/{agent.name}/grad_norm")
         if norm is not None and norm > 10 * limit:
             yield Finding(
                 f"the gradient norm of {agent.name} is {norm:.1f}, far above optim.max_grad_norm = {limit:g}",
-                f"raise rollout.group_size (now {config.rollout.group_size}), which makes gradients less noisy",
+                remedy,
             )

@@ -323,6 +323,12 @@ def test_equal_groups_and_large_gradients_are_named(tmp_path: Path) -> None:
     equal, large = (finding.sentence for finding in list_findings(metrics, config, []))
     assert equal == "95% of the groups of the last 1 iteration had equal returns, which teach nothing"
     assert large == "the gradient norm of main is 25.0, far above optim.max_grad_norm = 1"
+    offer = '; so does rollout.joint_mode = "crossed", for no more tokens'
+    for mode in ("aligned", "crossed"):
+        chosen = load_config(write_config(tmp_path), [f"rollout.joint_mode={mode}"])
+        [finding] = list_findings(metrics[1:], chosen, [])
+        assert finding.remedy.startswith("raise rollout.group_size (now ")
+        assert finding.remedy.endswith(offer) == (mode == "aligned")
     learned = [(1, "credit", {"reward/frac_groups_equal": 0.95, "reward/joint": 1.65})]
     assert list_findings(learned, config, []) == []
 
