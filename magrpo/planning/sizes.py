@@ -91,7 +91,7 @@ class BaseSize:
     token_cache: int
     """Numbers that the key-value cache holds for a token."""
     shares_prompts: bool
-    """Whether siblings read one cache of their prompt on a CPU, instead of a copy each."""
+    """Whether siblings read one cache of their prompt on a CPU in float32, instead of a copy each."""
 
     def count_own(self, agent: AgentConfig) -> int:
         """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
@@ -140,8 +140,9 @@ def estimate_memory(
         prompt_tokens = prompt_tokens or config.rollout.max_new_tokens
         # On a CPU, agents are sampled side by side.
         side_by_side = len(config.agents) if device == "cpu" else 1
+        may_share = device == "cpu" and dtype_bytes == 4
         sizes[KV_CACHE] = side_by_side * max(
-            _count_cached_tokens(config, max_batch, prompt_tokens, shares=device == "cpu" and model.shares_prompts)
+            _count_cached_tokens(config, max_batch, prompt_tokens, shares=may_share and model.shares_prompts)
             * model.token_cache
             * dtype_bytes
             for model in models.values()
@@ -302,7 +303,7 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
         vocab_size=text.vocab_size,
         window=text.max_position_embeddings,
         token_cache=_count_cached(text),
-        shares_prompts=isinstance(model, KNOWN_MODELS),
+        shares_prompts=type(model) in KNOWN_MODELS,
     )
 
 

@@ -173,6 +173,8 @@ def test_the_cache_holds_each_prompt_once_where_siblings_share_it(runs: Runs) ->
     of_two_agents = 2 * size.token_cache * 4
     assert estimate_memory(resolved, 4, 256, 50)[KV_CACHE] == of_two_agents * (3 * 50 + rows * 6)
     assert estimate_memory(resolved, 4, 4, 50)[KV_CACHE] == of_two_agents * (50 + 4 * 6), "a group of an iteration"
+    in_half = estimate_memory(resolved, 2, 256, 50)[KV_CACHE]
+    assert in_half == of_two_agents / 2 * rows * (50 + 6), "a copy each in half precision"
     on_gpu = config(runs, *sampled, "model.device=cuda")
     assert estimate_memory(on_gpu, 4, 256, 50)[KV_CACHE] == of_two_agents / 2 * rows * (50 + 6), "a copy each"
 
