@@ -164,9 +164,9 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
         outputs.append(output.logits[:, -1])
         states.append(deque(_cached_states(layer) for layer in cache.layers))
         paddings.append(padding)
+    # A layer's chunks are freed once they are joined: all layers twice would be the most memory of an evaluation.
     del cache, output
     joined = []
-    # A layer's chunks are freed once they are joined: all layers twice would be the most memory of an evaluation.
     while states[0]:
         layer = [chunk.popleft() for chunk in states]
         keys, values = (map(_pad_left, kind, paddings) for kind in zip(*layer, strict=True))

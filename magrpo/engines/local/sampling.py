@@ -61,7 +61,7 @@ class TokenSampler:
         peak = scaled.amax(-1, keepdim=True)
         weights = (scaled - peak).exp_()  # (n, V), the largest is 1
         sums = _block_sums(weights)
-        log_normaliser = _add_log(peak, sums)
+        log_normaliser = _log_normaliser(peak, sums)
         support: dict[int, list[int]] = {}
         if self._truncates:
             kept = kept_tokens(weights, self._top_p[live], self._top_k[live])
@@ -69,7 +69,7 @@ class TokenSampler:
             sums = _block_sums(weights)
             if self._any_records:
                 records = self._records[live]
-                log_normaliser = torch.where(records, _add_log(peak, sums), log_normaliser)
+                log_normaliser = torch.where(records, _log_normaliser(peak, sums), log_normaliser)
                 support = dict(zip(live[records].tolist(), _list_kept(kept[records]), strict=True))
         token = self._draw(scaled, weights, sums, live, step)
         return token, scaled.gather(-1, token[:, None]).squeeze(-1) - log_normaliser, support
@@ -166,8 +166,8 @@ def _keep_by_sorting(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     return torch.zeros_like(keep).scatter_(-1, order, keep)
 
 
-def _add_log(peak: Tensor, sums: Tensor) -> Tensor:
-    """Return the logarithm (n,) of the sum of weights whose blocks have these sums, in units of logits again."""
+def _log_normaliser(peak: Tensor, sums: Tensor) -> Tensor:
+    """Return what turns logits into log-probabilities (n,), from the sums of weights ``exp(logits - peak)``."""
     return peak.squeeze(-1) + sums.sum(-1).log().float()
 
 
