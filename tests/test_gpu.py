@@ -23,8 +23,8 @@ from magrpo.planning.sizes import UPDATING, estimate_memory
 from magrpo.process.children import list_family, wait_for_end
 from magrpo.run.steps import Step
 from magrpo.run.store import MANIFEST, RunStore
-from magrpo.stages.update import Updater
 from magrpo.types import Sample
+from magrpo.updates.updater import Updater
 from pipelines.arguments import locate_config
 from tests.memory_meter import MemoryMeter
 

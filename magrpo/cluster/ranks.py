@@ -22,11 +22,11 @@ from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError
-from magrpo.stages.agent_batch import CompletionCounter
-from magrpo.stages.memory_fitting import MicroBatchTooLarge
-from magrpo.stages.update import NonFiniteLoss, SamplingGapTooLarge
 from magrpo.updates import UpdatesDied
+from magrpo.updates.agent_batch import CompletionCounter
+from magrpo.updates.memory_fitting import MicroBatchTooLarge
 from magrpo.updates.rank import RankUpdates, join_group
+from magrpo.updates.updater import NonFiniteLoss, SamplingGapTooLarge
 
 DEADLINE_S = 1800.0
 """Seconds that ranks wait for one another, such as for one micro-batch, before the update fails."""

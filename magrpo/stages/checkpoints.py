@@ -1,6 +1,6 @@
 """The stages that write checkpoints: ``start`` writes the untrained weights, ``update`` the weights after an update.
 
-The update itself is computed by :mod:`magrpo.stages.update`, in this process or on many ranks.
+The update itself is computed by :mod:`magrpo.updates.updater`, in this process or on many ranks.
 """
 
 from magrpo.stages.context import Metrics, StageContext

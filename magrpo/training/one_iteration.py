@@ -26,8 +26,8 @@ from magrpo.stages.credit import credit
 from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
-from magrpo.stages.update import Updater
 from magrpo.types import RolloutGroup, Sample, ScoredTurn
+from magrpo.updates.updater import Updater
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
 

@@ -68,7 +68,7 @@ class PartialSums:
     logps: Tensor
     """Log-probabilities of the agent's sampled tokens; 0 where another rank computes them."""
     branch: Tensor | None = None
-    """The gradient summed over this rank's lanes (:func:`~magrpo.stages.lanes.take_gradient`). None: the rank has no
+    """The gradient summed over this rank's lanes (:func:`~magrpo.updates.lanes.take_gradient`). None: the rank has no
     lanes, or the gradient is already in the parameters."""
 
 

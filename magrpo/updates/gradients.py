@@ -1,7 +1,7 @@
 """Gradients of the policy loss over one agent's micro-batches.
 
 On a CPU, adapters are trained side by side: threads, each with a share of the cores, take micro-batches of all agents.
-An update can be split over ranks, each of which computes some of the (agent, lane) pairs (:mod:`magrpo.stages.lanes`).
+An update can be split over ranks, each of which computes some of the (agent, lane) pairs (:mod:`magrpo.updates.lanes`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from magrpo.model.collate import Batch, collate, count_padded
 from magrpo.model.model_runs import ModelContext, ModelRuns
 from magrpo.model.policy import Policy
 from magrpo.model.side_by_side import Stop, count_updated_at_once, run_side_by_side
-from magrpo.stages.agent_batch import (
+from magrpo.updates.agent_batch import (
     AgentBatch,
     CompletionCounter,
     OrderedGradient,
@@ -29,7 +29,7 @@ from magrpo.stages.agent_batch import (
     list_sums,
     uses_ratio,
 )
-from magrpo.stages.lanes import LanePlan, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
+from magrpo.updates.lanes import LanePlan, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo_kernels import LossOptions
 
 ResultT = TypeVar("ResultT")

@@ -9,7 +9,7 @@ from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.model.side_by_side import hold_cores
 from magrpo.run.files import locate_weights, read_samples
-from magrpo.stages.update import Updater
+from magrpo.updates.updater import Updater
 
 
 class InlineUpdates:

@@ -13,9 +13,9 @@ from magrpo.config.run import OptimConfig
 from magrpo.model.collate import Row, plan_batches
 from magrpo.model.policy import Policy
 from magrpo.process.faults import is_out_of_memory
-from magrpo.stages.agent_batch import AgentBatch
-from magrpo.stages.lanes import Ranks
 from magrpo.types import Sample
+from magrpo.updates.agent_batch import AgentBatch
+from magrpo.updates.lanes import Ranks
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")

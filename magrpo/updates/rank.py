@@ -18,8 +18,8 @@ from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import Shards
 from magrpo.run.files import read_samples
-from magrpo.stages.lanes import add_in_pairs
-from magrpo.stages.update import Updater
+from magrpo.updates.lanes import add_in_pairs
+from magrpo.updates.updater import Updater
 
 
 def join_group(store: Store, number: int, count: int, timeout_s: float) -> None:
@@ -35,7 +35,7 @@ def join_group(store: Store, number: int, count: int, timeout_s: float) -> None:
 
 
 class TorchRanks:
-    """The :class:`magrpo.stages.lanes.Ranks` of the process group that this process has joined."""
+    """The :class:`magrpo.updates.lanes.Ranks` of the process group that this process has joined."""
 
     def __init__(self, device: torch.device) -> None:
         self.number, self.count = dist.get_rank(), dist.get_world_size()

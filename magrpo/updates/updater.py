@@ -2,7 +2,7 @@
 
 Every trained agent has its own optimizer and its own batch; only the joint returns connect the agents. Samples without
 advantage (degenerate groups) are dropped before the forward pass unless a KL term needs them. Gradients are computed by
-:mod:`magrpo.stages.gradients`, in micro-batches that :mod:`magrpo.stages.memory_fitting` fits into GPU memory.
+:mod:`magrpo.updates.gradients`, in micro-batches that :mod:`magrpo.updates.memory_fitting` fits into GPU memory.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import gather_tensor
 from magrpo.run.files import WEIGHTS, locate_weights
-from magrpo.stages.agent_batch import (
+from magrpo.types import Comparison, Sample
+from magrpo.updates.agent_batch import (
     MEANS_OF_AGENTS,
     AgentBatch,
     CompletionCounter,
     summarize_agent,
     uses_ratio,
 )
-from magrpo.stages.gradients import Constants, GradientComputer
-from magrpo.stages.lanes import OneRank, Ranks
-from magrpo.stages.memory_fitting import MemoryFitter
-from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
-from magrpo.types import Comparison, Sample
+from magrpo.updates.gradients import Constants, GradientComputer
+from magrpo.updates.lanes import OneRank, Ranks
+from magrpo.updates.memory_fitting import MemoryFitter
+from magrpo.updates.optimizers import learning_rate, read_optimizers, write_optimizers
 
 
 class NonFiniteLoss(RuntimeError):

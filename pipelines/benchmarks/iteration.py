@@ -39,9 +39,9 @@ from magrpo.run.store import RunStore
 from magrpo.seeds import derive_seed
 from magrpo.stages.credit import credit
 from magrpo.stages.rollout import sampling_params
-from magrpo.stages.update import Updater
 from magrpo.training.stages import StageRunner
 from magrpo.types import Request, RolloutGroup, SamplingParams, ScoredTurn
+from magrpo.updates.updater import Updater
 from pipelines.arguments import ConfigFile, Overrides
 from pipelines.benchmarks.engines import compare_engines, sample_through_modules
 from pipelines.benchmarks.turns import run_by_turns

@@ -23,8 +23,8 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
 from magrpo.stages.credit import credit
-from magrpo.stages.update import Updater
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
+from magrpo.updates.updater import Updater
 from pipelines.arguments import ConfigFile, Overrides
 from pipelines.benchmarks.iteration import score_batches
 

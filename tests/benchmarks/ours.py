@@ -17,7 +17,6 @@ from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit
 from magrpo.stages.rollout import rollout, root_nodes
-from magrpo.stages.update import Updater
 from magrpo.types import (
     JointReward,
     Message,
@@ -29,6 +28,7 @@ from magrpo.types import (
     ScoredTurn,
     Turn,
 )
+from magrpo.updates.updater import Updater
 from tests.benchmarks import workload
 from tests.benchmarks.workload import GROUP_SIZE, NEW_TOKENS, Completions, Gradients, Meter
 

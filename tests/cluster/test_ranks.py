@@ -22,13 +22,13 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.model.policy import Policy
 from magrpo.run.files import samples_file
 from magrpo.run.store import write_records
-from magrpo.stages.update import NonFiniteLoss, SamplingGapTooLarge, Updater
 from magrpo.types import Sample
 from magrpo.updates import UpdatesDied
 from magrpo.updates.inline import InlineUpdates
+from magrpo.updates.updater import NonFiniteLoss, SamplingGapTooLarge, Updater
 from tests.processes import assert_all_end, find_actors
-from tests.stages.updating import assert_same_steps, make_samples
 from tests.tiny import tiny_base
+from tests.updates.updating import assert_same_steps, make_samples
 
 EMBEDDED = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
 NUM_UPDATES = 5

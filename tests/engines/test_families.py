@@ -18,12 +18,12 @@ from magrpo.engines.transformers import LocalEngine
 from magrpo.export.merging import merge_adapter
 from magrpo.model.policy import Policy
 from magrpo.plugins import ConfigError
-from magrpo.stages.lanes import OneRank
-from magrpo.stages.update import Updater
 from magrpo.types import Message, Observation, Request, Sample, SamplingParams
+from magrpo.updates.lanes import OneRank
+from magrpo.updates.updater import Updater
 from tests.engines.families import CACHED, MAX_LENGTH, PADDED, WHOLE, Family, make_config
-from tests.stages.updating import TEMPERATURE, assert_close, naive_gradient, naive_logps, on_policy
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, tiny_policy
+from tests.updates.updating import TEMPERATURE, assert_close, naive_gradient, naive_logps, on_policy
 
 FAMILIES = PADDED | CACHED | WHOLE
 WAYS = dict.fromkeys(PADDED, ways.PADDED) | dict.fromkeys(CACHED, ways.CACHED) | dict.fromkeys(WHOLE, ways.WHOLE)

@@ -20,10 +20,10 @@ from magrpo.model.policy import Policy
 from magrpo.model.sharding import Shards, gather_tensor
 from magrpo.plugins import ConfigError
 from magrpo.run.files import OPTIMIZER_SHARDS
-from magrpo.stages.memory_fitting import MicroBatchTooLarge
-from magrpo.stages.update import Updater
-from tests.stages.updating import assert_close, assert_equal, before_each_pass, make_samples, run_out_of_memory
+from magrpo.updates.memory_fitting import MicroBatchTooLarge
+from magrpo.updates.updater import Updater
 from tests.tiny import unmarked_base
+from tests.updates.updating import assert_close, assert_equal, before_each_pass, make_samples, run_out_of_memory
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from magrpo.plugins import ConfigError
 from pipelines.arguments import locate_config
 from pipelines.commands.dry_run import show_plan
 from tests.fakes import FakeGpu
-from tests.stages.updating import make, make_samples, saved_sizes
 from tests.tiny import tiny_base, tiny_tokenizer
+from tests.updates.updating import make, make_samples, saved_sizes
 
 QWEN25_3B = Qwen2Config(
     vocab_size=151_936,

@@ -38,8 +38,8 @@ from magrpo.types import (
     Turn,
 )
 from magrpo_kernels import LossOptions
-from tests.stages.updating import TEMPERATURE, make, naive_logps
 from tests.tiny import perturb
+from tests.updates.updating import TEMPERATURE, make, naive_logps
 
 AGENTS = ("helper", "main")
 CROSSED = RolloutConfig(group_size=2, joint_mode="crossed")
@@ -173,8 +173,8 @@ def test_an_old_partner_stands_for_the_smaller_of_both_probabilities() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- log-probabilities
-def test_unchanged_weights_write_old_completions_as_likely_as_before(any_base: Path, dump: Path) -> None:
-    policy = make(any_base, dump).policy
+def test_unchanged_weights_write_old_completions_as_likely_as_before(any_base: Path, tmp_path: Path) -> None:
+    policy = make(any_base, tmp_path).policy
     sampling = SamplingParams(TEMPERATURE, max_new_tokens=8)
     requests = [Request("main", (5, 6 + i % 2), sampling, seed) for i, seed in enumerate(range(6))]
     actions = LocalEngine(policy, max_batch=4).serve(0, {}).generate(requests)
@@ -186,8 +186,8 @@ def test_unchanged_weights_write_old_completions_as_likely_as_before(any_base: P
 
 
 @pytest.mark.parametrize("with_support", [False, True])
-def test_changed_weights_are_compared_with_those_that_sampled(base: Path, dump: Path, with_support: bool) -> None:
-    updater = make(base, dump)
+def test_changed_weights_are_compared_with_those_that_sampled(base: Path, tmp_path: Path, with_support: bool) -> None:
+    updater = make(base, tmp_path)
     samples = [Sample((5, 6), (7, 8, 9), (-1.0, -2.0, -0.5), 0.0, 0.0, 0, 0)]
     samples.append(replace(samples[0], prompt_ids=(4,), completion_ids=(3, 2), sampling_logps=(-3.0, -4.0)))
     if with_support:

@@ -25,7 +25,7 @@ from tests.cluster.clusters import add_node, open_cluster
 from tests.pipelines.flows.served import serve_schedule
 from tests.pipelines.micro import start, write_config
 from tests.processes import assert_all_end, find_actors, wait_until
-from tests.stages.updating import assert_same_steps
+from tests.updates.updating import assert_same_steps
 
 EMBEDDED = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
 RANKS = "[ranks]\ncount = 2\n"

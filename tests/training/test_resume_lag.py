@@ -56,7 +56,7 @@ def test_a_run_without_a_lag_differs_from_the_second_iteration_on(runs: Runs) ->
 def refuse_company() -> None:
     """Fail when two threads compute with torch at the same time."""
     import magrpo.model.side_by_side
-    import magrpo.stages.update
+    import magrpo.updates.updater
 
     run, alone = magrpo.model.side_by_side.run_side_by_side, Lock()
 
@@ -69,7 +69,7 @@ def refuse_company() -> None:
             alone.release()
 
     magrpo.model.side_by_side.run_side_by_side = run_alone
-    magrpo.stages.update.run_side_by_side = run_alone
+    magrpo.updates.updater.run_side_by_side = run_alone
 
 
 def test_two_runs_are_equal_and_sampling_and_updates_take_turns_on_a_cpu(runs: Runs) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from magrpo.config.run import OptimConfig
-from magrpo.stages.lanes import LanePlan, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo.types import Comparison
-from tests.stages.updating import assert_close, assert_equal, gradients_used, make, make_samples, weights_of
+from magrpo.updates.lanes import LanePlan, add_in_pairs, deal_batches, put_gradient, take_gradient
+from tests.updates.updating import assert_close, assert_equal, gradients_used, make, make_samples, weights_of
 
 
 @pytest.mark.parametrize(("lanes", "agents"), [(1, 1), (1, 2), (4, 1), (4, 3), (8, 2)])

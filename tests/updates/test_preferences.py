@@ -18,11 +18,11 @@ from magrpo.config.run import AlgoConfig, RolloutConfig, load_config
 from magrpo.plugins import ConfigError
 from magrpo.run.files import read_comparisons
 from magrpo.stages.credit import CreditRules, prefer_joint_actions
-from magrpo.stages.update import Updater
 from magrpo.types import Comparison, Sample
+from magrpo.updates.updater import Updater
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
 from tests.stages.test_credit import AGENTS, aligned, group
-from tests.stages.updating import (
+from tests.updates.updating import (
     assert_close,
     assert_same_steps,
     make,

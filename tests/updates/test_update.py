@@ -17,9 +17,10 @@ from magrpo.config.agents import LoraConfig
 from magrpo.config.run import OptimConfig
 from magrpo.engines.local.decoding import decoding_model
 from magrpo.model.collate import plan_batches
-from magrpo.stages.agent_batch import OrderedGradient
 from magrpo.types import Sample
-from tests.stages.updating import (
+from magrpo.updates.agent_batch import OrderedGradient
+from tests.tiny import EOS, perturb, tiny_base, tiny_config
+from tests.updates.updating import (
     assert_close,
     assert_equal,
     before_each_pass,
@@ -33,7 +34,6 @@ from tests.stages.updating import (
     summed_kl,
     weights_of,
 )
-from tests.tiny import EOS, perturb, tiny_base, tiny_config
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])

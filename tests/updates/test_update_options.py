@@ -24,11 +24,12 @@ from magrpo.model.forward import LogitMap, token_logits
 from magrpo.model.lineup import Lineup
 from magrpo.plugins import ConfigError
 from magrpo.process.faults import is_out_of_memory
-from magrpo.stages.optimizers import learning_rate
-from magrpo.stages.update import NonFiniteLoss, SamplingGapTooLarge, Updater
 from magrpo.types import Request, Sample, SamplingParams
+from magrpo.updates.optimizers import learning_rate
+from magrpo.updates.updater import NonFiniteLoss, SamplingGapTooLarge, Updater
 from magrpo_kernels import LossOptions, TokenInputs
-from tests.stages.updating import (
+from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, unmarked_base
+from tests.updates.updating import (
     TEMPERATURE,
     assert_close,
     assert_equal,
@@ -43,7 +44,6 @@ from tests.stages.updating import (
     summed_kl,
     weights_of,
 )
-from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, unmarked_base
 
 DEEP_HEAD = BertConfig(
     vocab_size=VOCAB_SIZE,

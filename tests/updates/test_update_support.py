@@ -16,10 +16,11 @@ from magrpo.algo.loss import SampledTokens, policy_loss
 from magrpo.config.agents import LoraConfig
 from magrpo.engines.local.sampling import kept_tokens
 from magrpo.engines.transformers import LocalEngine
-from magrpo.stages.update import Updater
 from magrpo.types import Request, Sample, SamplingParams
+from magrpo.updates.updater import Updater
 from magrpo_kernels import LossOptions, Support, TokenInputs, policy_loss_from_logits
-from tests.stages.updating import (
+from tests.tiny import EOS, perturb, tiny_base, tiny_config
+from tests.updates.updating import (
     TEMPERATURE,
     assert_close,
     gradients_used,
@@ -31,7 +32,6 @@ from tests.stages.updating import (
     summed_kl,
     with_support,
 )
-from tests.tiny import EOS, perturb, tiny_base, tiny_config
 
 VOCAB = 6
 TRUNCATIONS = [(0.6, 0), (1.0, 2), (0.9, 4)]

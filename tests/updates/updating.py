@@ -15,9 +15,9 @@ from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.model.forward import find_decoder
 from magrpo.model.policy import Policy
-from magrpo.stages.lanes import OneRank, Ranks
-from magrpo.stages.update import Updater
 from magrpo.types import Sample
+from magrpo.updates.lanes import OneRank, Ranks
+from magrpo.updates.updater import Updater
 from tests.tiny import EOS
 
 TEMPERATURE = 0.7
