@@ -153,15 +153,22 @@ def value_by_others(problems: Sequence[str], depths: Sequence[int], returns: Seq
     return values
 
 
-def completion_returns(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[float | None]:
+def completion_returns(
+    returns: Sequence[float], picks: Sequence[int], group_size: int, lenience: float = 0.0
+) -> list[float | None]:
     """The return of each of an agent's ``G`` completions: the mean over the joint actions that contain it.
 
     ``returns[j]`` and ``picks[j]`` are the return of joint action ``j`` and the completion in it. A completion that is
     part of no joint action has the return None. With crossed pairs the mean averages out the partners' luck, which
     makes it a counterfactual credit.
+
+    With ``lenience`` that share of a completion's joint actions, rounded down, is left out, the worst first: lenient
+    learning, L. Panait, K. Tuyls and S. Luke, *Theoretical Advantages of Lenient Learners*, JMLR 9 (2008).
     """
     by_completion = _list_by_completion(returns, picks, group_size)
-    return [exact_mean(values) if values else None for values in by_completion]
+    return [
+        exact_mean(sorted(values)[math.floor(lenience * len(values)) :]) if values else None for values in by_completion
+    ]
 
 
 def _list_by_completion(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[list[float]]:

@@ -142,6 +142,10 @@ class AlgoConfig(Section):
     siblings: Siblings = "agent"
     """For programs: the returns with which the return of a call is compared. ``agent``: those of all episodes of the
     problem; ``agent_turn``: those of the episodes in which the agent was asked at least as often."""
+    lenience: float = Field(0.0, ge=0, lt=1)
+    """In crossed mode, the share of a completion's joint actions that its return leaves out, those that earn least. 0:
+    none; 0.75 in groups of four: all but the best. It keeps answers alive that are good with the right partner, and
+    biases the gradient (see docs/algorithm.md)."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount factor between turns, for rewards and for the loss of later turns. With 0 only the first turn trains."""
     loss: Literal["policy_gradient", "madpo"] = "policy_gradient"
@@ -514,6 +518,25 @@ class RunConfig(Section):
             "algo.estimator must have no critic, which values the partners of today": self.trains_critics,
         }
         _refuse("rollout.old_partners", misfits, "; or set old_partners to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _lenience_fits(self) -> RunConfig:
+        if not self.algo.lenience:
+            return self
+        rollout = self.rollout
+        pairs = rollout.crossed_pairs or rollout.group_size ** len(self.agents)
+        per_completion = pairs // rollout.group_size if rollout.joint_mode == "crossed" else 1
+        misfits = {
+            f"of {per_completion} joint actions with a completion it leaves out none: set it to 1/{per_completion} or "
+            'more, with rollout.joint_mode = "crossed"': self.algo.lenience * per_completion < 1,
+            "rollout.old_partners must be 0": rollout.old_partners > 0,
+            'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
+            "algo.estimator must have siblings as baseline: the best returns are all above the mean": any(
+                agent.trained and not ESTIMATORS[self.estimator_of(agent)].has_baseline for agent in self.agents
+            ),
+        }
+        _refuse("algo.lenience", misfits, "; or set lenience to 0")
         return self
 
     @model_validator(mode="after")

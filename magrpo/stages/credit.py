@@ -97,7 +97,7 @@ class _Siblings:
     ended_returns: list[float]
     """Returns of the problem's episodes that ended at an earlier turn and so have no completion in ``nodes``."""
 
-    def list_completions(self, agent: str, old: Mapping[str, OldPairs]) -> list[_Completion]:
+    def list_completions(self, agent: str, old: Mapping[str, OldPairs], lenience: float) -> list[_Completion]:
         """The completions of ``agent`` that are part of a valid joint action. ``old``: its old partners by problem."""
         completions = []
         for node in self.nodes:
@@ -105,7 +105,7 @@ class _Siblings:
             picks = [turn.picks[agent] for turn in node.turns]
             pairs = old.get(node.group.problem.task_id)
             if pairs is None:
-                values = completion_returns(node.returns, picks, len(actions))
+                values = completion_returns(node.returns, picks, len(actions), lenience)
             else:
                 values = weighted_returns(node.returns, picks, len(actions), pairs)
             completions += [
@@ -185,7 +185,7 @@ def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -
     samples: list[Sample] = []
     groups_equal: list[bool] = []
     for number, group in enumerate(groups):
-        completions = group.list_completions(agent, old)
+        completions = group.list_completions(agent, old, rules.algo.lenience)
         if not completions:
             continue
         # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
