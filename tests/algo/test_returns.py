@@ -5,10 +5,12 @@ import math
 import random
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magrpo.algo.advantages import group_advantages
 from magrpo.algo.returns import (
     Bootstrap,
     JointIndex,
@@ -174,3 +176,43 @@ def test_a_chain_is_the_discounted_sum_of_means(levels: list[list[float]], gamma
     for n, level in enumerate(levels):
         future = math.fsum(gamma ** (m - n) * math.fsum(levels[m]) / len(levels[m]) for m in range(n + 1, len(levels)))
         assert got[n] == pytest.approx([r + future for r in level], abs=1e-9)
+
+
+# ----------------------------------------------------------------------------------------------------------- lenience
+CLIMBING = np.array([[11, -30, 0], [-30, 7, 6], [0, 0, 5]])
+"""The climbing game: C. Claus and C. Boutilier, The Dynamics of Reinforcement Learning in Cooperative Multiagent
+Systems, AAAI 1998. The best pair costs most if only one of the two chooses it."""
+
+
+def test_lenience_leaves_out_the_worst_joint_actions() -> None:
+    returns, picks = [3.0, 1.0, 2.0, 9.0, 5.0], [0, 0, 0, 0, 1]
+    assert completion_returns(returns, picks, 3) == [3.75, 5.0, None]
+    assert completion_returns(returns, picks, 3, 0.5) == [6.0, 5.0, None]
+    assert completion_returns(returns, picks, 3, 0.75) == [9.0, 5.0, None]
+    assert completion_returns(returns, picks, 3, 0.99) == [9.0, 5.0, None], "one is always left"
+    assert completion_returns(returns, picks, 3, 0.2) == completion_returns(returns, picks, 3), "rounded down"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lenient_agents_find_the_best_pair_of_the_climbing_game_and_others_do_not(seed: int) -> None:
+    assert play_climbing(0.75, seed) == CLIMBING.max()
+    assert play_climbing(0.0, seed) < 7
+
+
+def play_climbing(lenience: float, seed: int) -> int:
+    """Train two tabular agents on crossed pairs of groups of 8; returns the reward of their likeliest actions."""
+    random = np.random.default_rng(seed)
+    size = 8
+    logits = np.zeros((2, 3))
+    for _ in range(400):
+        policies = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        actions = [random.choice(3, size, p=policy) for policy in policies]
+        pairs = list(itertools.product(range(size), repeat=2))
+        returns = [float(CLIMBING[actions[0][i], actions[1][j]]) for i, j in pairs]
+        for agent, policy in enumerate(policies):
+            values = completion_returns(returns, [pair[agent] for pair in pairs], size, lenience)
+            advantages = group_advantages([value for value in values if value is not None], "magrpo")
+            scores = np.eye(3)[actions[agent]] - policy  # gradients of the log-probabilities
+            logits[agent] += 0.05 * np.mean(np.array(advantages)[:, None] * scores, axis=0)
+    best = logits.argmax(axis=1)
+    return int(CLIMBING[best[0], best[1]])

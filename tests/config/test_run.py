@@ -270,6 +270,25 @@ def test_a_large_tree_with_limits_is_accepted(path: Path) -> None:
     load_config(path, ["rollout.joint_mode=crossed", "rollout.group_size=1000", "rollout.crossed_pairs=2000"])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.joint_mode=aligned"], "of 1 joint actions with a completion it leaves out none"),
+        (["algo.lenience=0.2"], "of 4 joint actions with a completion it leaves out none: set it to 1/4 or more"),
+        (["rollout.crossed_pairs=4"], "of 1 joint actions with a completion it leaves out none"),
+        (["rollout.old_partners=1"], "rollout.old_partners must be 0"),
+        (["algo.loss=madpo"], "algo.loss must be"),
+        (["agents.0.estimator=iac"], "algo.estimator must have siblings as baseline"),
+        (["algo.lenience=1"], "algo.lenience"),
+    ],
+)
+def test_what_does_not_fit_lenience_is_refused(path: Path, overrides: list[str], message: str) -> None:
+    fits = ["algo.lenience=0.5", "rollout.joint_mode=crossed", "rollout.group_size=4"]
+    load_config(path, fits)
+    with pytest.raises(ConfigError, match=message):
+        load_config(path, [*fits, *overrides])
+
+
 def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
     load_config(path, ["rollout.group_size=1", "algo.estimator=mareinforce"])
     mixed = ["rollout.group_size=1", "agents.0.estimator=mareinforce"]

@@ -207,6 +207,15 @@ def test_crossed_credit_is_the_mean_over_partners() -> None:
     assert metrics["credit/main/influence"] == pytest.approx(9 / 35)
 
 
+def test_lenient_credit_is_that_with_the_better_partners() -> None:
+    pairs = [((0, 0), 1.0), ((0, 1), 3.0), ((1, 0), 5.0), ((1, 1), None)]
+    samples, metrics = credit([group("a", pairs)], AlgoConfig(lenience=0.5), AGENTS)
+    assert [sample.returns for sample in samples["helper"]] == [3.0, 5.0]
+    assert [sample.returns for sample in samples["main"]] == [5.0, 3.0]
+    assert advantages(samples["main"]) == [1.0, -1.0]
+    assert metrics["reward/joint"] == 3.0, "the reward itself is the mean over all"
+
+
 def test_masked_joint_actions_count_for_nothing() -> None:
     samples, metrics = credit([group("a", aligned(1.0, None, 3.0), size=3)], ALGO, AGENTS)
     assert [sample.completion_ids for sample in samples["main"]] == [(10, 2), (12, 2)]  # the second is dropped
