@@ -294,9 +294,12 @@ def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Fin
         )
         watched = sum(one.get("sandbox/watched", 0.0) for one in scores[-silent:])
         called = sum(one.get("sandbox/watched", 0.0) * one.get("sandbox/called_frac", 0.0) for one in scores[-silent:])
+        remedy = "change the prompts until answers differ in it, or raise " + _more_variety(config)
         if part == _HELPED and watched:
             sentence += f"; the helper's function was called in {called:.0f} of {watched:.0f} programs"
-        yield Finding(sentence, "change the prompts until answers differ in it, or raise " + _more_variety(config))
+            if not config.algo.lenience:
+                remedy += ', or begin anew with rollout.joint_mode = "crossed" and algo.lenience = 0.75'
+        yield Finding(sentence, remedy)
 
 
 def _find_equal_groups(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:

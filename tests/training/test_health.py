@@ -312,6 +312,9 @@ def test_a_helper_that_is_never_called_is_counted(tmp_path: Path) -> None:
     ]
     [finding] = list_findings(metrics, config, [])
     assert finding.sentence.endswith("the helper's function was called in 0 of 640 programs")
+    assert "algo.lenience = 0.75" in finding.remedy
+    lenient = config.model_copy(update={"algo": config.algo.model_copy(update={"lenience": 0.5})})
+    assert "lenience" not in list_findings(metrics, lenient, [])[0].remedy
 
 
 def test_equal_groups_and_large_gradients_are_named(tmp_path: Path) -> None:
