@@ -3,7 +3,7 @@
 The plain implementation takes one agent after another on all cores, runs every decoding step through the modules of
 transformers, and updates through peft's own layers in micro-batches of :data:`PLAIN_TOKENS` tokens. A decoding step
 with truncated sampling is timed against one without. Afterwards the time of one core is divided among kinds of
-operation.
+operation; the share of matrix products says how near prefill, decoding and update are to what the core can do.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ from magrpo.seeds import derive_seed
 from magrpo.stages.credit import credit
 from magrpo.stages.rollout import sampling_params
 from magrpo.training.stages import StageRunner
-from magrpo.types import Request, RolloutGroup, SamplingParams, ScoredTurn
+from magrpo.types import Request, RolloutGroup, Sample, SamplingParams, ScoredTurn
 from magrpo.updates.updater import Updater
 from pipelines.arguments import ConfigFile, Overrides
 from pipelines.benchmarks.engines import compare_engines, sample_through_modules
@@ -55,6 +55,8 @@ MOST_TRUNCATED = 1.1
 BENCH = "bench"
 """Id of the run whose folder holds what is sampled."""
 KINDS = ("matrix products", "attention", "elementwise and copies", "Python")
+LEAST_PRODUCTS = {"prefill": 0.75, "decoding": 0.6, "update": 0.75}
+"""The share of its time that each should spend in matrix products, with published models."""
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::addmm_"})
 _ATTENTION = frozenset({"aten::bmm", "aten::_softmax"})  # in decoding steps; other operations are recognized by name
 
@@ -88,10 +90,15 @@ def bench_iteration(
             start = RunStore.open(Path(folder), BENCH).stage_folder(Step("start", 0).folder)
             compare_engines(policy, requests, locate_weights(start, policy.agents), rounds)
             return 0
-        sampling = _compare_sampling(policy, requests, rounds)
+        _compare_sampling(policy, requests, rounds)
         _compare_truncation(policy, requests, rounds)
-        update = _compare_updates(resolved, policy, groups, rounds, Path(folder))
-        _print_kinds({"sampling": sampling, "update": update})
+        samples, _ = credit(
+            groups, resolved.algo, [a.name for a in resolved.agents if a.trained], resolved.own_estimators
+        )
+        make_updater = partial(Updater.of, policy, resolved, Path(folder) / "failed-batch")
+        _compare_updates(policy, samples, make_updater, rounds)
+        torch.set_num_threads(1)
+        _print_kinds(policy, requests, partial(make_updater().update, samples))
     return 0
 
 
@@ -124,16 +131,15 @@ def _make_requests(config: RunConfig, groups: Sequence[RolloutGroup[ScoredTurn]]
     return sorted(requests, key=lambda request: (len(request.prompt_ids), request.prompt_ids))
 
 
-def _compare_sampling(policy: Policy, requests: Sequence[Request], rounds: int) -> Callable[[], object]:
-    """Print the ratio; return a function that samples on one core."""
+def _compare_sampling(policy: Policy, requests: Sequence[Request], rounds: int) -> None:
     policy.sources = {}  # the engine must sample from the weights it holds
-
-    def sample_on(num_threads: int) -> object:
-        return LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
-
+    ours = partial(_sample, policy, requests, torch.get_num_threads())
     plain = partial(sample_through_modules, policy, requests)
-    _print_ratio("sampling", time_by_turns(partial(sample_on, torch.get_num_threads()), plain, rounds))
-    return partial(sample_on, 1)
+    _print_ratio("sampling", time_by_turns(ours, plain, rounds))
+
+
+def _sample(policy: Policy, requests: Sequence[Request], num_threads: int) -> None:
+    LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
 
 
 def _compare_truncation(policy: Policy, requests: Sequence[Request], rounds: int) -> None:
@@ -171,11 +177,9 @@ def _run_steps(model: PreTrainedModel, requests: Sequence[Request], sampling: Sa
 
 
 def _compare_updates(
-    config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int, folder: Path
-) -> Callable[[], object]:
-    """Print the ratio; return a function that updates on one core."""
-    samples, _ = credit(groups, config.algo, [a.name for a in config.agents if a.trained], config.own_estimators)
-    ours, plain = (Updater.of(policy, config, folder / "failed-batch") for _ in range(2))
+    policy: Policy, samples: Mapping[str, Sequence[Sample]], make_updater: Callable[[], Updater], rounds: int
+) -> None:
+    ours, plain = make_updater(), make_updater()
     plain.memory.micro_batch_tokens, plain.gradients.at_once = PLAIN_TOKENS, 1
 
     def update_in_plain_code() -> None:
@@ -183,9 +187,6 @@ def _compare_updates(
             plain.update(samples)
 
     _print_ratio("update", time_by_turns(lambda: ours.update(samples), update_in_plain_code, rounds))
-    torch.set_num_threads(1)
-    alone = Updater.of(policy, config, folder / "failed-batch")
-    return lambda: alone.update(samples)
 
 
 def time_by_turns(
@@ -219,23 +220,32 @@ def _print_ratio(name: str, pairs: Sequence[tuple[float, float]]) -> None:
     )
 
 
-def _print_kinds(runs: Mapping[str, Callable[[], object]]) -> None:
-    """Print the share of each kind of operation in the time of runs on one core."""
-    table = Table("on one core", *KINDS, box=None)
-    torch.set_num_threads(1)
-    for name, run in runs.items():
-        run()
-        started = perf_counter()
-        run()
-        seconds = perf_counter() - started
-        spent = _time_operations(run)
-        spent["Python"] = seconds - sum(spent.values())
-        table.add_row(f"{name}, {seconds:.2f} s", *(f"{spent[kind] / seconds:.0%}" for kind in KINDS))
+def _time_kinds(run: Callable[[], object]) -> dict[str, float]:
+    """Return the seconds of one run by kind of operation; what is in none of torch's operations is Python's."""
+    run()
+    started = perf_counter()
+    run()
+    seconds = perf_counter() - started
+    spent = _time_operations(run)
+    return spent | {"Python": seconds - sum(spent.values())}
+
+
+def _print_kinds(policy: Policy, requests: Sequence[Request], update: Callable[[], object]) -> None:
+    """Print how the time on one core is divided among kinds of operation, beside the target for matrix products."""
+    first_tokens = [replace(r, sampling=replace(r.sampling, max_new_tokens=1)) for r in requests]
+    prefill = _time_kinds(partial(_sample, policy, first_tokens, 1))
+    sampling = _time_kinds(partial(_sample, policy, requests, 1))
+    decoding = {kind: sampling[kind] - prefill[kind] for kind in KINDS}
+    table = Table("on one core", "target", *KINDS, box=None)
+    for name, spent in {"prefill": prefill, "decoding": decoding, "update": _time_kinds(update)}.items():
+        seconds = sum(spent.values())
+        shares = (f"{spent[kind] / seconds:.0%}" for kind in KINDS)
+        table.add_row(f"{name}, {seconds:.2f} s", f"{LEAST_PRODUCTS[name]:.0%}", *shares)
     Console(highlight=False, width=100).print(table)
 
 
 def _time_operations(run: Callable[[], object]) -> dict[str, float]:
-    """Return the seconds in torch's operations, by kind; time outside of any operation counts as Python's."""
+    """Return the seconds in torch's operations, by kind."""
     with torch.autograd.profiler.profile(use_kineto=False) as profile:
         run()
     spent = dict.fromkeys(KINDS, 0.0)
