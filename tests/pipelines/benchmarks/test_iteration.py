@@ -22,7 +22,8 @@ def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys:
             said,
             re.M,
         )
-        [shares] = re.findall(rf"^ {name}, [\d.]+ s +(.*%) *$", said, re.M)
+    for name, target in (("prefill", 75), ("decoding", 60), ("update", 75)):
+        [shares] = re.findall(rf"^ {name}, -?[\d.]+ s +{target}% +(.*%) *$", said, re.M)
         assert sum(int(share) for share in re.findall(r"(-?\d+)%", shares)) == pytest.approx(100, abs=2)
     assert re.search(
         r"^truncated sampling: median of a step of \d+ rows and [\d,]+ tokens [\d.]+ s with top-p 0.95, "
