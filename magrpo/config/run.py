@@ -490,8 +490,8 @@ class RunConfig(Section):
             ),
             "train.lag must be 0": self.train.lag > 0,
             'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
-            "algo.estimator must have siblings as baseline, because others learn from equal rewards, too": any(
-                agent.trained and not ESTIMATORS[self.estimator_of(agent)].has_baseline for agent in self.agents
+            "algo.estimator must have siblings as baseline, because others learn from equal rewards, too": (
+                not self.all_have_baselines
             ),
         }
         _refuse("rollout.probe_size", misfits, "; or remove probe_size")
@@ -524,16 +524,18 @@ class RunConfig(Section):
     def _lenience_fits(self) -> RunConfig:
         if not self.algo.lenience:
             return self
-        rollout = self.rollout
-        pairs = rollout.crossed_pairs or rollout.group_size ** len(self.agents)
-        per_completion = pairs // rollout.group_size if rollout.joint_mode == "crossed" else 1
+        acting = self.count_acting()
+        levels = zip(count_levels(self.rollout, acting), acting, strict=True)
+        most = max(joint_actions * agents // completions for (completions, joint_actions), agents in levels)
+        remedy = f"set it to 1/{most} or more"
+        if most == 1:
+            remedy = 'rollout.joint_mode = "crossed" makes more, of agents that act at once and all crossed_pairs'
         misfits = {
-            f"of {per_completion} joint actions with a completion it leaves out none: set it to 1/{per_completion} or "
-            'more, with rollout.joint_mode = "crossed"': self.algo.lenience * per_completion < 1,
-            "rollout.old_partners must be 0": rollout.old_partners > 0,
+            f"of {most} joint actions with a completion it leaves out none: {remedy}": self.algo.lenience * most < 1,
+            "rollout.old_partners must be 0": self.rollout.old_partners > 0,
             'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
-            "algo.estimator must have siblings as baseline: the best returns are all above the mean": any(
-                agent.trained and not ESTIMATORS[self.estimator_of(agent)].has_baseline for agent in self.agents
+            "algo.estimator must have siblings as baseline: the best returns are all above the mean": (
+                not self.all_have_baselines
             ),
         }
         _refuse("algo.lenience", misfits, "; or set lenience to 0")
@@ -614,6 +616,11 @@ class RunConfig(Section):
                         "(its name, model and weights must match)"
                     )
         return self
+
+    @property
+    def all_have_baselines(self) -> bool:
+        """Whether the estimator of every trained agent compares completions with their siblings."""
+        return all(ESTIMATORS[self.estimator_of(agent)].has_baseline for agent in self.agents if agent.trained)
 
     def count_acting(self) -> list[int]:
         """The number of agents that act at each turn; all of them in the only turn of a program."""

@@ -297,7 +297,7 @@ def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Fin
         remedy = "change the prompts until answers differ in it, or raise " + _more_variety(config)
         if part == _HELPED and watched:
             sentence += f"; the helper's function was called in {called:.0f} of {watched:.0f} programs"
-            if not config.algo.lenience:
+            if not config.algo.lenience and _can_cross(config):
                 remedy += ', or begin anew with rollout.joint_mode = "crossed" and algo.lenience = 0.75'
         yield Finding(sentence, remedy)
 
@@ -319,12 +319,16 @@ def _more_variety(config: RunConfig) -> str:
     return f"rollout.temperature (now {rollout.temperature:g}) or rollout.group_size (now {rollout.group_size})"
 
 
+def _can_cross(config: RunConfig) -> bool:
+    """Whether crossing would pair anything: several agents act at once, and not in a program's episode."""
+    return max(config.count_acting()) > 1 and not isinstance(config.env, AgentProgram)
+
+
 def _find_large_gradients(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
     updates = _series(metrics, "update")
     limit = config.optim.max_grad_norm
     remedy = f"raise rollout.group_size (now {config.rollout.group_size}), which makes gradients less noisy"
-    can_cross = len(config.agents) > 1 and not isinstance(config.env, AgentProgram)
-    if config.rollout.joint_mode == "aligned" and can_cross:
+    if config.rollout.joint_mode == "aligned" and _can_cross(config):
         remedy += '; so does rollout.joint_mode = "crossed", for no more tokens'
     for agent in config.agents:
         norm = _mean_of_newest(updates, f"update/{agent.name}/grad_norm")

@@ -276,6 +276,7 @@ def test_a_large_tree_with_limits_is_accepted(path: Path) -> None:
         (["rollout.joint_mode=aligned"], "of 1 joint actions with a completion it leaves out none"),
         (["algo.lenience=0.2"], "of 4 joint actions with a completion it leaves out none: set it to 1/4 or more"),
         (["rollout.crossed_pairs=4"], "of 1 joint actions with a completion it leaves out none"),
+        (["rollout.crossed_pairs=400", "algo.lenience=0.2"], "of 4 joint actions with a completion it leaves out none"),
         (["rollout.old_partners=1"], "rollout.old_partners must be 0"),
         (["algo.loss=madpo"], "algo.loss must be"),
         (["agents.0.estimator=iac"], "algo.estimator must have siblings as baseline"),
@@ -287,6 +288,12 @@ def test_what_does_not_fit_lenience_is_refused(path: Path, overrides: list[str],
     load_config(path, fits)
     with pytest.raises(ConfigError, match=message):
         load_config(path, [*fits, *overrides])
+
+
+def test_lenience_needs_agents_that_act_at_once() -> None:
+    overrides = ["algo.lenience=0.75", "rollout.joint_mode=crossed"]
+    with pytest.raises(ConfigError, match=r"of 1 joint actions .* of agents that act at once"):
+        load_config("pipelines/configs/sequential.toml", overrides)
 
 
 def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
