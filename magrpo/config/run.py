@@ -529,7 +529,7 @@ class RunConfig(Section):
         most = max(joint_actions * agents // completions for (completions, joint_actions), agents in levels)
         remedy = f"set it to 1/{most} or more"
         if most == 1:
-            remedy = 'rollout.joint_mode = "crossed" makes more, of agents that act at once and all crossed_pairs'
+            remedy = 'set rollout.joint_mode = "crossed" without crossed_pairs, for more of agents that act at once'
         misfits = {
             f"of {most} joint actions with a completion it leaves out none: {remedy}": self.algo.lenience * most < 1,
             "rollout.old_partners must be 0": self.rollout.old_partners > 0,
