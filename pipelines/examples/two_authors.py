@@ -6,24 +6,17 @@ magrpo train tldr_program agents.0.model=FOLDER agents.1.model=FOLDER problems.s
 from magrpo.gateway.agents import Agents
 from magrpo.types import Problem
 
+# As for authors who write at once, the request stands below the text: small models otherwise write about the request.
 SHORT = """\
-Summarise this post in one or two plain sentences.
-
-The post:
 {post}
 
-Write the short summary only."""
+Sum this up in one short sentence."""
 LONG = """\
-A colleague has summarised a post in short. Write a summary that is two to three times as long. Keep to the words of \
-the post and of the short summary, add details from the post, and lead the reader with transition words.
-
-The post:
 {post}
 
-The short summary:
-{short}
+In short: {short}
 
-Write the longer summary only."""
+Explain this in three sentences."""
 
 
 def write(problem: Problem, agents: Agents) -> dict[str, str]:
