@@ -33,6 +33,7 @@ MODULES = {
         "magrpo.types",
         "magrpo.interfaces",
         "magrpo.plugins",
+        "magrpo.errors",
         "magrpo.config.run",
         "magrpo.run.steps",
         "magrpo.run.files",

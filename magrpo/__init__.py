@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from magrpo.config.run import RunConfig, load_config
+    from magrpo.errors import ConfigError
     from magrpo.library import (
         Run,
         Sampler,
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         run_iteration,
         train_run,
     )
-    from magrpo.plugins import ConfigError
 
 __version__ = "0.1.0"
 __all__ = [

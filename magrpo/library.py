@@ -21,8 +21,9 @@ from magrpo.asking.teams import find_asked_team
 from magrpo.checks import runners
 from magrpo.config.agents import start_weights
 from magrpo.config.run import RunConfig, load_config  # noqa: F401  # load_config: a name of the package
+from magrpo.config.validate import validate_config
+from magrpo.errors import ConfigError
 from magrpo.model.host import EngineHost
-from magrpo.plugins import ConfigError, validate_config
 from magrpo.process.environment import prepare_environment
 from magrpo.run.files import (
     committed_iterations,

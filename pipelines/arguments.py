@@ -9,7 +9,7 @@ from cyclopts import Parameter, Token, validators
 from cyclopts.completion import CompletionContext
 
 from magrpo.config.place import Place, load_place
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the shipped configurations."""

@@ -12,7 +12,8 @@ from typing import Annotated, TextIO, TypedDict
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
-from magrpo.plugins import ConfigError, cut_lines, find_keys
+from magrpo.config.validate import find_keys
+from magrpo.errors import ConfigError, cut_lines
 from magrpo.process.environment import prepare_environment, restore_verbosity, set_verbosity
 from magrpo.process.faults import describe_fault
 from magrpo.process.signals import find_exit_code, keep_printing, raise_on_signals

@@ -65,7 +65,7 @@ source = sys.stdin.read()
 sys.modules["magrpo.algo.advantages"] = module = types.ModuleType("magrpo.algo.advantages")
 exec(source, vars(module))
 from magrpo.config.run import load_config
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 config = load_config(sys.argv[1], ["algo.estimator=mamedian"])
 print(config.list_warnings())
 print(module.group_advantages([1.0, 2.0, 6.0], "mamedian"), module.group_advantages([2.0, 2.0], "mamedian"))

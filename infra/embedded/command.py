@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from infra.embedded.warm_start import WarmStartConfig, demonstrate_second_turns, train_on_demonstrations
-from magrpo.plugins import ConfigError, validate_config
+from magrpo.config.validate import validate_config
+from magrpo.errors import ConfigError
 
 _STEPS_PER_LINE = 250
 """Number of steps between two lines of progress without a terminal."""

@@ -13,9 +13,9 @@ from magrpo.checks.rewards import request_executions
 from magrpo.checks.runners import open_engine_plugin, open_sandbox, serve_weights
 from magrpo.config.agents import start_weights
 from magrpo.config.run import RolloutConfig
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Sandbox, Served
 from magrpo.model.host import EngineHost
-from magrpo.plugins import ConfigError
 from magrpo.rewards.program import extract_module, parse_source
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import Node, child_node, rollout, sampling_params

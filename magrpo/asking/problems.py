@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from magrpo.asking.teams import AskedTeam
 from magrpo.checks.problems import load_problems
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Problems, ReadsSentences, Reward
-from magrpo.plugins import ConfigError
 from magrpo.python_source import parse_python
 from magrpo.rewards.common import ProgramReward
 from magrpo.run.files import read_problems

@@ -8,7 +8,8 @@ from typing import Any
 
 from magrpo.config.run import RunConfig
 from magrpo.config.services import TrackingConfig
-from magrpo.plugins import ConfigError, validate_config
+from magrpo.config.validate import validate_config
+from magrpo.errors import ConfigError
 from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
 from magrpo.run.steps import makes_tables
 from magrpo.run.store import CONFIG, RunStore, read_json

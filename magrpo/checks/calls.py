@@ -6,7 +6,7 @@ import inspect
 import traceback
 from types import TracebackType
 
-from magrpo.plugins import ConfigError, PluginFailed, quote_value
+from magrpo.errors import ConfigError, PluginFailed, quote_value
 
 _MAX_FRAMES = 3
 """Number of stack frames to show of an exception inside a plug-in."""

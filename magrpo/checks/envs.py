@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from magrpo.checks.calls import PluginCall
+from magrpo.errors import quote_value
 from magrpo.interfaces import Env
-from magrpo.plugins import quote_value
 from magrpo.text import replace_surrogates
 from magrpo.types import Message, MessageRole, Observation, PastTurn, Problem
 

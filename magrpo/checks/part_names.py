@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 from magrpo.checks.calls import PluginCall
-from magrpo.plugins import check_name
+from magrpo.errors import check_name
 
 RESERVED_PARTS = frozenset(
     {

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from magrpo.checks.calls import PluginCall
+from magrpo.errors import quote_value
 from magrpo.interfaces import Problems
-from magrpo.plugins import quote_value
 from magrpo.text import replace_surrogates
 from magrpo.types import Problem, Split
 

@@ -8,8 +8,8 @@ from typing import Any, SupportsFloat
 
 from magrpo.checks.calls import PluginCall
 from magrpo.checks.part_names import check_part_names
+from magrpo.errors import ConfigError, list_choices, quote_value
 from magrpo.interfaces import Reward
-from magrpo.plugins import ConfigError, list_choices, quote_value
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 LARGEST_REWARD = 1e15

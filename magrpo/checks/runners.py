@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magrpo.checks.calls import PluginCall
+from magrpo.errors import quote_value
 from magrpo.interfaces import Engine, EnginePlugin, Progress, Sandbox, SandboxPlugin, Served
-from magrpo.plugins import quote_value
 from magrpo.text import replace_surrogates
 from magrpo.types import Action, Case, Execution, ExecutionReport, Request
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magrpo.config.place import Place
-from magrpo.plugins import ConfigError, first_line
+from magrpo.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

@@ -20,8 +20,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 from magrpo.cluster.connection import Cluster, decide_gpus, describe_ray_error, prepare_actor, start_actor
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress
-from magrpo.plugins import ConfigError
 from magrpo.updates import UpdatesDied
 from magrpo.updates.agent_batch import CompletionCounter
 from magrpo.updates.memory_fitting import MicroBatchTooLarge

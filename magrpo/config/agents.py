@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from magrpo.algo.advantages import EstimatorName
-from magrpo.plugins import Section, check_name
+from magrpo.errors import check_name
+from magrpo.plugins import Section
 
 
 class AgentConfig(Section):

@@ -8,7 +8,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from magrpo.plugins import ConfigError, Section, read_toml, validate_config
+from magrpo.config.validate import read_toml, validate_config
+from magrpo.errors import ConfigError
+from magrpo.plugins import Section
 
 
 class SamplerPlace(Section):

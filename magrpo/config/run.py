@@ -17,16 +17,11 @@ from magrpo.checks.envs import count_turns, list_acting, list_roles
 from magrpo.checks.rewards import check_maxima
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.config.services import NotifyConfig, RegistryConfig, TrackingConfig
+from magrpo.config.validate import read_toml, validate_config
 from magrpo.envs.program import AgentProgram
+from magrpo.errors import check_name, quote_value
 from magrpo.interfaces import TakesReturned
-from magrpo.plugins import (
-    Section,
-    check_name,
-    plugin_field,
-    quote_value,
-    read_toml,
-    validate_config,
-)
+from magrpo.plugins import Section, plugin_field
 from magrpo.seeds import derive_seed
 from magrpo.types import PENALTY, AnswerStats, LossNorm, Normalize
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from magrpo.plugins import Section, check_name
+from magrpo.errors import check_name
+from magrpo.plugins import Section
 
 OutcomeName = Literal["area_return", "area_pass_at_1", "final_return", "final_pass_at_1"]
 OWN_KEYS = ("train.seed", "train.max_tokens", "train.num_iterations", "root")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:

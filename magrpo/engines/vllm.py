@@ -32,8 +32,9 @@ from magrpo.engines.vllm_server import (
     UnloadAdapters,
     Wake,
 )
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress
-from magrpo.plugins import ConfigError, Plugin
+from magrpo.plugins import Plugin
 from magrpo.process.child import Child, ProcessDied
 from magrpo.types import Action, Request
 

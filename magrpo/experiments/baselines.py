@@ -14,8 +14,10 @@ from pydantic import ValidationError
 
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
+from magrpo.config.validate import validate_config
 from magrpo.envs.program import AgentProgram
-from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, validate_config
+from magrpo.errors import ConfigError, list_choices
+from magrpo.plugins import TABLES, import_plugin
 
 
 class LeftOut(Exception):

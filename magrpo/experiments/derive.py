@@ -14,9 +14,10 @@ from magrpo.config.agents import AgentConfig
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.services import RegistryConfig
+from magrpo.config.validate import validate_config
+from magrpo.errors import ConfigError
 from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
 from magrpo.planning.place_check import check_place
-from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
 from magrpo.run.store import RunStore
 from magrpo.tracking.connection import tracking_uri

@@ -17,9 +17,10 @@ from typing import Any
 from magrpo.config.place import Place
 from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
 from magrpo.config.study import Arm, StudyConfig, name_reported_run
+from magrpo.config.validate import read_toml, validate_config
+from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
 from magrpo.planning.place_check import check_place
-from magrpo.plugins import ConfigError, read_toml, validate_config
 from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
 from magrpo.run.config_diff import flatten_tree
 from magrpo.run.files import is_finished

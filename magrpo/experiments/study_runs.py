@@ -17,8 +17,8 @@ from multiprocessing.context import SpawnProcess
 
 from rich.console import Console
 
+from magrpo.errors import first_line
 from magrpo.experiments.study import Study, StudyRun, fix_study
-from magrpo.plugins import first_line
 from magrpo.process.environment import set_verbosity
 from magrpo.process.parent import exit_with_parent
 from magrpo.process.signals import find_exit_code, raise_on_signals

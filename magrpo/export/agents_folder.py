@@ -17,6 +17,7 @@ from pathlib import Path
 
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
+from magrpo.errors import ConfigError
 from magrpo.export.merging import merge_adapter
 from magrpo.export.model_card import CARD, render_agent_card, render_model_card
 from magrpo.export.team import TrainedTeam, name_base
@@ -24,7 +25,6 @@ from magrpo.files.locks import make_draft
 from magrpo.files.writing import share_files
 from magrpo.model.lineup import open_prompt_tokenizer
 from magrpo.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from magrpo.plugins import ConfigError
 from magrpo.run.files import AGENTS, WEIGHTS
 from magrpo.run.store import CONFIG, RunStore
 

@@ -9,9 +9,9 @@ from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
 from magrpo.engines.vllm_arguments import MAX_RANKS
+from magrpo.errors import ConfigError
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam, name_base
-from magrpo.plugins import ConfigError
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import list_changed_values

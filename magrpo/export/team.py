@@ -8,7 +8,7 @@ from typing import Literal
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import RunConfig
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.reports.run import RunReport
 from magrpo.run.files import checkpoint_weights, committed_iterations, find_evaluations, read_evaluation
 from magrpo.run.steps import Step, makes_tables

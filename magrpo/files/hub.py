@@ -12,7 +12,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 
 TIMEOUT_S = 5.0
 """How long to wait for the hub's answer."""

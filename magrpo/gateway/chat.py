@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from magrpo.plugins import ConfigError, quote_error
+from magrpo.errors import ConfigError, quote_error
 
 if TYPE_CHECKING:
     from magrpo.model.lineup import Lineup

@@ -18,8 +18,8 @@ import msgspec
 import psutil
 
 from magrpo.envs.program import AgentProgram
+from magrpo.errors import ConfigError, PluginFailed
 from magrpo.gateway.forkserver import MAX_RESULT, name_output
-from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.process.child import read_tail
 from magrpo.types import Problem
 

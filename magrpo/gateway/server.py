@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from magrpo.envs.program import AgentProgram
+from magrpo.errors import ConfigError
 from magrpo.gateway.agents import RETRY_HEADER
 from magrpo.gateway.batcher import Batcher
 from magrpo.gateway.chat import CannotParse, Chat
@@ -38,7 +39,6 @@ from magrpo.gateway.wire import (
     stream_events,
     wants_usage,
 )
-from magrpo.plugins import ConfigError
 from magrpo.types import Action, Execution, ExecutionReport, Request, SamplingParams
 
 _MAX_BODY = 64 * 2**20

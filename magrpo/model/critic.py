@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from magrpo.errors import ConfigError, quote_error
 from magrpo.model.collate import collate, plan_batches
 from magrpo.model.forward import head_weights, hidden_states
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError, quote_error
 from magrpo.types import Sample
 
 

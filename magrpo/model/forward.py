@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from magrpo.errors import ConfigError
 from magrpo.model.collate import Batch, collate, make_attention_mask
-from magrpo.plugins import ConfigError
 from magrpo.types import Sample
 
 

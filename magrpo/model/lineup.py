@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from magrpo.assets import locate_model, looks_like_folder
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
-from magrpo.plugins import ConfigError, quote_error, quote_value
+from magrpo.errors import ConfigError, quote_error, quote_value
 from magrpo.text import REPLACEMENT
 from magrpo.types import Observation
 

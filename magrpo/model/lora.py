@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from magrpo.config.agents import AgentConfig, LoraConfig
+from magrpo.errors import ConfigError, quote_error, quote_value
 from magrpo.model.rounding import RoundedLinear, multiply_rounded
-from magrpo.plugins import ConfigError, quote_error, quote_value
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, start_weights
+from magrpo.errors import ConfigError, list_choices, quote_error, quote_value
 from magrpo.model.lineup import Lineup, load_pretrained
 from magrpo.model.lora import (
     ADAPTER_CONFIG,
@@ -38,7 +39,6 @@ from magrpo.model.lora import (
 )
 from magrpo.model.rounding import round_linear_layers
 from magrpo.model.sharding import Shards, gather_weights, spread_like
-from magrpo.plugins import ConfigError, list_choices, quote_error, quote_value
 from magrpo.seeds import derive_seed
 
 ResultT = TypeVar("ResultT")

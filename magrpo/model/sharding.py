@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 
 ResultT = TypeVar("ResultT")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from magrpo.config.agents import count_models, trained_holders
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 
 
 def check_place(config: RunConfig, place: Place) -> None:

@@ -16,13 +16,13 @@ from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig, LoraConfig, trained_holders, weight_holders
 from magrpo.config.run import RunConfig, count_levels
 from magrpo.engines.local.llama_steps import KNOWN_MODELS
+from magrpo.errors import ConfigError, quote_error
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.model.collate import ROW_TOKENS, collate
 from magrpo.model.forward import hidden_states, takes_positions
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained
 from magrpo.model.policy import add_adapter
 from magrpo.model.side_by_side import count_updated_at_once
-from magrpo.plugins import ConfigError, quote_error
 from magrpo.run.steps import evaluates_after
 from magrpo.types import Sample
 from magrpo_kernels.hidden import slice_chunks

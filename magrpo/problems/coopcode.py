@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError, Plugin
+from magrpo.errors import ConfigError
+from magrpo.plugins import Plugin
 from magrpo.problems.operations import (
     OPERATIONS,
     BoundOperation,

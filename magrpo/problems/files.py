@@ -9,7 +9,8 @@ from pydantic import Field
 
 from magrpo.checks.calls import PluginCall
 from magrpo.checks.problems import check_problem
-from magrpo.plugins import ConfigError, Plugin
+from magrpo.errors import ConfigError
+from magrpo.plugins import Plugin
 from magrpo.problems.rows import DatasetRow, check_source, one_line, read_rows, split_by_hash
 from magrpo.types import Problem, Split
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError, quote_value
+from magrpo.errors import ConfigError, quote_value
 from magrpo.problems.files import FileProblems
 from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError, quote_value
+from magrpo.errors import ConfigError, quote_value
 from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
 from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
 from magrpo.problems.humaneval import select_tests
 from magrpo.problems.rows import DatasetRow

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError, Plugin, quote_value
+from magrpo.errors import ConfigError, quote_value
+from magrpo.plugins import Plugin
 from magrpo.types import Problem, Split
 
 _NEEDS_PARTS = "composite"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from magrpo.errors import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.files.hub import check_cached
-from magrpo.plugins import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.python_source import MAX_DEPTH, check_depth, parse_python
 from magrpo.seeds import derive_seed
 from magrpo.text import replace_surrogates

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError, Plugin
+from magrpo.errors import ConfigError
+from magrpo.plugins import Plugin
 from magrpo.problems.rows import check_source, one_line, read_rows, split_by_hash
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split

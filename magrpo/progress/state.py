@@ -10,8 +10,8 @@ from typing import Protocol
 
 from magrpo.config.run import RunConfig
 from magrpo.config.services import NotifyConfig
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Reward
-from magrpo.plugins import ConfigError
 from magrpo.reports.budget import count_tokens, format_count
 from magrpo.run.files import has_samples
 from magrpo.run.steps import Step, first_missing, steps

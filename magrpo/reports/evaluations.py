@@ -8,8 +8,8 @@ from typing import Self
 
 from magrpo.algo.stats import bootstrap_interval, crossed_interval
 from magrpo.config.run import RunConfig
+from magrpo.errors import ConfigError
 from magrpo.interfaces import MeasuresTexts, Reward
-from magrpo.plugins import ConfigError
 from magrpo.reports.budget import Budget, build_ledger
 from magrpo.run.files import TRAJECTORIES, find_evaluations, read_evaluations, read_held_out
 from magrpo.run.store import RunStore, read_records

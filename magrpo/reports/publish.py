@@ -5,8 +5,8 @@ from html import escape, unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
-from magrpo.plugins import ConfigError
 from magrpo.reports.figures import format_wall_time
 from magrpo.run.files import is_finished
 from magrpo.run.steps import makes_tables, steps

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from magrpo.algo.stats import adjust_holm, mean_over_budget, paired_p_value, seed_interval
 from magrpo.config.study import StudyConfig, name_reported_run
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports import figures
 from magrpo.reports.budget import build_ledger, format_count

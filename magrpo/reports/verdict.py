@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magrpo.config.run import RunConfig
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import (
     EvaluatedRun,

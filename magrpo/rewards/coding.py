@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.rewards.common import ProgramReward, make_executions, merge_hidden_report, program_compiles
 from magrpo.rewards.program import (
     Module,

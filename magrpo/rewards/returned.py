@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from magrpo.plugins import Plugin, quote_value
+from magrpo.errors import quote_value
+from magrpo.plugins import Plugin
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 _FIELDS = {"reward", "parts", "local"}

@@ -22,8 +22,9 @@ import msgspec
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
+from magrpo.config.validate import validate_config
+from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
-from magrpo.plugins import ConfigError, validate_config
 from magrpo.run.manifest import check_files
 from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records

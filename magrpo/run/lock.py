@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout, lock_descriptor
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.store import RunStore
 
 LOCK = "lock"

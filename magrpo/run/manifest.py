@@ -7,8 +7,8 @@ from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
+from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write, hash_file
-from magrpo.plugins import ConfigError
 
 MANIFEST = "_SUCCESS"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from magrpo.config.run import RunConfig
-from magrpo.plugins import ConfigError, list_choices
+from magrpo.errors import ConfigError, list_choices
 from magrpo.run.files import keeps_weights
 from magrpo.run.steps import STAGES, Step, steps
 from magrpo.run.store import RunStore

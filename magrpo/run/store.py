@@ -25,9 +25,10 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from magrpo.config.run import RunConfig
+from magrpo.config.validate import validate_config
+from magrpo.errors import ConfigError, check_name, first_line
 from magrpo.files.locks import lock_folder
 from magrpo.files.writing import atomic_write, hash_file, share_files, sync_path
-from magrpo.plugins import ConfigError, check_name, first_line, validate_config
 from magrpo.run.manifest import (
     MANIFEST,
     FileFacts,

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress, Sandbox
-from magrpo.plugins import ConfigError, Plugin
+from magrpo.plugins import Plugin
 from magrpo.types import Execution, ExecutionReport
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from magrpo.plugins import ConfigError, first_line
+from magrpo.errors import ConfigError, first_line
 
 ALONG = {"numpy": "numpy.random", "matplotlib": "matplotlib.pyplot"}
 """Modules to import along with a distribution that would import them late: the sandbox seeds ``numpy.random``, and

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress
-from magrpo.plugins import ConfigError, Plugin
+from magrpo.plugins import Plugin
 from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP

@@ -15,10 +15,10 @@ from typing import Any
 
 from magrpo.checks.runners import generate_completions, run_executions
 from magrpo.envs.program import AgentProgram
+from magrpo.errors import PluginFailed, quote_value
 from magrpo.gateway.player import PlayedEpisode, Services
 from magrpo.gateway.sessions import EpisodeTask
 from magrpo.interfaces import TakesReturned
-from magrpo.plugins import PluginFailed, quote_value
 from magrpo.stages.backend import Backend, Team
 from magrpo.text import replace_surrogates
 from magrpo.types import Action, Episode, EpisodeStatus, Execution, ExecutionReport, Request, RolloutGroup, Turn

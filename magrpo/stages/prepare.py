@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.problems import load_problems
 from magrpo.config.run import RolloutConfig, RunConfig
+from magrpo.errors import ConfigError, quote_value
 from magrpo.interfaces import Problems
-from magrpo.plugins import ConfigError, quote_value
 from magrpo.run.files import split_file
 from magrpo.run.store import write_records
 from magrpo.seeds import derive_seed

@@ -20,8 +20,8 @@ from magrpo.checks.runners import generate_completions
 from magrpo.config.run import RolloutConfig
 from magrpo.engines import PromptTooLong
 from magrpo.envs.program import AgentProgram
+from magrpo.errors import quote_value
 from magrpo.gateway.sessions import EpisodeTask
-from magrpo.plugins import quote_value
 from magrpo.run.files import GROUPS, checkpoint_iteration, read_scored
 from magrpo.run.store import Pointer, write_records
 from magrpo.seeds import derive_seed

@@ -12,8 +12,8 @@ from time import perf_counter
 
 from magrpo.checks.runners import run_executions
 from magrpo.envs.program import AgentProgram
+from magrpo.errors import quote_value
 from magrpo.interfaces import Progress, Reward, Sandbox
-from magrpo.plugins import quote_value
 from magrpo.run import files
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.stages.backend import Cache, ScoreStats, Team

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 from magrpo.config.services import TrackingConfig
+from magrpo.errors import ConfigError, first_line, list_choices, quote_value
 from magrpo.files.locks import lock_folder
-from magrpo.plugins import ConfigError, first_line, list_choices, quote_value
 
 _DATABASE_ERROR = re.compile(r"^\(\S*Error\) .*", re.MULTILINE)
 _SERVERS = ("http", "https")

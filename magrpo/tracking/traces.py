@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from magrpo.plugins import first_line
+from magrpo.errors import first_line
 from magrpo.tracking.connection import RecordRefused
 from magrpo.tracking.outbox import Record
 from magrpo.types import Action, ExecutionReport, Trajectory, TrajectoryStep, TurnTimes

@@ -3,8 +3,8 @@
 import json
 
 from magrpo.config.run import RunConfig
+from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
-from magrpo.plugins import ConfigError
 from magrpo.run.files import START, describe_start
 from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.connection import Unavailable, tracking_uri

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
 from magrpo.gateway.player import open_player
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
 from magrpo.config.run import OptimConfig
+from magrpo.errors import ConfigError, quote_error
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import spread_like
-from magrpo.plugins import ConfigError, quote_error
 from magrpo.run.files import OPTIMIZER, OPTIMIZER_SHARDS
 
 

@@ -28,9 +28,9 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.engines.local.decoding import decoding_model, start_padded
 from magrpo.engines.local.sampling import TokenSampler
 from magrpo.engines.transformers import LocalEngine
+from magrpo.errors import ConfigError
 from magrpo.model.lora import FusedLoraLinear
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
 from magrpo.run.files import locate_weights, read_scored

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo_kernels.bench import check_options, make_parser, measure_loss
 from pipelines.arguments import Positive
 

@@ -14,8 +14,8 @@ from magrpo.asking.problems import TASK_ID, explain_words, find_problem, load_as
 from magrpo.asking.teams import AskedTeam, find_asked_team
 from magrpo.assets import locate_model
 from magrpo.config.run import RunConfig
+from magrpo.errors import ConfigError
 from magrpo.interfaces import ReadsSentences
-from magrpo.plugins import ConfigError
 from magrpo.process.signals import find_exit_code
 from magrpo.progress.activity import LOADING, show_activity
 from magrpo.stages.backend import Team

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from magrpo.errors import ConfigError
 from magrpo.experiments.baselines import BASELINES
-from magrpo.plugins import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels

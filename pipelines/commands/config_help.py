@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 from magrpo.config.agents import AgentConfig
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
-from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices
+from magrpo.errors import ConfigError, list_choices
+from magrpo.plugins import TABLES, import_plugin
 from magrpo.run.config_diff import list_changed_values
 from pipelines.arguments import Overrides, complete_configs, list_shipped, locate_config
 

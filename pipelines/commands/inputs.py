@@ -9,9 +9,9 @@ from pathlib import Path
 from magrpo.assets import FOLDER, locate_model, looks_like_folder
 from magrpo.config.agents import AgentConfig, LoraConfig
 from magrpo.config.run import RunConfig
+from magrpo.errors import ConfigError
 from magrpo.files import hub
 from magrpo.interfaces import ChecksSource
-from magrpo.plugins import ConfigError
 from magrpo.progress.activity import show_activity
 from magrpo.stages.prepare import prepare
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
 from magrpo.run.config_diff import list_differing_keys, read_flat_config

@@ -13,9 +13,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
+from magrpo.config.validate import validate_config
+from magrpo.errors import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
-from magrpo.plugins import MAX_QUOTED, ConfigError, Section, plugin_field, quote_error, quote_value, validate_config
+from magrpo.plugins import Section, plugin_field
 from magrpo.problems.rows import DatasetRow
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.sandboxes.instrument import instrument_test

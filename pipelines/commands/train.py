@@ -11,8 +11,8 @@ from rich.console import Console
 
 from magrpo.config.place import Place, load_place
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
 from magrpo.planning.place_check import check_place
-from magrpo.plugins import ConfigError
 from magrpo.process.environment import find_command, is_quiet, shorten_path
 from magrpo.process.faults import DISK_ERRORS
 from magrpo.process.signals import describe_interrupt, find_exit_code

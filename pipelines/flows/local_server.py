@@ -20,8 +20,8 @@ from types import FrameType
 
 import httpx
 
+from magrpo.errors import ConfigError
 from magrpo.files.locks import lock_folder
-from magrpo.plugins import ConfigError
 from magrpo.process.child import read_last_words
 from magrpo.process.environment import prefect_target, reach_loopback_directly
 from magrpo.process.ports import find_free_ports

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from magrpo.config.place import Place
 from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
 from magrpo.planning.place_check import check_place
-from magrpo.plugins import ConfigError
 from magrpo.run.files import keep_place
 from magrpo.run.store import RunStore
 from magrpo.training.closing import print_closing

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from zoneinfo import ZoneInfo
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
 
 from magrpo.engines import EngineError
-from magrpo.plugins import first_line
+from magrpo.errors import first_line
 from magrpo.progress.notify import Notices
 from magrpo.progress.state import Observer, describe_error, was_refused
 from magrpo.run.steps import Step

@@ -12,7 +12,7 @@ import pytest
 from magrpo.asking.answers import INCOMPLETE, NO_TESTS, SANDBOX_FAILED, Answer, AskedAgents, open_asked_agents
 from magrpo.asking.problems import load_asked_problems, write_problem
 from magrpo.asking.teams import AskedTeam, find_asked_team
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.store import RunStore
 from magrpo.types import PENDING, Observation, PastTurn, Problem
 from tests.asking.runs import CONFIGS, SMALL, make_run

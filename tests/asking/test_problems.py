@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from magrpo.asking.problems import explain_words, find_problem, write_problem
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.notes import Notes
 from magrpo.rewards.coding import CodingReward

@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from magrpo.asking.teams import UNTRAINED, find_asked_team
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.store import RunStore
 from magrpo.tracking.model_registry import ModelRegistry
 

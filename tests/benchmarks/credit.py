@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from magrpo.stages.credit import credit
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
 from magrpo.updates.updater import Updater

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from magrpo.config.run import AlgoConfig
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.stages.credit import credit
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
 from tests.benchmarks.credit import NodeGradients, bench_credit, list_pairings, multiply_gradients

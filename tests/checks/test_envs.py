@@ -7,7 +7,7 @@ import pytest
 
 from magrpo.checks.envs import count_turns, list_acting, list_roles, observe_problem
 from magrpo.config.run import load_config
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.types import Message, Observation, Problem
 from tests.fakes import LengthEnv
 from tests.plugins import CONFIG

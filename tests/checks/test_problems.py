@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from magrpo.checks.problems import load_problems
-from magrpo.plugins import ConfigError, PluginFailed
+from magrpo.errors import ConfigError, PluginFailed
 from magrpo.problems.files import FileProblems
 from magrpo.problems.rows import DatasetRow
 from magrpo.types import Problem

@@ -15,7 +15,7 @@ import torch
 from magrpo.checks.part_names import RESERVED_PARTS
 from magrpo.checks.rewards import check_maxima, compute_price, judge_passed, request_executions
 from magrpo.config.run import load_config
-from magrpo.plugins import ConfigError, PluginFailed
+from magrpo.errors import ConfigError, PluginFailed
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.pricing import MANY, Workers
 from magrpo.stages.score import score_texts

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from magrpo.checks.runners import generate_completions, open_engine_plugin, open_sandbox, run_executions, serve_weights
+from magrpo.errors import ConfigError
 from magrpo.interfaces import EnginePlugin
-from magrpo.plugins import ConfigError
 from magrpo.types import Action, Case, Execution, ExecutionReport, Request, SamplingParams
 from tests import plugins
 from tests.fakes import ScriptedEngine, ScriptedSandbox

@@ -15,7 +15,7 @@ import ray
 
 from magrpo.cluster.connection import Cluster, start_actor
 from magrpo.config.place import Place
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.process.ports import find_free_ports
 from tests.cluster.clusters import add_node, open_cluster
 from tests.processes import assert_all_end, find_actors

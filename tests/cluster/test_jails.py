@@ -11,7 +11,7 @@ import pytest
 from magrpo.checks.runners import open_sandbox
 from magrpo.cluster.connection import Cluster
 from magrpo.cluster.jails import ClusterSandbox
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution

@@ -19,9 +19,9 @@ from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.engines import EngineError, PromptTooLong
 from magrpo.engines.transformers import TransformersEngine
+from magrpo.errors import ConfigError
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from magrpo.types import Action, Request, SamplingParams
 from pipelines.arguments import locate_config
 from tests.processes import assert_all_end, find_actors

@@ -9,8 +9,8 @@ import pytest
 
 from magrpo.config.place import Place, load_place
 from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
 from magrpo.planning.place_check import find_misfits
-from magrpo.plugins import ConfigError
 from magrpo.run.files import keep_place, read_place
 from magrpo.run.store import RunStore
 from pipelines.arguments import locate_config

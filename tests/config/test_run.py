@@ -6,16 +6,9 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
-from magrpo.plugins import (
-    SYNONYMS,
-    ConfigError,
-    build_plugin,
-    check_name,
-    import_plugin,
-    quote_value,
-    validate_config,
-    walk_fields,
-)
+from magrpo.config.validate import SYNONYMS, validate_config, walk_fields
+from magrpo.errors import ConfigError, check_name, quote_value
+from magrpo.plugins import build_plugin, import_plugin
 from tests import plugins
 
 CONFIGS = sorted((Path(__file__).parents[2] / "pipelines" / "configs").glob("*.toml"))

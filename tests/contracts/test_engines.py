@@ -17,12 +17,13 @@ import torch
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import PromptTooLong
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Engine, Served
 from magrpo.model.collate import collate
 from magrpo.model.forward import head_weights, hidden_states
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError, build_plugin
+from magrpo.plugins import build_plugin
 from magrpo.types import Action, Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss
 from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config

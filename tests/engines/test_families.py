@@ -15,9 +15,9 @@ from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.engines import EngineError
 from magrpo.engines.local import ways
 from magrpo.engines.transformers import LocalEngine
+from magrpo.errors import ConfigError
 from magrpo.export.merging import merge_adapter
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from magrpo.types import Message, Observation, Request, Sample, SamplingParams
 from magrpo.updates.lanes import OneRank
 from magrpo.updates.updater import Updater

@@ -20,9 +20,9 @@ from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import make_arguments
 from magrpo.engines.vllm_server import Sleep, VllmServer, Wake
+from magrpo.errors import ConfigError
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from tests.engines.scripted import script_servers
 from tests.fakes import FakeGpu
 from tests.tiny import tiny_base, tiny_policy

@@ -16,9 +16,9 @@ from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
+from magrpo.errors import ConfigError
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from magrpo.process.children import list_family
 from magrpo.types import Request, SamplingParams
 from tests.processes import assert_all_end, find_running

@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from magrpo.config.run import BaselineRow, RunConfig, load_config
+from magrpo.config.validate import validate_config
+from magrpo.errors import ConfigError
 from magrpo.experiments.derive import Source, create_baselines
-from magrpo.plugins import ConfigError, validate_config
 from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselines
 from magrpo.reports.page import print_tables
 from magrpo.run.files import read_evaluation

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
 from magrpo.experiments.derive import Source, create_evaluation
-from magrpo.plugins import ConfigError
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.verdict import judge_run
 from magrpo.run.files import read_evaluation

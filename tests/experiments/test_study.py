@@ -19,9 +19,9 @@ from rich.console import Console
 from magrpo.algo.stats import seed_interval
 from magrpo.config.run import load_config
 from magrpo.config.study import StudyConfig
+from magrpo.errors import ConfigError
 from magrpo.experiments.study import Study, fix_study, load_study
 from magrpo.experiments.study_runs import run_study
-from magrpo.plugins import ConfigError
 from magrpo.process.children import list_family, wait_for_end
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.study import StudiedRun, StudyReport

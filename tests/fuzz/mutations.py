@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 
 COUNT = 1000
 """Mutants of each kind."""

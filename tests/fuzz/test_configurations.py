@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.config.validate import find_keys, validate_config
 from magrpo.planning.sizes import estimate_work
-from magrpo.plugins import find_keys, validate_config
 from magrpo.run.config_diff import flatten_config
 from magrpo.run.steps import steps
 from magrpo.run.store import CONFIG, RunStore

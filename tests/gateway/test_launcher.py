@@ -8,7 +8,7 @@ import sys
 RAISING = """
 import resource
 from magrpo.gateway.launcher import allow_open_files
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 1280))
 allow_open_files(256)

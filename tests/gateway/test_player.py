@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from magrpo.envs.program import AgentProgram
+from magrpo.errors import PluginFailed
 from magrpo.gateway.launcher import EpisodesLost
 from magrpo.gateway.player import EpisodePlayer, PlayedEpisode
 from magrpo.model.lineup import Lineup
-from magrpo.plugins import PluginFailed
 from magrpo.process.children import wait_for_end
 from magrpo.types import Action, CaseStatus, Execution, ExecutionReport, Request
 from tests.fakes import Clock

@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from magrpo.errors import ConfigError
 from magrpo.gateway.chat import Chat
 from magrpo.model.lineup import Lineup
-from magrpo.plugins import ConfigError
 from magrpo.types import Episode, SamplingParams
 from tests.gateway.playing import FakeModel, OpenGateway, make_lineup, open_gateway, open_lineup
 from tests.gateway.stand_in import EXAMPLES

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from magrpo.errors import ConfigError
 from magrpo.model.critic import Critic, Fit, count_features, encode_prompts, read_critics, write_critics
-from magrpo.plugins import ConfigError
 from tests.tiny import perturb, tiny_policy
 
 

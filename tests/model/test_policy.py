@@ -18,11 +18,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
+from magrpo.errors import ConfigError
 from magrpo.model.collate import collate
 from magrpo.model.forward import LogitMap, can_share_prompts, find_logit_map, head_weights, hidden_states
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from magrpo.types import Message, Observation, Sample
 from tests.tiny import BOS, EOS, tiny_base, tiny_config
 

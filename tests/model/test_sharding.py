@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.errors import ConfigError
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import Shards, gather_tensor
-from magrpo.plugins import ConfigError
 from magrpo.run.files import OPTIMIZER_SHARDS
 from magrpo.updates.memory_fitting import MicroBatchTooLarge
 from magrpo.updates.updater import Updater

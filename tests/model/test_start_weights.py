@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from magrpo.config.agents import LoraConfig, ModelConfig
+from magrpo.errors import ConfigError
 from magrpo.model.policy import Policy
-from magrpo.plugins import ConfigError
 from tests.model.test_policy import IDS, LORA, agents, change_json, logits, open_policy, shake
 from tests.tiny import tiny_base, tiny_config
 

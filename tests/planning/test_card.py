@@ -8,11 +8,11 @@ import pytest
 from transformers import MambaConfig, Qwen2Config, Qwen3Config
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
 from magrpo.model.collate import collate
 from magrpo.model.forward import hidden_states
 from magrpo.planning.card import GIB, estimate_card, settle_micro_batches
 from magrpo.planning.sizes import ACTIVATIONS_OF, KV_CACHE, count_token_activations, estimate_memory
-from magrpo.plugins import ConfigError
 from pipelines.arguments import locate_config
 from pipelines.commands.dry_run import show_plan
 from tests.fakes import FakeGpu

@@ -12,7 +12,8 @@ import pytest
 from datasets import Dataset
 from pyarrow import parquet
 
-from magrpo.plugins import TABLES, ConfigError, build_plugin
+from magrpo.errors import ConfigError
+from magrpo.plugins import TABLES, build_plugin
 from magrpo.problems.humaneval import CoopHumanEval, HumanEval
 from magrpo.problems.mbpp import Mbpp
 from magrpo.problems.rows import read_rows, split_by_hash

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.problems.reasoning_gym import ReasoningGym, score_answer
 from pipelines.examples.reasoning_program import solve
 from tests.gateway.stand_in import install_pins

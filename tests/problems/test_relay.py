@@ -11,9 +11,9 @@ import pytest
 
 from magrpo.config.run import load_config
 from magrpo.envs.relay import RelayEnv, RelayInTurnEnv, SoloRelayEnv
+from magrpo.errors import ConfigError
 from magrpo.experiments.baselines import RunTeam, Teams, with_baselines
 from magrpo.interfaces import Sandbox
-from magrpo.plugins import ConfigError
 from magrpo.problems.coopcode import is_kept_out
 from magrpo.problems.operations import Composition, parse_composition
 from magrpo.problems.relay import Relay

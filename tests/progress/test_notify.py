@@ -14,7 +14,8 @@ import pytest
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.services import HIDDEN, NotifyConfig
-from magrpo.plugins import ConfigError, validate_config
+from magrpo.config.validate import validate_config
+from magrpo.errors import ConfigError
 from magrpo.process.ports import find_free_ports
 from magrpo.process.signals import EndedBySignal
 from magrpo.progress import notify as notices

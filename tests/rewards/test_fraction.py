@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from magrpo.config.run import load_config
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.rewards.coding import CodingReward, SoloReward, TeamReward
 from magrpo.rewards.common import ScaledReward
 from magrpo.rewards.writing import WritingReward

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.rewards.coding import MAXIMA, VARIANTS, TeamReward
 from magrpo.types import ExecutionReport
 from tests.rewards.test_coding import AUX, MAIN, PROBLEM, report

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.files import GROUPS, SCORES, read_scored, write_scores
 from magrpo.run.store import write_records
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn, Turn

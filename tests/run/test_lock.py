@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.lock import hold_run, is_held
 from magrpo.run.store import RunStore
 

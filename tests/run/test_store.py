@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config.run import RunConfig, load_config
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.manifest import MANIFEST, digest
 from magrpo.run.store import RunStore, read_records, write_records
 from magrpo.types import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.sandboxes import levels
 from magrpo.sandboxes.packages import find_packages
 from magrpo.sandboxes.pool import PoolSandbox

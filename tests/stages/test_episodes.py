@@ -13,10 +13,10 @@ from magrpo.algo.answers import answer_metrics
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig, load_config
 from magrpo.envs.program import AgentProgram
+from magrpo.errors import ConfigError, PluginFailed
 from magrpo.gateway.player import EpisodePlayer, PlayedEpisode, Services
 from magrpo.gateway.sessions import EpisodeTask
 from magrpo.interfaces import Reward
-from magrpo.plugins import ConfigError, PluginFailed
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.run.files import GROUPS, read_groups, read_scored, write_scores
 from magrpo.run.store import write_records

@@ -8,7 +8,7 @@ import pytest
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import EvalConfig, RolloutConfig
 from magrpo.envs.writing import WritingEnv
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.notes import Notes
 from magrpo.reports.figures import shown_quantities

@@ -12,7 +12,7 @@ import pytest
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig, load_config
 from magrpo.envs.writing import WritingEnv
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.reports.figures import shown_quantities
 from magrpo.rewards.writing import WritingReward
 from magrpo.run.files import GROUPS, SCORES, read_groups, read_scored, write_scores

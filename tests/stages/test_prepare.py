@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config.agents import AgentConfig
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.stages.backend import Team
 from magrpo.stages.prepare import Room, draw_problems, prepare
 from magrpo.types import Observation, Problem

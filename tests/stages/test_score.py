@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from magrpo.config.agents import AgentConfig
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.pricing import MANY, Workers

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from magrpo.config.services import TrackingConfig
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.process.ports import find_free_ports
 from magrpo.tracking.connection import (
     Unavailable,

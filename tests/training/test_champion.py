@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from magrpo.config.run import load_config
 from magrpo.config.services import RegistryConfig
+from magrpo.errors import ConfigError
 from magrpo.export.model_card import find_licence
-from magrpo.plugins import ConfigError
 from magrpo.progress.notify import Notices
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore

@@ -9,8 +9,8 @@ import torch
 
 from magrpo.config.place import Place
 from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
 from magrpo.planning.place_check import find_misfits
-from magrpo.plugins import ConfigError
 from magrpo.run.files import CRITICS, read_scored, read_values, samples_file
 from magrpo.run.store import read_records
 from magrpo.types import Sample

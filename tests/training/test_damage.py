@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
 from magrpo.export.team import TrainedTeam
-from magrpo.plugins import ConfigError
 from magrpo.run.files import EVALUATION, OPTIMIZER, read_evaluations
 from magrpo.run.manifest import MANIFEST
 from magrpo.run.rewind import steps_to_repeat

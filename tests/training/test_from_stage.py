@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import load_config
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import steps
 from magrpo.run.store import RunStore

@@ -10,11 +10,11 @@ import pytest
 
 from magrpo.asking.teams import find_asked_team
 from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
 from magrpo.experiments.derive import Source, create_evaluation
 from magrpo.export.team import TrainedTeam
 from magrpo.library import open_run
 from magrpo.planning.sizes import estimate_disk
-from magrpo.plugins import ConfigError
 from magrpo.run.files import WEIGHTS, kept_iterations
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.store import RunStore

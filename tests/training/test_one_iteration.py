@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magrpo.config.run import load_config
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.training.one_iteration import CONFIG, run_once
 
 TINY = [

@@ -9,8 +9,8 @@ import pytest
 
 from magrpo.config.place import Place
 from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
 from magrpo.planning.place_check import find_misfits
-from magrpo.plugins import ConfigError
 from magrpo.run.files import read_drawn, read_groups, read_pairs, read_scored, samples_file
 from magrpo.run.store import read_records
 from magrpo.types import Action, Sample

@@ -10,7 +10,7 @@ import pytest
 
 from magrpo.algo.answers import list_actions
 from magrpo.config.run import RolloutConfig, load_config
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.files import read_scored
 from magrpo.run.steps import Step
 from magrpo.stages.backend import Backend, Team

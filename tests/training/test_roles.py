@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
 from magrpo.planning.sizes import estimate_memory, estimate_work
-from magrpo.plugins import ConfigError
 from magrpo.run.files import read_scored
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Sample, ScoredTurn

@@ -15,7 +15,7 @@ from torch import Tensor
 from magrpo.algo.loss import preference_loss
 from magrpo.algo.returns import preference_scores
 from magrpo.config.run import AlgoConfig, RolloutConfig, load_config
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.run.files import read_comparisons
 from magrpo.stages.credit import CreditRules, prefer_joint_actions
 from magrpo.types import Comparison, Sample

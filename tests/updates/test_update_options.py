@@ -18,11 +18,11 @@ from magrpo.algo.advantages import group_advantages
 from magrpo.config.agents import LoraConfig
 from magrpo.config.run import AlgoConfig, OptimConfig
 from magrpo.engines.transformers import LocalEngine
+from magrpo.errors import ConfigError
 from magrpo.model import model_runs
 from magrpo.model.collate import collate, plan_batches
 from magrpo.model.forward import LogitMap, token_logits
 from magrpo.model.lineup import Lineup
-from magrpo.plugins import ConfigError
 from magrpo.process.faults import is_out_of_memory
 from magrpo.types import Request, Sample, SamplingParams
 from magrpo.updates.optimizers import learning_rate

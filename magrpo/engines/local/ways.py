@@ -17,7 +17,7 @@ from magrpo.engines import Completion
 from magrpo.engines.local.decoding import Start, decode_batch, start_padded
 from magrpo.engines.local.llama_steps import KNOWN_MODELS
 from magrpo.engines.local.plain_steps import start_cached, start_whole
-from magrpo.plugins import ConfigError, quote_error
+from magrpo.errors import ConfigError, quote_error
 from magrpo.types import Request, SamplingParams
 
 

@@ -11,6 +11,7 @@ import torch
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.planning.sizes import (
@@ -25,7 +26,6 @@ from magrpo.planning.sizes import (
     read_base_model,
     sum_held_at_once,
 )
-from magrpo.plugins import ConfigError
 from magrpo.problems.rows import check_source
 from magrpo.run.files import checkpoint_weights
 from magrpo.run.store import RunStore, read_records

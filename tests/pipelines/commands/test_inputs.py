@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants
 
 from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
 from magrpo.files import hub
-from magrpo.plugins import ConfigError
 from pipelines import cli
 from pipelines.arguments import locate_config
 from pipelines.commands.inputs import check_inputs

@@ -16,7 +16,7 @@ import pytest
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.utilities.callables import parameter_schema
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from magrpo.process.children import list_family
 from pipelines.flows.schedule import build_schedule, scheduled
 from pipelines.flows.study import study

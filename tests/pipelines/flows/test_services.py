@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from magrpo.plugins import ConfigError
+from magrpo.errors import ConfigError
 from pipelines.flows import local_server
 from pipelines.flows.local_server import LocalServer, ServerError, find_fault
 from pipelines.flows.train import mark_killed, name_server

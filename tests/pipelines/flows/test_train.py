@@ -21,8 +21,8 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.engines import EngineError
+from magrpo.errors import ConfigError
 from magrpo.files.locks import lock_folder
-from magrpo.plugins import ConfigError
 from magrpo.process.children import list_family, send_signal
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer
