@@ -35,6 +35,7 @@ MODULES = {
         "magrpo.plugins",
         "magrpo.errors",
         "magrpo.config.run",
+        "magrpo.config.sections",
         "magrpo.run.steps",
         "magrpo.run.files",
     ],

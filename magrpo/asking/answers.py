@@ -12,7 +12,7 @@ from magrpo.asking.teams import UNTRAINED, AskedTeam
 from magrpo.checks.rewards import request_executions
 from magrpo.checks.runners import open_engine_plugin, open_sandbox, serve_weights
 from magrpo.config.agents import start_weights
-from magrpo.config.run import RolloutConfig
+from magrpo.config.sections import RolloutConfig
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Sandbox, Served
 from magrpo.model.host import EngineHost

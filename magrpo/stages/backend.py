@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import BaselineRow, PenaltyConfig, RunConfig
+from magrpo.config.run import BaselineRow, RunConfig
+from magrpo.config.sections import PenaltyConfig
 from magrpo.interfaces import Env, Progress, Reward, Sandbox, Served
 from magrpo.sandboxes import STRENGTH
 from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split

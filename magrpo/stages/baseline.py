@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from magrpo.config.run import BaselineRow, EvalConfig, RolloutConfig
+from magrpo.config.run import BaselineRow
+from magrpo.config.sections import EvalConfig, RolloutConfig
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation
 from magrpo.run.store import write_records
 from magrpo.stages.backend import Backend, SamplingStats, Splits, Team

@@ -19,7 +19,8 @@ from magrpo.algo.returns import (
     weighted_returns,
 )
 from magrpo.algo.stats import mean_or_zero
-from magrpo.config.run import AlgoConfig, RolloutConfig, RunConfig
+from magrpo.config.run import RunConfig
+from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.run.files import COMPARISONS, list_outputs, read_pairs, read_values, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from magrpo.algo.returns import value_by_others
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import CriticConfig
+from magrpo.config.sections import CriticConfig
 from magrpo.interfaces import Progress
 from magrpo.model.critic import Critic, Fit, count_features, encode_prompts, read_critics, write_critics
 from magrpo.model.policy import Policy

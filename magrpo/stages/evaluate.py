@@ -17,7 +17,7 @@ import msgspec
 from magrpo.algo.answers import list_quantities, measure_step
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.checks.rewards import judge_passed
-from magrpo.config.run import EvalConfig, RolloutConfig
+from magrpo.config.sections import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
 from magrpo.run.files import EVALUATION, NOTABLE_EXECUTIONS, TRAJECTORIES
 from magrpo.run.store import write_records

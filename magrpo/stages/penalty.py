@@ -4,7 +4,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from magrpo.algo.answers import measure_calls, measure_completions
-from magrpo.config.run import PenaltyConfig
+from magrpo.config.sections import PenaltyConfig
 from magrpo.interfaces import Reward
 from magrpo.stages.backend import Team
 from magrpo.types import PENALTY, PENDING, Episode, JointReward, RolloutGroup, ScoredTurn

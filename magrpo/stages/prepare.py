@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.problems import load_problems
-from magrpo.config.run import RolloutConfig, RunConfig
+from magrpo.config.run import RunConfig
+from magrpo.config.sections import RolloutConfig
 from magrpo.errors import ConfigError, quote_value
 from magrpo.interfaces import Problems
 from magrpo.run.files import split_file

@@ -17,7 +17,7 @@ from time import perf_counter
 from magrpo.algo.answers import answer_metrics, list_actions, list_written, measure_answer, read_prompt
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.runners import generate_completions
-from magrpo.config.run import RolloutConfig
+from magrpo.config.sections import RolloutConfig
 from magrpo.engines import PromptTooLong
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import quote_value

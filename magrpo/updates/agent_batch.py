@@ -11,7 +11,7 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from magrpo.config.run import AlgoConfig
+from magrpo.config.sections import AlgoConfig
 from magrpo.interfaces import Progress
 from magrpo.model.collate import Row
 from magrpo.types import Sample

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from magrpo.algo.loss import LossOf, policy_loss
-from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.model.collate import Batch, collate, count_padded
 from magrpo.model.model_runs import ModelContext, ModelRuns
 from magrpo.model.policy import Policy

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from magrpo.config.run import OptimConfig
+from magrpo.config.sections import OptimConfig
 from magrpo.model.collate import Row, plan_batches
 from magrpo.model.policy import Policy
 from magrpo.process.faults import is_out_of_memory

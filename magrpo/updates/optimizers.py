@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
-from magrpo.config.run import OptimConfig
+from magrpo.config.sections import OptimConfig
 from magrpo.errors import ConfigError, quote_error
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import spread_like

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from magrpo.algo.loss import loss_divisor, tabulate_returns
 from magrpo.algo.preferences import Preferences
-from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
+from magrpo.config.run import RunConfig
+from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.interfaces import Progress
 from magrpo.model.policy import Policy
 from magrpo.model.sharding import gather_tensor

@@ -16,7 +16,7 @@ from torch import Tensor
 from magrpo.algo import loss as algo_loss
 from magrpo.algo.advantages import group_advantages
 from magrpo.algo.loss import SampledTokens, k3, loss_divisor, tabulate_returns
-from magrpo.config.run import AlgoConfig
+from magrpo.config.sections import AlgoConfig
 from magrpo.types import Normalize, Sample
 from magrpo_kernels import LossOptions, group_policy_loss, policy_loss_from_logits
 

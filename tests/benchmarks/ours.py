@@ -8,7 +8,7 @@ from pathlib import Path
 
 from magrpo.algo.advantages import group_advantages
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from magrpo.config.run import AlgoConfig
+from magrpo.config.sections import AlgoConfig
 from magrpo.errors import ConfigError
 from magrpo.stages.credit import credit
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, BertConfig, PreTrainedModel
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.engines import EngineError
 from magrpo.engines.local import ways
 from magrpo.engines.transformers import LocalEngine

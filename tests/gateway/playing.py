@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from magrpo.config.agents import AgentConfig
-from magrpo.config.run import LoraConfig, ModelConfig
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.gateway.batcher import Batcher
 from magrpo.gateway.chat import Chat

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.run import RolloutConfig
+from magrpo.config.sections import RolloutConfig
 from magrpo.engines.vllm import VllmEngine
 from magrpo.envs.program import AgentProgram
 from magrpo.gateway.player import open_player

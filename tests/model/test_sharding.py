@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.errors import ConfigError
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy

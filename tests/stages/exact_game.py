@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import AlgoConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.interfaces import Progress
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magrpo.algo.episodes import Siblings
-from magrpo.config.run import AlgoConfig
+from magrpo.config.sections import AlgoConfig
 from magrpo.stages.credit import credit
 from magrpo.types import Action, Call, Episode, JointReward, Problem, RolloutGroup, Sample, ScoredTurn
 

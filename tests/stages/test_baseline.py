@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import BaselineRow, EvalConfig, RolloutConfig
+from magrpo.config.run import BaselineRow
+from magrpo.config.sections import EvalConfig, RolloutConfig
 from magrpo.plugins import Plugin
 from magrpo.stages.backend import Backend
 from magrpo.stages.baseline import baseline, count_votes, elect_rows, time_answers

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magrpo.config.run import AlgoConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.stages.credit import credit
 from magrpo.types import (
     PENDING,

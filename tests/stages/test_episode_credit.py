@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.algo.episodes import Siblings
-from magrpo.config.run import AlgoConfig
+from magrpo.config.sections import AlgoConfig
 from magrpo.stages.credit import credit
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, Sample, ScoredTurn
 from tests.stages.program_game import GROUP_SIZE, Played, Policies, ask_coder, choose_length, make_group

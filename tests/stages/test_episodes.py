@@ -11,7 +11,8 @@ import pytest
 
 from magrpo.algo.answers import answer_metrics
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig, load_config
+from magrpo.config.run import load_config
+from magrpo.config.sections import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError, PluginFailed
 from magrpo.gateway.player import EpisodePlayer, PlayedEpisode, Services

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import EvalConfig, RolloutConfig
+from magrpo.config.sections import EvalConfig, RolloutConfig
 from magrpo.envs.writing import WritingEnv
 from magrpo.errors import ConfigError
 from magrpo.problems.coopcode import CoopCode

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from magrpo.config.run import AlgoConfig
+from magrpo.config.sections import AlgoConfig
 from tests.stages.exact_game import Game, History, gradients
 from tests.stages.test_exact_game import DRAWS, agrees, config
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from magrpo.config.run import AlgoConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, RolloutConfig
 from tests.stages.exact_game import TOKENS, Game, gradients
 
 DRAWS = 4000

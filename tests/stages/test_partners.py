@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from magrpo.algo.returns import partner_weight
-from magrpo.config.run import AlgoConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.engines.transformers import LocalEngine
 from magrpo.stages.credit import CreditRules, credit_by_rules
 from magrpo.stages.partners import (

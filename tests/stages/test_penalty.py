@@ -10,7 +10,8 @@ from typing import ClassVar
 import pytest
 
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig, load_config
+from magrpo.config.run import load_config
+from magrpo.config.sections import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig
 from magrpo.envs.writing import WritingEnv
 from magrpo.errors import ConfigError
 from magrpo.reports.figures import shown_quantities

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import RolloutConfig
+from magrpo.config.sections import RolloutConfig
 from magrpo.engines import PromptTooLong
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.algo.answers import list_actions
-from magrpo.config.run import RolloutConfig, load_config
+from magrpo.config.run import load_config
+from magrpo.config.sections import RolloutConfig
 from magrpo.errors import ConfigError
 from magrpo.run.files import read_scored
 from magrpo.run.steps import Step

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from magrpo.config.run import OptimConfig
+from magrpo.config.sections import OptimConfig
 from magrpo.types import Comparison
 from magrpo.updates.lanes import LanePlan, add_in_pairs, deal_batches, put_gradient, take_gradient
 from tests.updates.updating import assert_close, assert_equal, gradients_used, make, make_samples, weights_of

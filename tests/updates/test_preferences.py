@@ -14,7 +14,8 @@ from torch import Tensor
 
 from magrpo.algo.loss import preference_loss
 from magrpo.algo.returns import preference_scores
-from magrpo.config.run import AlgoConfig, RolloutConfig, load_config
+from magrpo.config.run import load_config
+from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.errors import ConfigError
 from magrpo.run.files import read_comparisons
 from magrpo.stages.credit import CreditRules, prefer_joint_actions

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from magrpo.config.agents import LoraConfig
-from magrpo.config.run import OptimConfig
+from magrpo.config.sections import OptimConfig
 from magrpo.engines.local.decoding import decoding_model
 from magrpo.model.collate import plan_batches
 from magrpo.types import Sample

@@ -16,7 +16,7 @@ from transformers import BertConfig, CohereConfig, Gemma2Config, GraniteConfig
 
 from magrpo.algo.advantages import group_advantages
 from magrpo.config.agents import LoraConfig
-from magrpo.config.run import AlgoConfig, OptimConfig
+from magrpo.config.sections import AlgoConfig, OptimConfig
 from magrpo.engines.transformers import LocalEngine
 from magrpo.errors import ConfigError
 from magrpo.model import model_runs

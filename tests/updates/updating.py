@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.config.run import AlgoConfig, OptimConfig, RolloutConfig
+from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.model.forward import find_decoder
 from magrpo.model.policy import Policy
 from magrpo.types import Sample

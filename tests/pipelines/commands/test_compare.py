@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config.run import PenaltyConfig
+from magrpo.config.sections import PenaltyConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import compare_means, judge_difference, match_budgets
 from magrpo.reports.comparison_tables import comparison_sections, equal_tokens_table, list_run_costs
