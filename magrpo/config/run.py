@@ -421,6 +421,11 @@ class RunConfig(Section):
             return []
         chosen = dict.fromkeys(self.estimator_of(agent) for agent in self.agents if agent.trained)
         found = [f"estimator {name!r}: {ESTIMATORS[name].bias}" for name in chosen if ESTIMATORS[name].bias]
+        if self.algo.lenience:
+            found.append(
+                f"algo.lenience = {self.algo.lenience:g}: completions are compared by what they earn with their best "
+                "partners, not on average, so the gradient is biased"
+            )
         if self.algo.normalize == "std":
             found.append(
                 "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different "

@@ -303,6 +303,8 @@ def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
     assert load_config(path).list_warnings() == []
     [biased] = load_config(path, ["agents.1.estimator=maremax"]).list_warnings()
     assert biased.startswith("estimator 'maremax': the baseline, the best sibling's return, depends on the completion")
+    [lenient] = load_config(path, ["rollout.joint_mode=crossed", "algo.lenience=0.75"]).list_warnings()
+    assert "algo.lenience = 0.75: " in lenient
     [normalized] = load_config(path, ["algo.normalize=std"]).list_warnings()
     assert normalized.startswith("algo.normalize = 'std': groups with nearly equal returns weigh as much")
     assert load_config(path, ["algo.normalize=std", "train.num_iterations=0"]).list_warnings() == []
