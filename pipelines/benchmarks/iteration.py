@@ -90,7 +90,9 @@ def bench_iteration(
             start = RunStore.open(Path(folder), BENCH).stage_folder(Step("start", 0).folder)
             compare_engines(policy, requests, locate_weights(start, policy.agents), rounds)
             return 0
-        _compare_sampling(policy, requests, rounds)
+        policy.sources = {}  # the engine must sample from the weights it holds
+        engine = LocalEngine(policy, len(requests))
+        _compare_sampling(engine, requests, rounds)
         _compare_truncation(policy, requests, rounds)
         samples, _ = credit(
             groups, resolved.algo, [a.name for a in resolved.agents if a.trained], resolved.own_estimators
@@ -98,7 +100,7 @@ def bench_iteration(
         make_updater = partial(Updater.of, policy, resolved, Path(folder) / "failed-batch")
         _compare_updates(policy, samples, make_updater, rounds)
         torch.set_num_threads(1)
-        _print_kinds(policy, requests, partial(make_updater().update, samples))
+        _print_kinds(replace(engine, num_threads=1), requests, partial(make_updater().update, samples))
     return 0
 
 
@@ -131,15 +133,14 @@ def _make_requests(config: RunConfig, groups: Sequence[RolloutGroup[ScoredTurn]]
     return sorted(requests, key=lambda request: (len(request.prompt_ids), request.prompt_ids))
 
 
-def _compare_sampling(policy: Policy, requests: Sequence[Request], rounds: int) -> None:
-    policy.sources = {}  # the engine must sample from the weights it holds
-    ours = partial(_sample, policy, requests, torch.get_num_threads())
-    plain = partial(sample_through_modules, policy, requests)
+def _compare_sampling(engine: LocalEngine, requests: Sequence[Request], rounds: int) -> None:
+    ours = partial(_sample, engine, requests)
+    plain = partial(sample_through_modules, engine.policy, requests)
     _print_ratio("sampling", time_by_turns(ours, plain, rounds))
 
 
-def _sample(policy: Policy, requests: Sequence[Request], num_threads: int) -> None:
-    LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
+def _sample(engine: LocalEngine, requests: Sequence[Request]) -> None:
+    engine.serve(engine.policy.version, {}).generate(requests)
 
 
 def _compare_truncation(policy: Policy, requests: Sequence[Request], rounds: int) -> None:
@@ -230,11 +231,11 @@ def _time_kinds(run: Callable[[], object]) -> dict[str, float]:
     return spent | {"Python": seconds - sum(spent.values())}
 
 
-def _print_kinds(policy: Policy, requests: Sequence[Request], update: Callable[[], object]) -> None:
+def _print_kinds(engine: LocalEngine, requests: Sequence[Request], update: Callable[[], object]) -> None:
     """Print how the time on one core is divided among kinds of operation, beside the target for matrix products."""
     first_tokens = [replace(r, sampling=replace(r.sampling, max_new_tokens=1)) for r in requests]
-    prefill = _time_kinds(partial(_sample, policy, first_tokens, 1))
-    sampling = _time_kinds(partial(_sample, policy, requests, 1))
+    prefill = _time_kinds(partial(_sample, engine, first_tokens))
+    sampling = _time_kinds(partial(_sample, engine, requests))
     decoding = {kind: sampling[kind] - prefill[kind] for kind in KINDS}
     table = Table("on one core", "target", *KINDS, box=None)
     for name, spent in {"prefill": prefill, "decoding": decoding, "update": _time_kinds(update)}.items():
