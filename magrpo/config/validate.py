@@ -16,7 +16,7 @@ from magrpo.errors import MAX_QUOTED, ConfigError, PluginFailed, list_choices, q
 from magrpo.plugins import TABLES, Plugin, Section, SectionT, import_plugin
 from magrpo.text import replace_surrogates
 
-ON_COMMAND_LINE = "on the command line"
+_ON_COMMAND_LINE = "on the command line"
 """The source of a mistake in an override, as messages name it."""
 SYNONYMS: Mapping[str, Sequence[str]] = {
     "learning_rate": ("lr",),
@@ -122,20 +122,20 @@ def _check_values(tree: dict[str, Any], changed: Sequence[_Path], source: str) -
 def _name_source(loc: _Path, changed: Sequence[_Path], source: str) -> str:
     """The source of the value at ``loc``: ``source``, an override, or ``source`` as changed by overrides."""
     if any(loc[: len(path)] == path for path in changed):
-        return ON_COMMAND_LINE
+        return _ON_COMMAND_LINE
     for path in changed:
         *section, key = path
         # Another kind allows and requires other keys of its section.
         changes_kind = key == "kind" and loc[: len(section)] == tuple(section)
         if changes_kind or path[: len(loc)] == loc:
-            return f"{source}, as changed {ON_COMMAND_LINE}"
+            return f"{source}, as changed {_ON_COMMAND_LINE}"
     return source
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> _Path:
     """Apply ``section.key=value`` to ``tree``; returns the path of the value, with items of lists by number."""
     key, equals, text = override.partition("=")
-    where = f"{ON_COMMAND_LINE}: {quote_value(override)}"
+    where = f"{_ON_COMMAND_LINE}: {quote_value(override)}"
     if not equals or not key:
         raise ConfigError(f"{where}: an override is written section.key=value")
     try:

@@ -92,7 +92,11 @@ def _list_places(tree: Any) -> Iterator[tuple[Any, Any]]:
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        keys = list(node) if isinstance(node, dict) else list(range(len(node))) if isinstance(node, list) else []
+        keys: list[Any] = []
+        if isinstance(node, dict):
+            keys = list(node)
+        elif isinstance(node, list):
+            keys = list(range(len(node)))
         for key in keys:
             yield node, key
             waiting.append(node[key])
