@@ -70,9 +70,9 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the policies. ``auto``: CUDA if available, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
-    """Precision of the frozen base. ``auto``: float32 on CPU, bfloat16 on CUDA. ``mixed``: its linear layers multiply
-    in bfloat16, all else is float32, logits included: faster than float32 for large bases on CPUs with instructions
-    for bfloat16. Trained weights are always float32."""
+    """Precision of the frozen base. ``auto``: bfloat16 on CUDA, float32 on a CPU, or ``mixed`` if a run with adapters
+    on a base of 50 million parameters or more measures at its start that this is faster. ``mixed``: linear layers
+    multiply in bfloat16, all else is float32, logits included. Trained weights are always float32."""
     head_dtype: Literal["auto", "float32"] = "auto"
     """Precision of logits, in the engine and in the update. ``auto``: the precision of the matrix products;
     ``float32``: logits of half-precision models are not rounded to half precision."""

@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magrpo.errors import ConfigError
 from magrpo.model.collate import Batch, collate, make_attention_mask
+from magrpo.model.packed_attention import find_packing
 from magrpo.types import Sample
 
 
@@ -35,17 +36,31 @@ def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
 
 
 def _model_inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
-    """The arguments of a forward pass. One mask serves all layers, in the dtype of their queries."""
+    """The arguments of a forward pass. One mask serves all layers, in the dtype of their queries.
+
+    On a CPU, attention that is told how rows are packed does without the mask. Models hand it on or leave it out.
+    """
     device_type = batch.input_ids.device.type
     dtype = model.dtype
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
-    return {
+    inputs: dict[str, Any] = {
         "input_ids": batch.input_ids,
         "attention_mask": None if batch.segments is None else make_attention_mask(batch.segments, dtype),
         "position_ids": batch.position_ids,
         "use_cache": False,
     }
+    if batch.segments is not None and device_type == "cpu" and _takes_packing(model):
+        inputs["packing"] = find_packing(batch.segments)
+    return inputs
+
+
+def _takes_packing(model: PreTrainedModel) -> bool:
+    """Whether the forward passes of a model and its decoder accept arguments that they only hand on."""
+    return all(
+        any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+        for signature in (inspect.signature(module.forward) for module in (model, find_decoder(model)))
+    )
 
 
 def head_weights(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:

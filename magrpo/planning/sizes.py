@@ -90,8 +90,9 @@ class BaseSize:
     """Tokens of the context window."""
     token_cache: int
     """Numbers that the key-value cache holds for a token."""
-    shares_prompts: bool
-    """Whether siblings read one cache of their prompt on a CPU in float32, instead of a copy each."""
+    has_own_steps: bool
+    """Whether the engine decodes the family with steps of its own, in which, on a CPU in float32, siblings read one
+    cache of their prompt."""
 
     def count_own(self, agent: AgentConfig) -> int:
         """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
@@ -142,7 +143,7 @@ def estimate_memory(
         side_by_side = len(config.agents) if device == "cpu" else 1
         may_share = device == "cpu" and dtype_bytes == 4
         sizes[KV_CACHE] = side_by_side * max(
-            _count_cached_tokens(config, max_batch, prompt_tokens, shares=may_share and model.shares_prompts)
+            _count_cached_tokens(config, max_batch, prompt_tokens, shares=may_share and model.has_own_steps)
             * model.token_cache
             * dtype_bytes
             for model in models.values()
@@ -303,7 +304,7 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
         vocab_size=text.vocab_size,
         window=text.max_position_embeddings,
         token_cache=_count_cached(text),
-        shares_prompts=type(model) in KNOWN_MODELS,
+        has_own_steps=type(model) in KNOWN_MODELS,
     )
 
 

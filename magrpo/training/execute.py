@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
 
+from magrpo.config.place import Place
 from magrpo.planning.place_check import check_place
 from magrpo.process.signals import is_interrupt
 from magrpo.progress.activity import end_startup, show_activity
@@ -99,10 +100,11 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     """Open everything the steps need, and run them."""
     store = attempt.store
     start = start_from_champion(store)
-    config = store.config()  # read after start_from_champion, which may have changed it
     began_s, timing = end_startup(), Timing()
     with RunConsole(attempt.state) as console:
         place = read_place(store)
+        _settle_dtype(store, place, console)
+        config = store.config()  # read after the champion and the precision, which may have changed it
         check_place(config, place)
         set_aside_stale(store, config)
         for warning in config.list_warnings():
@@ -134,6 +136,17 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
         tracker.num_undelivered,
         tracker.mlflow_run_id,
     )
+
+
+def _settle_dtype(store: RunStore, place: Place, console: RunConsole) -> None:
+    """Choose the precision of a new run that leaves it to ``auto``, and keep it: it is a part of the results."""
+    config = store.config()
+    if config.model.dtype == "auto" and not place.uses_ray and store.find(Step("prepare", 0).folder) is None:
+        from magrpo.planning.precision import settle_dtype  # torch, transformers
+
+        settled = settle_dtype(config, console.say)
+        if settled != config:
+            store.write_config(settled)
 
 
 @contextmanager

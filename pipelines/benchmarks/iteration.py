@@ -31,6 +31,7 @@ from magrpo.engines.transformers import LocalEngine
 from magrpo.errors import ConfigError
 from magrpo.model.lora import FusedLoraLinear
 from magrpo.model.policy import Policy
+from magrpo.planning.precision import settle_dtype
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
 from magrpo.run.files import locate_weights, read_scored
@@ -83,6 +84,7 @@ def bench_iteration(
         resolved = load_config(config, [*overrides, f"root={folder}"])
         if resolved.engine.kind == "vllm":
             raise ConfigError("bench iteration measures sampling in this process: set engine.kind = 'transformers'")
+        resolved = settle_dtype(resolved, print)
         groups = score_batches(resolved, 1)
         policy = Policy.open(resolved.agents, resolved.model, resolved.lora, resolved.train.seed)
         requests = _make_requests(resolved, groups)

@@ -17,6 +17,7 @@ from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
 from magrpo.planning.card import choose_engine, estimate_card, settle_micro_batches
 from magrpo.planning.place_check import check_place
+from magrpo.planning.precision import settle_dtype
 from magrpo.planning.sizes import (
     KV_CACHE,
     POLICY,
@@ -48,10 +49,13 @@ def show_plan(
     """
     place = given_place or (read_place(store) if store else Place())
     check_place(config, place)
+    prepared = store.find(Step("prepare", 0).folder) if store else None
+    precision: list[str] = []
+    if prepared is None and not place.uses_ray:
+        config = settle_dtype(config, precision.append)
     # A run for a GPU can be planned on a machine without one.
     device = torch.device("cuda") if config.model.device == "cuda" else device_of(config.model)
     lineup = Lineup.open(config.agents, config.model, config.lora, device)
-    prepared = store.find(Step("prepare", 0).folder) if store else None
     committed = read_problems(store.folder(prepared)) if store and prepared else None
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
@@ -66,6 +70,7 @@ def show_plan(
     print_lines(_describe_work(config))
     print_lines(Line("warning", warning) for warning in config.list_warnings())
     print_lines(_describe_engine(config, place, device))
+    print_lines(Line("", line) for line in precision)
     longest_prompt = None if isinstance(problems, Line) else problems.longest_prompt
     print_lines(_describe_memory(_settle_micro_batches(config, place, device), place, device, longest_prompt))
     print_lines(_describe_disk(config, root))

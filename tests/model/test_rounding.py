@@ -135,7 +135,7 @@ def test_the_faster_precision_is_recommended(
     with open_policy(tmp_path, dtype).active("main") as model:
         if dtype == "float32":
             assert not recommend_dtype(model), "a small one"
-        monkeypatch.setattr(rounding, "_LARGE", 1)
+        monkeypatch.setattr(rounding, "LARGE", 1)
         found = recommend_dtype(model)
     assert line in found
     assert bool(line) == bool(found)

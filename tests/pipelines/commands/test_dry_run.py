@@ -169,7 +169,7 @@ def test_the_cache_holds_each_prompt_once_where_siblings_share_it(runs: Runs) ->
     resolved = config(runs, *sampled)
     assert estimate_work(resolved).completions / 2 < rows
     size = read_base_model(resolved.agents[0], resolved)
-    assert size.shares_prompts
+    assert size.has_own_steps
     of_two_agents = 2 * size.token_cache * 4
     assert estimate_memory(resolved, 4, 256, 50)[KV_CACHE] == of_two_agents * (3 * 50 + rows * 6)
     assert estimate_memory(resolved, 4, 4, 50)[KV_CACHE] == of_two_agents * (50 + 4 * 6), "a group of an iteration"

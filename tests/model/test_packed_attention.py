@@ -1,0 +1,67 @@
+"""Attention over packed rows gives what the mask over all pairs gives, from fewer pairs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM
+
+from magrpo.model.collate import collate, make_attention_mask
+from magrpo.model.forward import can_share_prompts, hidden_states
+from magrpo.model.packed_attention import attend, find_packing
+from magrpo.types import Sample
+
+SEGMENTS = torch.tensor([[0] * 5 + [1] * 4 + [2] + [3] * 6, [0] * 3 + [1] * 7 + [-1] * 6])
+
+
+class Layer(nn.Module):
+    is_causal = True
+
+    def __init__(self, repeats: int) -> None:
+        super().__init__()
+        self.num_key_value_groups = repeats
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_outputs_and_gradients_are_those_of_the_mask(repeats: int, scaling: float | None) -> None:
+    torch.manual_seed(0)
+    num_rows, length = SEGMENTS.shape
+    shapes = [(num_rows, 2 * repeats, length, 8), (num_rows, 2, length, 8), (num_rows, 2, length, 8)]
+    states = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    weights = torch.randn(num_rows, length, 2 * repeats, 8) * (SEGMENTS >= 0)[:, :, None, None]  # nothing reads padding
+
+    def compute(**packing: Any) -> tuple[Tensor, ...]:
+        mask = make_attention_mask(SEGMENTS, torch.float32)
+        output, _ = attend(Layer(repeats), *states, mask, scaling=scaling, **packing)
+        weighted = output * weights
+        return weighted, *torch.autograd.grad(weighted.sum(), states)
+
+    for packed, masked in zip(compute(packing=find_packing(SEGMENTS)), compute(), strict=True):
+        torch.testing.assert_close(packed, masked, rtol=1e-5, atol=1e-5)
+
+
+class PairCount(TorchFunctionMode):
+    """Counts pairs of a query and a key in calls of attention, over all heads."""
+
+    pairs = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is nn.functional.scaled_dot_product_attention:
+            query, key, *_ = args
+            self.pairs += query[..., 0].numel() * key.shape[2]
+        return function(*args, **(kwargs or {}))
+
+
+def test_an_update_computes_no_pairs_of_two_completions(base: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base)
+    siblings = [Sample((1, 2, 3), (4,) * length, (0.0,) * length, 0.0, 1.0, 0, 0) for length in (5, 3)]
+    assert can_share_prompts(model)
+    with PairCount() as count, torch.no_grad():
+        hidden_states(model, collate(siblings, [(0, 1)]))
+    # The last token of a completion is not an input. A prompt sees itself, a completion its prompt and itself.
+    pairs = 3 * 3 + 4 * (3 + 4) + 2 * (3 + 2)
+    assert count.pairs == model.config.num_hidden_layers * model.config.num_attention_heads * pairs
