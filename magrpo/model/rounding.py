@@ -59,8 +59,13 @@ def recommend_dtype(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def measure_speed_up() -> float:
-    """How many times as fast as in float32 this processor multiplies in bfloat16, in a product of decoding."""
+    """How many times as fast as in float32 a core of this processor multiplies in bfloat16, in a product of decoding.
+
+    On one core, because a product on several waits for the slowest: beside other work the ratio would be chance.
+    """
     inputs, weight = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _WIDTH)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     seconds = []
     for factor in (weight, weight.to(torch.bfloat16)):
         times = []
@@ -69,4 +74,5 @@ def measure_speed_up() -> float:
             multiply_rounded(inputs, factor, None)
             times.append(perf_counter() - started)
         seconds.append(min(times))
+    torch.set_num_threads(num_threads)
     return seconds[0] / seconds[1]
