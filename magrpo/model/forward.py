@@ -38,7 +38,8 @@ def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
 def _model_inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
     """The arguments of a forward pass. One mask serves all layers, in the dtype of their queries.
 
-    On a CPU, attention that is told how rows are packed does without the mask. Models hand it on or leave it out.
+    On a CPU, attention that is told how long rows are packed does without the mask. A model that does not tell its
+    layers uses the mask.
     """
     device_type = batch.input_ids.device.type
     dtype = model.dtype
@@ -46,12 +47,16 @@ def _model_inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
         dtype = torch.get_autocast_dtype(device_type)
     inputs: dict[str, Any] = {
         "input_ids": batch.input_ids,
-        "attention_mask": None if batch.segments is None else make_attention_mask(batch.segments, dtype),
+        "attention_mask": None,
         "position_ids": batch.position_ids,
         "use_cache": False,
     }
-    if batch.segments is not None and device_type == "cpu" and _takes_packing(model):
-        inputs["packing"] = find_packing(batch.segments)
+    if batch.segments is not None:
+        mask = inputs["attention_mask"] = make_attention_mask(batch.segments, dtype)
+        if device_type == "cpu" and _takes_packing(model):
+            packing = find_packing(batch.segments, mask)
+            if packing.pays(model.config.get_text_config().hidden_size):
+                inputs["packing"] = packing
     return inputs
 
 

@@ -3,6 +3,7 @@
 A row of a prompt of P tokens and G completions of C has ``(P + G C)^2`` pairs of a query and a key, and the mask of
 :mod:`magrpo.model.collate` discards most of them, because completions do not see each other. Here each part of a row is
 computed by itself, the prompt with P keys and each completion with ``P + C``, which leaves ``P^2 + G C (P + C)`` pairs.
+That takes more calls, so it pays for long rows of wide models only.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+WORTHWHILE = 5_000_000
+"""Pairs times hidden size from which on it pays to compute a completion by itself: about as many as a call costs."""
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -23,7 +27,18 @@ class Packing:
     parts: tuple[tuple[int, ...], ...]
     """For each row, the numbers of tokens of its prompt, of each completion, and of its padding if it has any. Padding
     is computed like a completion, and nothing reads the result."""
+    whole_mask: Float[Tensor, "R 1 L L"]
+    """The mask over all pairs. A layer that is given another one, such as those of Doge make, hides more than that."""
     _masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def pays(self, hidden_size: int) -> bool:
+        """Whether a model of this width attends faster by parts than with a mask over all pairs."""
+        calls = saved = 0
+        for prompt, *others in self.parts:
+            calls += len(others)
+            seen = prompt**2 + sum(length * (prompt + length) for length in others)
+            saved += (prompt + sum(others)) ** 2 - seen
+        return saved * hidden_size >= calls * WORTHWHILE
 
     def mask(self, prompt: int, completion: int, repeats: int, dtype: torch.dtype) -> Float[Tensor, "queries keys"]:
         """The mask that lets a completion see its prompt, and itself up to each query. All layers share it.
@@ -37,10 +52,10 @@ class Packing:
         return self._masks[key]
 
 
-def find_packing(segments: Int[Tensor, "R L"]) -> Packing:
-    """The packing of rows with these segments (see :class:`magrpo.model.collate.Batch`)."""
+def find_packing(segments: Int[Tensor, "R L"], whole_mask: Float[Tensor, "R 1 L L"]) -> Packing:
+    """The packing of rows with these segments (see :class:`magrpo.model.collate.Batch`) and the mask made of them."""
     counts = (row.unique_consecutive(return_counts=True)[1].tolist() for row in segments)
-    return Packing(tuple(map(tuple, counts)))
+    return Packing(tuple(map(tuple, counts)), whole_mask)
 
 
 def attend(
@@ -55,9 +70,10 @@ def attend(
 ) -> tuple[Float[Tensor, "R L heads width"], None]:
     """Attention as transformers' ``sdpa``; with a ``packing``, without the pairs that the mask discards.
 
-    Rows are packed for models in eval mode only, so that a ``packing`` comes without dropout.
+    Rows are packed for models in eval mode only, so that a ``packing`` comes without dropout. Layers with a mask of
+    their own, or with a bias for each pair of positions, compute all pairs.
     """
-    if packing is None:
+    if packing is None or attention_mask is not packing.whole_mask or options.get("position_bias") is not None:
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return attended
     rows = []

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
+from magrpo.model import packed_attention
 from magrpo.model.collate import collate, make_attention_mask
-from magrpo.model.forward import can_share_prompts, hidden_states
-from magrpo.model.packed_attention import attend, find_packing
+from magrpo.model.forward import hidden_states
+from magrpo.model.packed_attention import Packing, attend, find_packing
 from magrpo.types import Sample
 
 SEGMENTS = torch.tensor([[0] * 5 + [1] * 4 + [2] + [3] * 6, [0] * 3 + [1] * 7 + [-1] * 6])
@@ -34,13 +35,14 @@ def test_outputs_and_gradients_are_those_of_the_mask(repeats: int, scaling: floa
     states = [torch.randn(shape, requires_grad=True) for shape in shapes]
     weights = torch.randn(num_rows, length, 2 * repeats, 8) * (SEGMENTS >= 0)[:, :, None, None]  # nothing reads padding
 
-    def compute(**packing: Any) -> tuple[Tensor, ...]:
-        mask = make_attention_mask(SEGMENTS, torch.float32)
-        output, _ = attend(Layer(repeats), *states, mask, scaling=scaling, **packing)
+    mask = make_attention_mask(SEGMENTS, torch.float32)
+
+    def compute(packing: Packing | None) -> tuple[Tensor, ...]:
+        output, _ = attend(Layer(repeats), *states, mask, packing=packing, scaling=scaling)
         weighted = output * weights
         return weighted, *torch.autograd.grad(weighted.sum(), states)
 
-    for packed, masked in zip(compute(packing=find_packing(SEGMENTS)), compute(), strict=True):
+    for packed, masked in zip(compute(find_packing(SEGMENTS, mask)), compute(None), strict=True):
         torch.testing.assert_close(packed, masked, rtol=1e-5, atol=1e-5)
 
 
@@ -56,12 +58,37 @@ class PairCount(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_an_update_computes_no_pairs_of_two_completions(base: Path) -> None:
+def test_an_update_computes_no_pairs_of_two_completions(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = AutoModelForCausalLM.from_pretrained(base)
     siblings = [Sample((1, 2, 3), (4,) * length, (0.0,) * length, 0.0, 1.0, 0, 0) for length in (5, 3)]
-    assert can_share_prompts(model)
-    with PairCount() as count, torch.no_grad():
-        hidden_states(model, collate(siblings, [(0, 1)]))
-    # The last token of a completion is not an input. A prompt sees itself, a completion its prompt and itself.
-    pairs = 3 * 3 + 4 * (3 + 4) + 2 * (3 + 2)
-    assert count.pairs == model.config.num_hidden_layers * model.config.num_attention_heads * pairs
+    batch = collate(siblings, [(0, 1)])
+
+    def count_pairs() -> int:
+        with PairCount() as count, torch.no_grad():
+            hidden_states(model, batch)
+        pairs, rest = divmod(count.pairs, model.config.num_hidden_layers * model.config.num_attention_heads)
+        assert rest == 0
+        return pairs
+
+    # The last token of a completion is not an input.
+    assert count_pairs() == (3 + 4 + 2) ** 2, "a short row of a narrow model keeps the mask"
+    monkeypatch.setattr(packed_attention, "WORTHWHILE", 0)
+    assert count_pairs() == 3 * 3 + 4 * (3 + 4) + 2 * (3 + 2)
+
+
+def test_it_pays_for_long_rows_of_wide_models() -> None:
+    long, short = (Packing((parts,), torch.empty(0)) for parts in ((200, *[60] * 8), (50, *[25] * 16)))
+    assert long.pays(576), "eight answers of a SmolLM2 author"
+    assert not long.pays(128)
+    assert not short.pays(192), "programs of the embedded agents"
+
+
+def test_a_layer_with_a_mask_of_its_own_keeps_it() -> None:
+    """As Doge, whose layers add a mask that depends on their states."""
+    torch.manual_seed(0)
+    mask = make_attention_mask(SEGMENTS, torch.float32)
+    states = [torch.randn(len(SEGMENTS), 2, SEGMENTS.shape[1], 8) for _ in range(3)]
+    more = mask + torch.randn(mask.shape)
+    packed, _ = attend(Layer(1), *states, more, packing=find_packing(SEGMENTS, mask))
+    assert packed.equal(attend(Layer(1), *states, more)[0])
+    assert not packed.equal(attend(Layer(1), *states, mask)[0])
