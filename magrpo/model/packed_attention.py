@@ -3,7 +3,7 @@
 A row of a prompt of P tokens and G completions of C has ``(P + G C)^2`` pairs of a query and a key, and the mask of
 :mod:`magrpo.model.collate` discards most of them, because completions do not see each other. Here each part of a row is
 computed by itself, the prompt with P keys and each completion with ``P + C``, which leaves ``P^2 + G C (P + C)`` pairs.
-That takes more calls, so it pays for long rows of wide models only.
+That takes more calls, so it pays for long rows of large models only.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 WORTHWHILE = 5_000_000
-"""Pairs times hidden size from which on it pays to compute a completion by itself: about as many as a call costs."""
+"""Pairs that a completion saves on average, times the hidden size, from which on it pays: between the rows of the
+embedded model (2 million), whose update took 1.4 times as long by parts, and SmolLM2's (21 million), 0.9 times."""
 
 
 @dataclass(frozen=True)
