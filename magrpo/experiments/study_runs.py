@@ -17,6 +17,7 @@ from multiprocessing.context import SpawnProcess
 
 from rich.console import Console
 
+from magrpo.config.run import RunConfig
 from magrpo.errors import first_line
 from magrpo.experiments.study import Study, StudyRun, fix_study
 from magrpo.process.environment import set_verbosity
@@ -142,7 +143,7 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
     store = study.find_store(run.run_id)
     try:
         if not store.exists():
-            RunStore.create(study.configure_run(run), run.run_id)
+            RunStore.create(_settle_dtype(study.configure_run(run)), run.run_id)
         keep_place(store, read_place(study.folder_store))
         with closing(Outbox(store.path)) as outbox:
             if not outbox.size:  # attach the run to the study before its first record
@@ -152,6 +153,17 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
         (study.folder / f"{run.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(error).__name__}: {first_line(error)}"
     return ""
+
+
+def _settle_dtype(config: RunConfig) -> RunConfig:
+    """On a CPU, name float32 for ``auto``: runs that are compared do not choose their precision by measurement."""
+    if config.model.dtype != "auto" or config.model.device == "cuda":
+        return config
+    from magrpo.model.lineup import device_of  # torch, transformers
+
+    if device_of(config.model).type != "cpu":
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})})
 
 
 class _RunApart:

@@ -57,10 +57,11 @@ QUIET = Console(quiet=True)
 def write_study(folder: Path, *changes: tuple[str, str]) -> Path:
     """Write the study above, with some of its text replaced, beside the configuration of a micro run.
 
-    Fake runs never open the sandbox. With this one, their processes load neither torch nor MLflow.
+    Fake runs never open the sandbox. With this one and a precision, their processes load neither torch nor MLflow.
     """
     config = write_config(folder)
-    config.write_text(config.read_text().replace("tests.pipelines.micro:Sandbox", "tests.plugins:Sandbox"))
+    text = config.read_text().replace("tests.pipelines.micro:Sandbox", "tests.plugins:Sandbox")
+    config.write_text(f'{text}\n[model]\ndtype = "float32"\n')
     text = TEXT
     for old, new in changes:
         assert old in text
@@ -174,6 +175,13 @@ def test_a_study_leaves_other_runs_alone(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
+def test_no_run_of_a_study_chooses_its_precision_by_measurement(tmp_path: Path) -> None:
+    path = write_study(tmp_path, ("seeds = [0, 1, 2]", 'seeds = [0]\nset = ["model.dtype=auto", "model.device=cpu"]'))
+    study = load(path)
+    run_study(study, Runner(), QUIET)
+    assert {study.find_store(name).config().model.dtype for _, _, name in study.list_reported()} == {"float32"}
+
+
 def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
     study, runner = load(write_study(tmp_path)), Runner()
     runner.errors = {"s-plain-pilot-lr0.02-s7": RuntimeError("no luck"), "s-loo-s1": KeyboardInterrupt()}
