@@ -143,7 +143,7 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
     store = study.find_store(run.run_id)
     try:
         if not store.exists():
-            RunStore.create(_settle_dtype(study.configure_run(run)), run.run_id)
+            RunStore.create(_avoid_measured_dtype(study.configure_run(run)), run.run_id)
         keep_place(store, read_place(study.folder_store))
         with closing(Outbox(store.path)) as outbox:
             if not outbox.size:  # attach the run to the study before its first record
@@ -155,7 +155,7 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
     return ""
 
 
-def _settle_dtype(config: RunConfig) -> RunConfig:
+def _avoid_measured_dtype(config: RunConfig) -> RunConfig:
     """On a CPU, name float32 for ``auto``: runs that are compared do not choose their precision by measurement."""
     if config.model.dtype != "auto" or config.model.device == "cuda":
         return config

@@ -55,7 +55,7 @@ def _model_inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
         mask = inputs["attention_mask"] = make_attention_mask(batch.segments, dtype)
         if device_type == "cpu" and _takes_packing(model):
             packing = find_packing(batch.segments, mask)
-            if packing.pays(model.config.get_text_config().hidden_size):
+            if packing.is_worthwhile(model.config.get_text_config().hidden_size):
                 inputs["packing"] = packing
     return inputs
 

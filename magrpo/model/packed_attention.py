@@ -32,7 +32,7 @@ class Packing:
     """The mask over all pairs. A layer that is given another one, such as those of Doge make, hides more than that."""
     _masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
 
-    def pays(self, hidden_size: int) -> bool:
+    def is_worthwhile(self, hidden_size: int) -> bool:
         """Whether a model of this width attends faster by parts than with a mask over all pairs."""
         calls = saved = 0
         for prompt, *others in self.parts:
@@ -41,7 +41,9 @@ class Packing:
             saved += (prompt + sum(others)) ** 2 - seen
         return saved * hidden_size >= calls * WORTHWHILE
 
-    def mask(self, prompt: int, completion: int, repeats: int, dtype: torch.dtype) -> Float[Tensor, "queries keys"]:
+    def make_mask(
+        self, prompt: int, completion: int, repeats: int, dtype: torch.dtype
+    ) -> Float[Tensor, "queries keys"]:
         """The mask that lets a completion see its prompt, and itself up to each query. All layers share it.
 
         The queries of the completion come ``repeats`` times, one copy after the other.
@@ -59,7 +61,7 @@ def find_packing(segments: Int[Tensor, "R L"], whole_mask: Float[Tensor, "R 1 L 
     return Packing(tuple(map(tuple, counts)), whole_mask)
 
 
-def attend(
+def attend_packed(
     module: nn.Module,
     query: Float[Tensor, "R heads L size"],
     key: Float[Tensor, "R groups L size"],
@@ -100,7 +102,7 @@ def _attend_completion(
     _, num_heads, length, size = queries.shape
     num_groups, num_keys = keys.shape[1:3]
     repeats = num_heads // num_groups
-    mask = packing.mask(num_keys - length, length, repeats, queries.dtype)
+    mask = packing.make_mask(num_keys - length, length, repeats, queries.dtype)
     grouped = queries.reshape(1, num_groups, repeats * length, size)
     output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
     return output.reshape(1, num_heads, length, -1).transpose(1, 2)
@@ -108,4 +110,4 @@ def _attend_completion(
 
 # Models look the function up by the name of their attention, and hand it what else their forward pass is given. Under a
 # name of our own, models that ask whether their attention is "sdpa" would compute something else.
-AttentionInterface.register("sdpa", attend)
+AttentionInterface.register("sdpa", attend_packed)

@@ -49,12 +49,17 @@ def recommend_dtype(model: PreTrainedModel) -> str:
     if model.device.type != "cpu" or not (is_rounded or is_large):
         return ""
     speed_up = measure_speed_up()
-    measured = f"this processor multiplies in bfloat16 {speed_up:.1f} times as fast as in float32"
+    measured = describe_speed_up(speed_up)
     if is_rounded and speed_up < 1:
         return f'{measured}: model.dtype = "float32" is faster'
     if not is_rounded and speed_up >= WORTHWHILE:
         return f'{measured}: model.dtype = "mixed" is faster (docs/engines.md)'
     return ""
+
+
+def describe_speed_up(speed_up: float) -> str:
+    """A clause for messages that say which precision is faster."""
+    return f"this processor multiplies in bfloat16 {speed_up:.1f} times as fast as in float32"
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from magrpo.config.run import RunConfig
 from magrpo.model.lineup import device_of
-from magrpo.model.rounding import LARGE, WORTHWHILE, measure_speed_up
+from magrpo.model.rounding import LARGE, WORTHWHILE, describe_speed_up, measure_speed_up
 from magrpo.planning.sizes import read_base_model
 
 
@@ -23,5 +23,5 @@ def settle_dtype(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
         return config
     speed_up = measure_speed_up()
     dtype = "mixed" if speed_up >= WORTHWHILE else "float32"
-    say(f"model.dtype: {dtype}; this processor multiplies in bfloat16 {speed_up:.1f} times as fast as in float32")
+    say(f"model.dtype: {dtype}; {describe_speed_up(speed_up)}")
     return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from magrpo.model import packed_attention
 from magrpo.model.collate import collate, make_attention_mask
 from magrpo.model.forward import hidden_states
-from magrpo.model.packed_attention import Packing, attend, find_packing
+from magrpo.model.packed_attention import Packing, attend_packed, find_packing
 from magrpo.types import Sample
 
 SEGMENTS = torch.tensor([[0] * 5 + [1] * 4 + [2] + [3] * 6, [0] * 3 + [1] * 7 + [-1] * 6])
@@ -38,7 +38,7 @@ def test_outputs_and_gradients_are_those_of_the_mask(repeats: int, scaling: floa
     mask = make_attention_mask(SEGMENTS, torch.float32)
 
     def compute(packing: Packing | None) -> tuple[Tensor, ...]:
-        output, _ = attend(Layer(repeats), *states, mask, packing=packing, scaling=scaling)
+        output, _ = attend_packed(Layer(repeats), *states, mask, packing=packing, scaling=scaling)
         weighted = output * weights
         return weighted, *torch.autograd.grad(weighted.sum(), states)
 
@@ -78,9 +78,9 @@ def test_an_update_computes_no_pairs_of_two_completions(base: Path, monkeypatch:
 
 def test_it_pays_for_long_rows_of_wide_models() -> None:
     long, short = (Packing((parts,), torch.empty(0)) for parts in ((200, *[60] * 8), (50, *[25] * 16)))
-    assert long.pays(576), "eight answers of a SmolLM2 author"
-    assert not long.pays(128)
-    assert not short.pays(192), "programs of the embedded agents"
+    assert long.is_worthwhile(576), "eight answers of a SmolLM2 author"
+    assert not long.is_worthwhile(128)
+    assert not short.is_worthwhile(192), "programs of the embedded agents"
 
 
 def test_a_layer_with_a_mask_of_its_own_keeps_it() -> None:
@@ -89,6 +89,6 @@ def test_a_layer_with_a_mask_of_its_own_keeps_it() -> None:
     mask = make_attention_mask(SEGMENTS, torch.float32)
     states = [torch.randn(len(SEGMENTS), 2, SEGMENTS.shape[1], 8) for _ in range(3)]
     more = mask + torch.randn(mask.shape)
-    packed, _ = attend(Layer(1), *states, more, packing=find_packing(SEGMENTS, mask))
-    assert packed.equal(attend(Layer(1), *states, more)[0])
-    assert not packed.equal(attend(Layer(1), *states, mask)[0])
+    packed, _ = attend_packed(Layer(1), *states, more, packing=find_packing(SEGMENTS, mask))
+    assert packed.equal(attend_packed(Layer(1), *states, more)[0])
+    assert not packed.equal(attend_packed(Layer(1), *states, mask)[0])
