@@ -228,7 +228,7 @@ class TrainConfig(Section):
     """Seed for everything random in the run."""
     lag: Literal[0, 1, 2] = 0
     """Number of updates by which the sampling weights lag behind; that many iterations are sampled and scored while an
-    update runs. 0: strictly on-policy. Above 0, set ``algo.importance_cap`` too."""
+    update runs. 0: strictly on-policy. Above 0, ``algo.importance_cap`` is required."""
     keep_weights: Literal["all", "evaluated"] = "all"
     """Checkpoints that keep their weights. ``all``: every checkpoint; ``evaluated``: evaluated checkpoints and those
     that the run still needs. The others can be computed again with ``--from-stage``, but you cannot ask, evaluate or

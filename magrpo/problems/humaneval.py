@@ -29,7 +29,7 @@ class HumanEval(FileProblems):
     ids: ClassVar[str] = "HumanEval/"
 
     source: str = "openai/openai_humaneval"
-    """Path of a .jsonl, .jsonl.gz or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
 
     def parse(self, row: DatasetRow) -> Problem:
         has_solution = row.values.get("canonical_solution") is not None
@@ -56,7 +56,7 @@ class CoopHumanEval(HumanEval):
     ids: ClassVar[str] = ""
 
     source: str = "OpenMLRL/CoopHumanEval"
-    """Path of a .jsonl, .jsonl.gz or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
 
 
 class HumanEvalPlus(HumanEval):

@@ -180,6 +180,8 @@ def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
 def _format_type(annotation: Any) -> str:
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
+    if origin is Annotated:
+        return _format_type(args[0])
     if origin is Literal:
         return " | ".join(map(str, args))
     if origin in (typing.Union, types.UnionType):
