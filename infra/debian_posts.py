@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> str | None:
 def read_descriptions(text: str) -> dict[str, list[str]]:
     """The lines of the description of each package in a file ``Translation-en``, the first of which is its title."""
     descriptions = {}
-    for paragraph in text.split("\n\n"):
+    for paragraph in text.strip().split("\n\n"):
         before, _, description = paragraph.partition("\nDescription-en: ")
         name = before.partition("Package: ")[2].partition("\n")[0]
         descriptions[name] = description.rstrip("\n").split("\n")

@@ -22,8 +22,6 @@ TOGETHER = {
     "tests/pipelines/flows/test_train.py": "forked",
     "tests/process/test_signals.py": "forked",
     "tests/progress/test_notify.py": "forked",
-    "tests/training/test_partners.py": "forked",
-    "tests/training/test_probes.py": "forked",
     "tests/training/test_resume.py": "forked",
     "tests/training/test_resume_lag.py": "forked",
     # Two Ray clusters that start on one machine at once may not find their nodes.

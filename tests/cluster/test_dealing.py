@@ -73,16 +73,13 @@ def test_a_piece_that_three_actors_die_over_is_given_up_and_others_are_done(clus
     crew.close()
 
 
-def test_an_actor_restarted_between_two_batches_is_opened_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_actor_restarted_between_two_batches_is_opened_again_and_its_errors_are_raised(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     crew = open_crew(cluster, tmp_path, 1)
     ray.kill(crew.actors[0], no_restart=False)
     ray.get(crew.actors[0].__ray_ready__.options(max_task_retries=-1).remote())
     assert deal(crew, [1, 2]) == {1: 2, 2: 4}
-    crew.close()
-
-
-def test_other_errors_of_an_actor_are_raised_as_they_are(cluster: Cluster, tmp_path: Path) -> None:
-    crew = open_crew(cluster, tmp_path, 1)
     with pytest.raises(ValueError, match="ninety-nine"):
         deal(crew, [1, 99])
     assert deal(crew, [1]) == {1: 2}

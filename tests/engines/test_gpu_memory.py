@@ -206,6 +206,7 @@ def test_a_sampler_with_gpus_of_its_own_fills_them(tmp_path: Path) -> None:
     assert (owned["tensor_parallel_size"], owned["enable_sleep_mode"]) == (2, False)
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # vLLM imports it to fill its cache
 def test_vllm_takes_the_dtype_of_the_head(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from magrpo.types import Request, SamplingParams
 from tests.engines.scripted import script_servers
 from tests.tiny import EOS, tiny_policy
 
-# Appends every call to a file. Answers one item at a time with its seed, and dies after as many as the file DIE_AFTER
-# says; each server takes one line from it.
+# Appends every call to a file. Answers one item at a time with its seed, and dies after as many as the file `die-after`
+# says; each server takes one word from it. Where there is a file `hangs`, it says so and never answers.
 SERVER = """
-import os, sys
+import os, sys, time
 from multiprocessing.connection import Connection
 from pathlib import Path
 import msgspec
@@ -36,6 +36,9 @@ while True:
     call = decoder.decode(channel.recv_bytes())
     with (folder / "calls").open("ab") as calls:
         calls.write(msgspec.json.encode(call) + b"\\n")
+    if isinstance(call, Generate) and (folder / "hangs").exists():
+        print("out of ideas", flush=True)
+        time.sleep(1000)
     for number, item in call.items.items() if isinstance(call, Generate) else ():
         if not left:
             raise RuntimeError("out of breath")
@@ -49,6 +52,7 @@ ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=5), seed) for 
 @pytest.fixture
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
     """A policy of one agent; a vLLM engine opened for it runs ``SERVER``, which logs its calls in ``tmp_path``."""
+    (tmp_path / "die-after").touch()
     command = [sys.executable, "-c", SERVER.replace("STOP", str(EOS))]
     script_servers(monkeypatch, lambda: command)
     monkeypatch.setenv("SCRIPT", str(tmp_path))
@@ -94,3 +98,19 @@ def test_the_third_death_is_an_error(tmp_path: Path, policy: Policy) -> None:
     finally:
         engine.close()
     assert asked(tmp_path) == [list(range(done, 8)) for done in range(3)]
+
+
+def test_a_server_that_hangs_is_killed_and_not_asked_again(tmp_path: Path, policy: Policy) -> None:
+    (tmp_path / "hangs").touch()
+    engine = VllmEngine(deadline_s=0.5).open(EngineHost.of(policy))
+    try:
+        served = engine.serve(0, {})
+        with pytest.raises(EngineError, match=r"server of main was killed at its deadline of 0.5 s.*log: ") as caught:
+            served.generate(ASKED)
+        log = Path(str(caught.value).rpartition("log: ")[2]).read_text(encoding="utf-8")
+        with pytest.raises(EngineError, match="server of main"):
+            served.generate(ASKED)
+    finally:
+        engine.close()
+    assert asked(tmp_path) == [list(range(8))]
+    assert "out of ideas" in log

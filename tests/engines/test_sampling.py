@@ -82,7 +82,8 @@ def test_tokens_are_those_of_the_inverse_cdf(vocab: int, scale: float, temperatu
 
 def sort_and_keep(weights: torch.Tensor, top_p: float, top_k: int) -> list[int]:
     """The definition of :func:`kept_tokens` for one row: sums in float64, over the whole row, from the likeliest."""
-    order = sorted(range(len(weights)), key=lambda token: -float(weights[token]))[: top_k or None]
+    values = weights.tolist()
+    order = sorted(range(len(values)), key=lambda token: -values[token])[: top_k or None]
     reached = np.cumsum(weights[order].double().numpy())
     kept = [token for token, before in zip(order, [0.0, *reached], strict=False) if before < top_p * reached[-1]]
     return sorted(kept if top_p < 1 else order)

@@ -67,6 +67,7 @@ def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
     assert_all_end(family)
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> None:
     engine = VllmEngine(deadline_s=0.05).open(EngineHost.of(open_policy(tmp_path)))

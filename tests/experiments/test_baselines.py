@@ -21,6 +21,7 @@ from magrpo.reports.page import print_tables
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from pipelines.cli import main
+from tests.asking.runs import make_run
 from tests.pipelines.micro import write_config
 from tests.reports.pages import Page
 
@@ -337,17 +338,16 @@ def test_a_mistake_is_one_clear_line(
 
 def test_agents_that_shared_an_adapter_play_apart(root: Path) -> None:
     shared = ["agents.0.weights=shared", "agents.1.weights=shared"]
-    config = str(root.parent / "run.toml")
-    assert main(["train", config, *shared, "train.num_iterations=1", "--local", "--name", "shared"]) == 0
-    arguments = ["--baselines", "magrpo,untrained_partner", "--name", "apart", "--root", str(root), "--local"]
-    assert main(["evaluate", "shared", *arguments]) == 0
-    rows = rows_of(root, "apart")
+    config = root.parent / "run.toml"
+    make_run(config, root, shared, "shared")
+    apart = create_baselines(Source("shared", None, root, []), "magrpo,untrained_partner", None)
+    rows = rows_of(root, apart.run_id)
     first, second = load_config(config).agents
     assert seats(rows[f"untrained_partner_{first.name}"]) == [
         (first.role, f"shared/{first.name}"),
         (second.role, "untrained"),
     ]
-    assert {agent.weights for agent in RunStore.open(root, "apart").config().agents} == {"lora"}
+    assert {agent.weights for agent in apart.config().agents} == {"lora"}
 
 
 def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path) -> None:

@@ -73,9 +73,6 @@ def retry(agents):
     again = post(agents, BODY, {"x-stainless-retry-count": "1"}).getresponse().read()
     assert again == first
 """
-NUM_EPISODES = 256
-NUM_OF_EACH = NUM_EPISODES // 20
-"""5 % of each fault."""
 OUTCOMES = {
     "crash": ("failed", "RuntimeError: crash", 1),
     "kill": ("failed", "signal 11", 0),
@@ -88,31 +85,36 @@ OUTCOMES = {
 """Status, message and number of calls of each kind of episode."""
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["reused processes", "fresh processes"])
-def test_256_episodes_with_faults(lineup: Lineup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool) -> None:
+@pytest.mark.parametrize(
+    ("fresh", "num_episodes"), [(False, 256), (True, 64)], ids=["reused processes", "fresh processes"]
+)
+def test_many_episodes_with_faults(
+    lineup: Lineup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool, num_episodes: int
+) -> None:
+    num_of_each = num_episodes // 20  # 5 % of each fault
     (tmp_path / "faulty.py").write_text(PROGRAM)
     (tmp_path / "temporary").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     clock = Clock()
     monkeypatch.setattr("magrpo.gateway.player.time", clock)
-    kinds = [kind for kind in OUTCOMES if kind != "behave" for _ in range(NUM_OF_EACH)]
-    kinds += ["behave"] * (NUM_EPISODES - len(kinds))
+    kinds = [kind for kind in OUTCOMES if kind != "behave" for _ in range(num_of_each)]
+    kinds += ["behave"] * (num_episodes - len(kinds))
     num_ended = Counter[str]()
 
     def advance(number: int) -> None:
         num_ended["all"] += number
-        if num_ended["all"] == NUM_EPISODES - NUM_OF_EACH:  # all but those that hang
+        if num_ended["all"] == num_episodes - num_of_each:  # all but those that hang
             clock.now = 1e6
 
     model = FakeModel(lineup)
-    env = AgentProgram(run="faulty:solve", time_limit_s=3600.0, fresh_processes=fresh, concurrency=NUM_EPISODES)
+    env = AgentProgram(run="faulty:solve", time_limit_s=3600.0, fresh_processes=fresh, concurrency=num_episodes)
     player = EpisodePlayer(env, lineup)
     played = player.play(make_tasks(*kinds), make_services(model.generate, advance))
     outcomes = [(kind, (one.status, one.message, len(one.calls))) for kind, one in zip(kinds, played, strict=True)]
     assert Counter(outcomes) == Counter((kind, OUTCOMES[kind]) for kind in kinds)
     assert all(one.result == "planner: wellcoder: done" for one in played if one.status == "finished")
-    assert num_ended["all"] == NUM_EPISODES
+    assert num_ended["all"] == num_episodes
     recorded = Counter(request.seed for request in model.requests)
     assert sum(recorded.values()) == sum(len(one.calls) for one in played), "each call was sampled once"
     assert max(recorded.values()) == 1, "and with a seed of its own"

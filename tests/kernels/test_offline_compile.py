@@ -101,10 +101,10 @@ print(json.dumps(facts))
 """
 
 
-OTHERS = [pytest.param(capability, marks=pytest.mark.slow) for capability in (80, 100)]
+OTHERS = [pytest.param(capability, marks=pytest.mark.slow) for capability in (80, 100, 120)]
 
 
-@pytest.fixture(scope="module", params=[90, 120, *OTHERS])
+@pytest.fixture(scope="module", params=[90, *OTHERS])
 def variants(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The facts of every variant for one architecture."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

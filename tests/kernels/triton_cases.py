@@ -64,10 +64,12 @@ GRADIENT_BOUND = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-3
 """Largest error of a gradient, as a share of its row's largest element."""
 LARGE = [50_257, 151_936] if DEVICE == "cuda" else [50_257]
 VOCABULARIES = [700, *LARGE] if DEVICE == "cuda" else [700]
+# The interpreter is slow, and precisions only change how elements are read and written.
+READ_VARIANTS = VARIANTS if DEVICE == "cuda" else [VARIANTS[0], VARIANTS[-1]]
 
 
 @pytest.mark.parametrize("dtype", GRADIENT_BOUND)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", READ_VARIANTS)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_logits_of_every_precision_are_read_and_written_once(
     variant: dict[str, bool], vocabulary: int, dtype: torch.dtype

@@ -38,6 +38,17 @@ def make_adapter(base: Path, folder: Path, **options: Any) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def plain(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adapter(base, tmp_path_factory.mktemp("plain") / "adapter")
+
+
+@pytest.fixture
+def adapter(plain: Path, tmp_path: Path) -> Path:
+    """An adapter that is taken."""
+    return shutil.copytree(plain, tmp_path / "adapter")
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -107,12 +118,11 @@ def test_an_adapter_of_another_function_is_refused_by_key(
     ids=str,
 )
 def test_what_only_a_configuration_says_is_refused(
-    base: Path, tmp_path: Path, change: dict[str, Any], message: str
+    base: Path, adapter: Path, change: dict[str, Any], message: str
 ) -> None:
-    folder = make_adapter(base, tmp_path / "adapter")
-    change_json(folder / "adapter_config.json", **change)
+    change_json(adapter / "adapter_config.json", **change)
     with pytest.raises(ConfigError, match=re.escape(message)):
-        open_policy(base, main="lora").load(1, {"main": folder})
+        open_policy(base, main="lora").load(1, {"main": adapter})
 
 
 def test_agents_of_another_scale_are_refused_when_a_policy_opens(base: Path, tmp_path: Path) -> None:
@@ -220,17 +230,16 @@ KINDS: dict[str, tuple[str, Callable[[Path, Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_of_another_kind_says_what_it_is(base: Path, tmp_path: Path, kind: str) -> None:
+def test_a_folder_of_another_kind_says_what_it_is(base: Path, adapter: Path, kind: str) -> None:
     weights, take, message = KINDS[kind]
-    folder = take(make_adapter(base, tmp_path / "adapter"), base)
+    folder = take(adapter, base)
     with pytest.raises(ConfigError, match=message) as caught:
         open_policy(base, main=weights).load(1, {"main": folder})
     assert "\n" not in str(caught.value)
 
 
-def test_an_adapter_of_an_earlier_peft_needs_no_keys_of_later_ones(base: Path, tmp_path: Path) -> None:
-    folder = make_adapter(base, tmp_path / "adapter")
+def test_an_adapter_of_an_earlier_peft_needs_no_keys_of_later_ones(base: Path, adapter: Path) -> None:
     old = ("peft_type", "base_model_name_or_path", "r", "lora_alpha", "target_modules", "bias", "task_type")
-    facts = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({key: facts[key] for key in old}))
-    open_policy(base, main="lora").load(1, {"main": folder})
+    facts = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({key: facts[key] for key in old}))
+    open_policy(base, main="lora").load(1, {"main": adapter})

@@ -18,6 +18,7 @@ from magrpo.stages.credit import credit
 from magrpo.types import Action, Call, Episode, JointReward, Problem, RolloutGroup, Sample, ScoredTurn
 
 TOKENS = 3
+ONE_HOT = np.eye(TOKENS)
 GROUP_SIZE = 4
 Step = tuple[str, tuple[int, ...]]
 """An agent and its prompt."""
@@ -110,7 +111,7 @@ class Policies:
 
     def _score(self, step: Step, token: int) -> NDArray[np.float64]:
         """The gradient of the log-probability of a token."""
-        return np.eye(TOKENS)[token] - self.tables[step]
+        return ONE_HOT[token] - self.tables[step]
 
     def draw_groups(self, num_draws: int, seed: int) -> list[RolloutGroup[ScoredTurn]]:
         """One problem for each draw; its number begins every prompt."""

@@ -51,7 +51,7 @@ def lengths() -> tuple[Policies, list[RolloutGroup[ScoredTurn]]]:
 @pytest.fixture(scope="module")
 def coder() -> tuple[Policies, list[RolloutGroup[ScoredTurn]]]:
     game = Policies(ask_coder)
-    return game, game.draw_groups(DRAWS, seed=0)
+    return game, game.draw_groups(DRAWS // 2, seed=0)
 
 
 Drawn = tuple[Policies, list[RolloutGroup[ScoredTurn]]]

@@ -34,7 +34,7 @@ def gradients_of(game: Game, cases: list[Case], tree: str = "chains", size: int 
     algos = [AlgoConfig(estimator=name, gamma=GAMMA, clip_high=n) for n, (name, _, _) in enumerate(cases)]
     critics = {algo: (values[said], share) for algo, (_, said, share) in zip(algos, cases, strict=True)}
     rollout = config(tree, size=size, threshold=game.threshold)
-    return dict(zip(cases, gradients(game, rollout, algos, DRAWS // 2, critics=critics), strict=True))
+    return dict(zip(cases, gradients(game, rollout, algos, DRAWS, critics=critics), strict=True))
 
 
 @pytest.fixture(scope="module")

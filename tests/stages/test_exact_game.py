@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from magrpo.config.sections import AlgoConfig, RolloutConfig
 from tests.stages.exact_game import TOKENS, Game, gradients
 
-DRAWS = 4000
+DRAWS = 2000
 TREES = {"chains": {}, "full": {"tree": "full"}, "subsets": {"tree": "full", "branching": 2}}
 CASES = [
     (tree, mode, size)

@@ -11,7 +11,7 @@ from magrpo.config.agents import AgentConfig
 from magrpo.errors import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.backend import Cache, ScoreStats, Team
-from magrpo.stages.pricing import MANY, Workers
+from magrpo.stages.pricing import Workers
 from magrpo.stages.score import Scored, score, score_texts
 from magrpo.types import (
     PENDING,
@@ -183,14 +183,14 @@ class NoisyReward(CodingReward):
 CALLED: list[str] = []
 
 
-def test_workers_price_as_this_process_does() -> None:
+def test_workers_price_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(
         "t/0", 'def f(a):\n    """Double."""\n', "f", "def check(f):\n    assert f(1) == 2", hidden_test="h"
     )
     helpers = ["def aux(a):\n    return a + a\n", "def aux(a):\n    return a\n", "no program"]
     mains = ["def f(a):\n    return aux(a)\n", "def f(a):\n    return aux(a) + 0 * a\n", "def f(a:"]
     items = [(problem, {"helper": helper, "main": main}) for helper in helpers for main in mains]
-    items *= MANY // len(items) + 1  # with fewer, the workers are not asked
+    monkeypatch.setattr("magrpo.stages.pricing.MANY", len(items))  # with fewer, the workers are not asked
 
     def judge(execution: Execution) -> CaseStatus:
         return "pass" if "a + a" in execution.source else "wrong"

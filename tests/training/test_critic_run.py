@@ -68,7 +68,7 @@ def test_two_turns_hold_values_of_the_second(tmp_path: Path) -> None:
     assert found == pytest.approx(expected)
 
 
-def test_a_killed_run_goes_on_bit_for_bit_and_so_does_one_from_its_critic(runs: Runs) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit_and_so_does_one_from_its_critic(runs: Runs) -> None:
     runs.assert_goes_on("00002/critic", "critic:2")
 
 

@@ -24,7 +24,7 @@ from tests.training.test_damage import digests, resume
 LAGS = {0: [], 1: ["train.lag=1", "algo.importance_cap=2"]}
 
 
-@pytest.fixture(scope="module", params=LAGS)
+@pytest.fixture(scope="module", params=[pytest.param(0, marks=pytest.mark.slow), 1])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunStore]:
     """A run of five iterations that keeps all weights, and one that keeps the evaluated ones: 0, 2, 4 and 5."""
     path = write_config(tmp_path_factory.mktemp("keep"), iterations=5)

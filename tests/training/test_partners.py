@@ -87,7 +87,7 @@ def test_metrics_and_memory(runs: Runs) -> None:
     assert drawn == {"train/0": (3, 2), "train/1": (3, 2)}
 
 
-def test_a_killed_run_goes_on_bit_for_bit_and_so_does_one_from_its_partners(runs: Runs) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit_and_so_does_one_from_its_partners(runs: Runs) -> None:
     runs.assert_goes_on("00002/partners", "partners:2")  # which needs the weights of checkpoint 1, deleted since
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from mlflow import MlflowClient
@@ -44,15 +45,13 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_after_commit(folder: str = "") -> None:
-    """As soon as the output of a step is in place: of any, or of the one whose folder ends with ``folder``."""
+def die_after_commit() -> None:
+    """As soon as the output of a step is in place."""
     commit = RunStore.commit
 
-    def commit_and_die(*arguments: object) -> object:
-        pointer = commit(*arguments)  # type: ignore[arg-type]
-        if pointer["dir"].endswith(folder):
-            die()
-        return pointer
+    def commit_and_die(*arguments: object) -> None:
+        commit(*arguments)  # type: ignore[arg-type]
+        die()
 
     RunStore.commit = commit_and_die  # type: ignore[method-assign,assignment]
 
@@ -121,11 +120,20 @@ class Runs:
         return [*(again if RunStore(self.root, name).exists() else new), *self.flags]
 
     def assert_goes_on(self, folder: str, stage: str) -> None:
-        """A run killed after the output of ``folder``, resumed, and begun again from ``stage`` ends as ``whole``."""
-        assert self.train("killed", partial(die_after_commit, folder)) == -signal.SIGKILL
+        """A run stopped after the output of ``folder``, resumed, and begun again from ``stage`` ends as ``whole``."""
+        commit = RunStore.commit
+
+        def commit_and_stop(*arguments: object) -> object:
+            pointer = commit(*arguments)  # type: ignore[arg-type]
+            if pointer["dir"].endswith(folder):
+                raise KeyboardInterrupt
+            return pointer
+
+        with patch.object(RunStore, "commit", commit_and_stop):
+            assert magrpo(self.arguments("stopped")) == 130
         for flags in ([], ["--from-stage", stage]):
-            assert magrpo([*self.arguments("killed"), *flags]) == 0
-            assert self.outcome("killed") == self.outcome("whole")
+            assert magrpo([*self.arguments("stopped"), *flags]) == 0
+            assert self.outcome("stopped") == self.outcome("whole")
 
     def log(self, name: str) -> Path:
         return self.root.parent / f"{name}.log"

@@ -36,7 +36,7 @@ def adapter(store: RunStore, iteration: int, agent: str) -> bytes:
     return (store.path / f"stages/{iteration:05d}/update/weights/{agent}/adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(("tree", "following"), [("chains", 1), ("full", 4)])
+@pytest.mark.parametrize(("tree", "following"), [pytest.param("chains", 1, marks=pytest.mark.slow), ("full", 4)])
 def test_agents_of_two_bases_take_turns(tmp_path: Path, tree: str, following: int) -> None:
     other = tiny_base(tmp_path / "other", tiny_config("qwen2", hidden_size=96, max_length=64))
     overrides = [TURNS, f"agents.0.model={other}", f"rollout.tree={tree}"]
@@ -67,7 +67,7 @@ def test_a_frozen_agent_acts_and_never_moves(tmp_path: Path) -> None:
     assert metrics["credit/helper/advantage_std"] > 0
 
 
-@pytest.mark.parametrize(("name", "num_turns"), [("sequential", 2), ("team", 1)])
+@pytest.mark.parametrize(("name", "num_turns"), [pytest.param("sequential", 2, marks=pytest.mark.slow), ("team", 1)])
 def test_a_run_of_each_example(tmp_path: Path, name: str, num_turns: int) -> None:
     config = load_config(CONFIGS / f"{name}.toml", [f"root={tmp_path}", *SMALL])
     store, tracker = run(config)

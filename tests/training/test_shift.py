@@ -74,14 +74,14 @@ def test_console_and_state(config: RunConfig) -> None:
 
 
 def test_demonstrations_repeat_what_is_good_enough() -> None:
-    problems = CoopCode(kind="coopcode", num_train=12, num_test=3, num_ood=3).load()["train"]
+    problems = CoopCode(kind="coopcode", num_train=6, num_test=3, num_ood=3).load()["train"]
     recipe, plugin = RECIPES["coopcode"]
     sandbox = plugin.open()
     try:
-        plain, *shifted = (
+        plain, shifted = (
             make_revisions(problems, replace(recipe, reward=CodingReward(shift=shift), good_frac=0.75), sandbox, seed=0)
-            for shift in SHIFTS
+            for shift in (0.0, -4.0)
         )
     finally:
         sandbox.close()
-    assert shifted == [plain] * 2
+    assert shifted == plain

@@ -22,6 +22,7 @@ TRAINING = (
     "train.num_iterations=1",
     "rollout.problems_per_iteration=2",
     "rollout.group_size=2",
+    "rollout.max_new_tokens=48",
 )
 CODE = re.compile(r"pass@|isolation|tests|syntax|cooperation")
 

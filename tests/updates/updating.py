@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.model.forward import find_decoder
+from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
 from magrpo.types import Sample
 from magrpo.updates.lanes import OneRank, Ranks
@@ -45,7 +47,7 @@ def make(
     ]
     model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype, "head_dtype": head_dtype})
     return Updater(
-        Policy.open(configs, model, lora or LoraConfig(rank=4), seed=0),
+        Policy.of(_open_lineup(tuple(configs), model, lora or LoraConfig(rank=4)), seed=0),
         AlgoConfig.model_validate(algo or {}),
         OptimConfig.model_validate({"lr": 1e-3, "max_grad_norm": 1e9, **optim}),
         RolloutConfig(temperature=TEMPERATURE, max_new_tokens=16),
@@ -53,6 +55,11 @@ def make(
         dump,
         ranks or OneRank(),
     )
+
+
+@cache
+def _open_lineup(configs: Sequence[AgentConfig], model: ModelConfig, lora: LoraConfig) -> Lineup:
+    return Lineup.open(configs, model, lora)
 
 
 def make_samples(seed: int = 0, groups: int = 3, size: int = 4) -> list[Sample]:

@@ -180,6 +180,9 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flo
         said = flows.log("broken").read_text()
         assert "resume broken" in said
         assert said.count("update is made to fail") == 3, "each failure is told once"
+        *_, ended, resume = flows.lines(failed)
+        assert ended == "ended by OSError: update is made to fail"
+        assert resume == f"to resume: magrpo resume broken --root {flows.root}"
 
         assert flows.train("broken") == 0
     [_, completed] = flows.seen("broken")
@@ -210,6 +213,7 @@ def test_a_refused_run_is_no_failure(flows: Flows) -> None:
     assert line.startswith("ended by ConfigError: problems: ")
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_plugin_is_one_block(flows: Flows) -> None:
     kind = "tests.checks.plugins:LateMistake"
     assert flows.train("late", None, f"reward.kind={kind}") == 1
