@@ -73,7 +73,6 @@ class LocalEngine:
         Raises ConfigError if the base cannot be decoded.
         """
         from magrpo.engines.local.ways import choose_way  # defers torch, transformers
-        from magrpo.model.rounding import recommend_dtype
 
         base = self.policy.lineup.base(agent)
         if base not in self.ways:
@@ -81,8 +80,6 @@ class LocalEngine:
                 way = self.ways[base] = choose_way(model, self.policy.lineup.product_dtype)
                 if way.notice:
                     log.warning("%s: %s %s", base, type(model).__name__, way.notice)
-                if self.policy.lineup.weights(agent) == "lora" and (line := recommend_dtype(model)):
-                    log.warning("%s: %s", base, line)
         return self.ways[base]
 
     def sleep(self) -> None:

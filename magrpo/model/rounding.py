@@ -11,10 +11,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 _ROWS, _WIDTH, _TRIALS = 64, 1024, 20
-LARGE = 50_000_000
-"""Parameters of a base from which on its matrix products take most of the time."""
-WORTHWHILE = 1.5
-"""Speed-up of the products from which on ``auto`` takes them, and they are recommended to others."""
 
 
 class RoundedLinear(nn.Linear):
@@ -40,26 +36,6 @@ def round_linear_layers(model: PreTrainedModel) -> None:
         if type(module) is nn.Linear and module.weight not in kept:
             module.__class__ = RoundedLinear  # which has no attributes of its own
             module.weight = nn.Parameter(module.weight.to(torch.bfloat16), requires_grad=False)
-
-
-def recommend_dtype(model: PreTrainedModel) -> str:
-    """A line if another ``model.dtype`` would be faster for a model with adapters on this CPU; empty otherwise."""
-    is_rounded = any(type(module) is RoundedLinear for module in model.modules())
-    is_large = model.dtype == torch.float32 and model.num_parameters() >= LARGE
-    if model.device.type != "cpu" or not (is_rounded or is_large):
-        return ""
-    speed_up = measure_speed_up()
-    measured = describe_speed_up(speed_up)
-    if is_rounded and speed_up < 1:
-        return f'{measured}: model.dtype = "float32" is faster'
-    if not is_rounded and speed_up >= WORTHWHILE:
-        return f'{measured}: model.dtype = "mixed" is faster (docs/engines.md)'
-    return ""
-
-
-def describe_speed_up(speed_up: float) -> str:
-    """A clause for messages that say which precision is faster."""
-    return f"this processor multiplies in bfloat16 {speed_up:.1f} times as fast as in float32"
 
 
 @torch.no_grad()

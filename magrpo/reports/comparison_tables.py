@@ -19,7 +19,6 @@ from magrpo.types import HEADLINE
 
 NUM_KEYS = 12
 """Number of differing configuration keys that a page shows without a click."""
-SHOWN = ("return", "tests", "cooperation", "pass_at_1")
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -40,9 +39,6 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
     for key in keys:
         if key != HEADLINE:
             yield PageSection(_run_table(runs, key), folded=True)
-    trained = [run for run in runs if run.budgets[-1].updates]
-    if len(trained) > 1:
-        yield PageSection(equal_tokens_table(trained), folded=True)
     costs = [list_run_costs(run) for run in runs]
     names = dict.fromkeys(name for of_run in costs for name in of_run)
     rows = [(name, *(of_run.get(name, figures.UNDEFINED) for of_run in costs)) for name in names]
@@ -104,21 +100,3 @@ def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
     needed = [stage for stage in TRAINING_STAGES if STAGES[stage].is_needed(run.config)]
     costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *needed, "evaluate", "report")}
     return costs | {"all": figures.format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}
-
-
-def equal_tokens_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
-    """Tabulate each run at its evaluation nearest to the tokens of the cheapest run."""
-    tokens = min(run.budgets[-1].tokens for run in runs)
-    nearest = [(run, run.reports[run.nearest_evaluation(tokens)]) for run in runs]
-    columns = [name for name in SHOWN if all(name in report.summary[HEADLINE] for _, report in nearest)]
-    rows = []
-    for run, report in nearest:
-        budget = run.budget_at(report)
-        counts = (f"{count:,}" for count in (budget.iteration, *budget.counts.values()))
-        cells = (figures.format_interval(name, report.summary[HEADLINE][name]) for name in columns)
-        rows.append((run.run_id, *counts, *cells))
-    note = (
-        f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest run."
-    )
-    heads = ("run", "iteration", *UNITS.values(), *map(figures.quantity_title, columns))
-    return ReportTable("At an equal budget of tokens", heads, rows, note)

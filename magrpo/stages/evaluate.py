@@ -19,9 +19,8 @@ from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.checks.rewards import judge_passed
 from magrpo.config.sections import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
-from magrpo.run.files import EVALUATION, NOTABLE_EXECUTIONS, TRAJECTORIES
+from magrpo.run.files import EVALUATION, TRAJECTORIES
 from magrpo.run.store import write_records
-from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Splits, Team
 from magrpo.stages.context import Metrics, StageContext
@@ -256,8 +255,7 @@ def write_evaluation(context: StageContext) -> Metrics:
 
 
 def write_eval_report(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
-    """Write the report and the notable executions; return the metrics that every evaluation has."""
-    write_notable_executions(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
+    """Write the report; return the metrics that every evaluation has."""
     (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
     metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
     return metrics | {"sandbox/infra_error_frac": backend.stats.metrics()["sandbox/infra_error_frac"]}

@@ -15,7 +15,6 @@ from magrpo.envs.program import AgentProgram
 from magrpo.errors import quote_value
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.run import files
-from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.penalty import subtract_penalties
@@ -181,7 +180,6 @@ def write_scored_groups(context: StageContext) -> Metrics:
     )
     files.write_scores(context.folder, scored)
     context.keep_nodes(scored)
-    write_notable_executions(context.folder / files.NOTABLE_EXECUTIONS, stats.ran)
     metrics = stats.metrics()
     if metrics["sandbox/forgeable_frac"]:
         share = f"{metrics['sandbox/forgeable_frac']:.1%}"

@@ -1,13 +1,11 @@
 """``magrpo score``: scores joint completions from files, one line of the report each, without policies or training."""
 
 import gzip
-import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from rich.console import Console
@@ -18,12 +16,11 @@ from magrpo.errors import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import Section, plugin_field
-from magrpo.problems.rows import DatasetRow
+from magrpo.problems.rows import DatasetRow, read_json
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import Scored, score_texts
-from magrpo.text import replace_surrogates
 from magrpo.types import UNJUDGED, ExecutionReport, Problem
 from pipelines.arguments import Overrides
 
@@ -75,7 +72,8 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
 
     Args:
         overrides: Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
-        problems: JSON lines (.gz too) with task_id, prompt, entry_point, test, and optionally canonical_solution.
+        problems: JSON lines (.gz too) or a JSON array with task_id, prompt, entry_point, test, and optionally
+            canonical_solution.
         completions: JSON lines (.gz too) with task_id and completions, an object with the answers of helper and main.
             A task may have several lines.
         output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
@@ -92,7 +90,7 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
     tally: Counter[str] = Counter()
     with (
         closing(cast(SandboxPlugin, config.sandbox).open()) as sandbox,
-        _open(output, "wb") as file,
+        (gzip.open if output.suffix == ".gz" else open)(output, "wb") as file,
         Progress(*columns, console=console, transient=True) as bar,
     ):
         label = f"scoring at isolation level {sandbox.level}"
@@ -197,32 +195,11 @@ def _read_completions(path: Path, problems: dict[str, Problem]) -> list[Completi
 
 
 def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
-    """Yield the lines of a JSONL file with their positions, ``file:line``, skipping blank lines."""
-    decoder = msgspec.json.Decoder(line_type)
-
-    def decode(line: bytes) -> LineT:
+    """Yield the objects of a JSON file with their positions, ``file:line``."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    for row in read_json(path):
         try:
-            return decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            try:
-                tree = json.loads(line.decode("utf-8", "surrogatepass"))
-            except (ValueError, RecursionError):
-                raise error from None
-            return msgspec.convert(replace_surrogates(tree), line_type)  # the line held lone surrogates
-
-    try:
-        with _open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    if line.strip():
-                        yield f"{path}:{number}", decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise ConfigError(f"{path}:{number}: {quote_error(error)}") from None
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-
-
-def _open(path: Path, mode: str) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, mode) if path.suffix == ".gz" else path.open(mode))
+            yield row.where, msgspec.convert(row.values, line_type)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{row.where}: {quote_error(error)}") from None

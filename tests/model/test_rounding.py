@@ -20,7 +20,7 @@ from magrpo.model import rounding
 from magrpo.model.forward import can_share_prompts
 from magrpo.model.lora import FusedLoraLinear
 from magrpo.model.policy import Policy
-from magrpo.model.rounding import RoundedLinear, recommend_dtype
+from magrpo.model.rounding import RoundedLinear
 from magrpo.planning.sizes import MERGED, estimate_memory, read_base_model
 from magrpo.types import Request, SamplingParams
 from pipelines.arguments import locate_config
@@ -117,28 +117,6 @@ def test_the_fast_ways_are_taken(tmp_path: Path) -> None:
         assert isinstance(make_step(model, no_states, room=1), LlamaStep)
     with policy.active("main") as model:
         assert can_share_prompts(model)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "speed_up", "line"),
-    [
-        ("mixed", 0.5, '0.5 times as fast as in float32: model.dtype = "float32" is faster'),
-        ("mixed", 2.0, ""),
-        ("float32", 2.0, '2.0 times as fast as in float32: model.dtype = "mixed" is faster'),
-        ("float32", 1.2, ""),
-    ],
-)
-def test_the_faster_precision_is_recommended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Literal["float32", "mixed"], speed_up: float, line: str
-) -> None:
-    monkeypatch.setattr(rounding, "measure_speed_up", lambda: speed_up)
-    with open_policy(tmp_path, dtype).active("main") as model:
-        if dtype == "float32":
-            assert not recommend_dtype(model), "a small one"
-        monkeypatch.setattr(rounding, "LARGE", 1)
-        found = recommend_dtype(model)
-    assert line in found
-    assert bool(line) == bool(found)
 
 
 def test_the_speed_up_is_measured() -> None:

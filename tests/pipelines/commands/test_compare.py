@@ -13,7 +13,7 @@ import pytest
 from magrpo.config.sections import PenaltyConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import compare_means, judge_difference, match_budgets
-from magrpo.reports.comparison_tables import comparison_sections, equal_tokens_table, list_run_costs
+from magrpo.reports.comparison_tables import comparison_sections, list_run_costs
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import format_duration
 from magrpo.run.store import RunStore
@@ -226,22 +226,6 @@ def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
     two_turns = [replace(row, generated_tokens=row.generated_tokens + 7) for row in first.rows]
     one.reports = [replace(first, rows=tuple(two_turns)), *others]
     assert list_run_costs(one)[name] == f"{before + 7 * rows:,}"
-
-
-def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path) -> None:
-    one, two = load(root, "one"), load(root, "two")
-    tokens = one.budgets[-1].tokens
-    for dearer, iteration in ((tokens + 1, 1), (3 * tokens, 0)):  # hardly, so that its end is nearest; by far
-        two.budgets = [Budget(), Budget(1, tokens=dearer, updates=1)]
-        section = equal_tokens_table([one, two])
-        taken = [tuple(row[:3]) for row in section.rows]
-        assert taken == [("one", "1", f"{tokens:,}"), ("two", str(iteration), f"{dearer * iteration:,}")]
-        ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[iteration])]
-        returns = [row[section.columns.index("return")].split()[0] for row in section.rows]
-        assert returns == [f"{100 * end:.1f}" for end in ends]
-    two.budgets = [Budget()]
-    titles = [section.block.title for section in comparison_sections([one, two])]
-    assert section.title not in titles, "a run that was not trained has no budget to equal"
 
 
 def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
