@@ -17,7 +17,7 @@ from magrpo.reports.figures import quantity_title
 from magrpo.reports.series import StageMetrics, metric_series, metrics_by_iteration
 from magrpo.run.files import read_evaluations
 from magrpo.run.store import RunStore
-from magrpo.types import HEADLINE, AnswerStats, EvalReport
+from magrpo.types import HEADLINE, AnswerStats, EvalReport, Interval
 
 MAX_CUT_OFF = 0.1
 MAX_COPIED = 0.5
@@ -54,30 +54,6 @@ class Finding:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFault:
-    """The answers of an agent are cut, copied or repetitive in too large a share, or have left their prompt.
-
-    ``share``: that of the last evaluation; ``before``: that of the first one, where the two are compared.
-    """
-
-    agent: str
-    quantity: str
-    share: float
-    before: float = 0.0
-
-    def describe(self, limit: int) -> str:
-        """``100% of elaboration's answers are cut at 256 tokens``."""
-        share = f"{self.share:.0%}"
-        if self.quantity == "cut_off_frac":
-            return f"{share} of {self.agent}'s answers are cut at {limit} tokens"
-        if self.quantity == "prompt_words_frac":
-            was = f"{self.before:.0%} before training"
-            return f"{self.agent}'s answers leave their prompt: it has {share} of their long words, {was}"
-        source = "copied from its prompt" if self.quantity == "copied_frac" else "repetitions of its own text"
-        return f"{share} of the words in {self.agent}'s answers are {source}"
-
-
 def describe_answer(stats: AnswerStats, *, is_code: bool) -> str:
     """``cut at 48 tokens, 81% of the words copied from the prompt``; empty if the answer is unremarkable.
 
@@ -89,26 +65,48 @@ def describe_answer(stats: AnswerStats, *, is_code: bool) -> str:
     return ", ".join(remarks)
 
 
-def find_answer_faults(reports: Sequence[EvalReport], agents: Iterable[str]) -> Iterator[AnswerFault]:
+def find_answer_faults(reports: Sequence[EvalReport], config: RunConfig) -> Iterator[Finding]:
     """Find faults of the sampled answers to held-out problems in the last of the evaluations of a run.
 
     Copying and leaving the prompt count only where no program is tested: tests say whether a program is about its
     specification, and it gains nothing by repeating it.
     """
     are_texts = _are_texts(reports[-1])
-    copied = {"copied_frac": MAX_COPIED} if are_texts else {}
-    limits = {"cut_off_frac": MAX_CUT_OFF, **copied, "repeated_frac": MAX_REPEATED}
     first, last = (report.summary[HEADLINE] for report in (reports[0], reports[-1]))
-    for agent in agents:
-        for quantity, limit in limits.items():
-            value = last.get(f"{agent}/{quantity}")
-            if value is not None and value.mean >= limit:
-                yield AnswerFault(agent, quantity, value.mean)
-        words = f"{agent}/prompt_words_frac"
-        if are_texts and words in first and words in last:
-            before, share = first[words].mean, last[words].mean
-            if before >= MIN_PROMPT_WORDS and share <= (1 - MAX_LOST) * before:
-                yield AnswerFault(agent, "prompt_words_frac", share, before)
+
+    def read_share(evaluation: Mapping[str, Interval], agent: str, quantity: str) -> float:
+        interval = evaluation.get(f"{agent}/{quantity}")
+        return interval.mean if interval else 0.0
+
+    for agent in (agent.name for agent in config.agents):
+        cut, copied, repeated, words = (
+            read_share(last, agent, name)
+            for name in ("cut_off_frac", "copied_frac", "repeated_frac", "prompt_words_frac")
+        )
+        if cut >= MAX_CUT_OFF:
+            yield _describe_cuts(agent, cut, "are cut", config)
+        if are_texts and copied >= MAX_COPIED:
+            sentence = f"{copied:.0%} of the words in {agent}'s answers are copied from its prompt"
+            yield Finding(sentence, _advise_against_copies(config))
+        if repeated >= MAX_REPEATED:
+            sentence = f"{repeated:.0%} of the words in {agent}'s answers are repetitions of its own text"
+            yield Finding(sentence, _advise_against_repetition(config))
+        before = read_share(first, agent, "prompt_words_frac")
+        if are_texts and before >= MIN_PROMPT_WORDS and words <= (1 - MAX_LOST) * before:
+            yield Finding(
+                f"{agent}'s answers leave their prompt: it has {words:.0%} of their long words, {before:.0%} before "
+                "training",
+                _advise_to_stay(config),
+            )
+
+
+def _describe_cuts(agent: str, share: float, verb: str, config: RunConfig) -> Finding:
+    limit = config.rollout.max_new_tokens
+    return Finding(
+        f"{share:.0%} of {agent}'s answers {verb} at {limit} tokens",
+        f"raise rollout.max_new_tokens (now {limit}), or penalty.cut_off (now {config.penalty.cut_off:g}) to make cut "
+        "answers cost reward",
+    )
 
 
 def _are_texts(report: EvalReport) -> bool:
@@ -124,7 +122,8 @@ def read_findings(store: RunStore) -> list[Finding]:
 def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]) -> list[Finding]:
     """List the findings about a run so far, those about its answers first; ``reports`` are its evaluations."""
     return [
-        *_describe_answer_faults(metrics, config, reports),
+        *(find_answer_faults(reports, config) if reports else ()),
+        *_find_cuts_in_training(metrics, config, reports),
         *_find_phrases(config, reports),
         *_find_silent_parts(metrics, config),
         *_find_equal_groups(metrics, config),
@@ -197,33 +196,16 @@ def _mean_of_newest(series: Sequence[Mapping[str, float]], key: str) -> float | 
     return fmean(values) if values else None
 
 
-def _describe_answer_faults(
+def _find_cuts_in_training(
     metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
 ) -> Iterator[Finding]:
-    limit = config.rollout.max_new_tokens
-    names = [agent.name for agent in config.agents]
-    faults = list(find_answer_faults(reports, names)) if reports else []
-    rollouts = _series(metrics, "rollout")
-    cut_in_evaluation = {fault.agent: fault.share for fault in faults if fault.quantity == "cut_off_frac"}
-    for name in names:
-        in_training = _mean_of_newest(rollouts, f"rollout/{name}/cut_off_frac") or 0.0
-        in_evaluation = cut_in_evaluation.get(name, 0.0)
-        if max(in_training, in_evaluation) < MAX_CUT_OFF:
-            continue
-        shares = [f"{in_training:.0%} in training"] if rollouts else []
-        shares += [f"{in_evaluation:.0%} at the last evaluation"] if in_evaluation else []
-        yield Finding(
-            f"{name}'s answers were cut at rollout.max_new_tokens = {limit}: {' and '.join(shares)}",
-            f"raise rollout.max_new_tokens (now {limit}), or penalty.cut_off (now {config.penalty.cut_off:g}) to make "
-            "cut answers cost reward",
-        )
-    for fault in faults:
-        if fault.quantity == "copied_frac":
-            yield Finding(fault.describe(limit), _advise_against_copies(config))
-        elif fault.quantity == "repeated_frac":
-            yield Finding(fault.describe(limit), _advise_against_repetition(config))
-        elif fault.quantity == "prompt_words_frac":
-            yield Finding(fault.describe(limit), _advise_to_stay(config))
+    """Find agents whose answers were cut in the newest iterations, but not at the last evaluation."""
+    last = reports[-1].summary[HEADLINE] if reports else {}
+    for agent in (agent.name for agent in config.agents):
+        share = _mean_of_newest(_series(metrics, "rollout"), f"rollout/{agent}/cut_off_frac") or 0.0
+        evaluated = last.get(f"{agent}/cut_off_frac")
+        if share >= MAX_CUT_OFF and not (evaluated and evaluated.mean >= MAX_CUT_OFF):
+            yield _describe_cuts(agent, share, "in training were cut", config)
 
 
 def _advise_against_repetition(config: RunConfig) -> str:

@@ -79,8 +79,7 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     verb = {"better": "rose", "worse": "fell"}.get(word, "went")
     rest = ""
     if word == "better":
-        agents = [agent.name for agent in config.agents]
-        faults = [fault.describe(config.rollout.max_new_tokens) for fault in find_answer_faults(reports, agents)]
+        faults = [fault.sentence for fault in find_answer_faults(reports, config)]
         word = "better with reservations" if faults else word
         rest = _describe_rest(faults, _find_unmoved(reports, config))
     iterations = reports[-1].policy_version - reports[0].policy_version

@@ -173,10 +173,7 @@ def gamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str]:
     return store, printed.getvalue()
 
 
-WARNINGS = (
-    "elaboration's answers were cut at rollout.max_new_tokens = 8: ",
-    "title (25% of the reward) gave no signal for 5 iterations: it was equal within every group, 0% of its maximum",
-)
+WARNING = "title (25% of the reward) gave no signal for 5 iterations: it was equal within every group, 0% of its maximum"
 """What a gamed run says besides its verdict."""
 
 
@@ -197,10 +194,10 @@ def test_a_gamed_run_says_so_in_all_places(gamed: tuple[RunStore, str], capsys: 
     copied = "and 100% of the words in elaboration's answers are copied from its prompt"
     for text in (closing, shown, page.text):
         assert copied in text
-    for warning in WARNINGS:
-        assert f"warning: {warning}" in closing
-        assert f"warning: {warning}" in shown
-        assert f"{warning[0].upper()}{warning[1:]}" in page.text
+    for text in (closing, shown):
+        assert f"warning: {WARNING}" in text
+        assert text.count("elaboration's answers are cut at 8 tokens") == 1, "the verdict is not repeated as a warning"
+    assert f"{WARNING[0].upper()}{WARNING[1:]}" in page.text
     assert "[cut at 8 tokens, 100% of the words copied from the prompt]" in page.text
     assert "<mark>the old library reads" in (store.path / "report.html").read_text()
     assert "user:\nthe old library reads" in page.text, "the prompt"
@@ -214,7 +211,7 @@ def test_a_gamed_run_says_so_in_all_places(gamed: tuple[RunStore, str], capsys: 
     assert metrics["signal/title"] == 0
     assert metrics["signal/length"] > 0
     assert run.data.tags["verdict"] == "better with reservations"
-    assert "- warning: elaboration's answers were cut" in run.data.tags["mlflow.note.content"]
+    assert f"- warning: {WARNING}" in run.data.tags["mlflow.note.content"]
 
 
 def test_a_run_whose_texts_leave_their_prompt_and_grow_alike_says_so(
@@ -296,6 +293,14 @@ def test_a_part_without_signal_counts_from_the_iteration_in_which_it_last_varied
     assert list_findings(metrics[:-2], config, []) == [], "four iterations of six are too few"
     full = [(i, stage, values | {"reward/first": 1.0}) for i, stage, values in metrics]
     assert list_findings(full, config, []) == [], "what is full has been learned"
+
+
+def test_answers_that_are_cut_in_training_only_are_found(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path), [])
+    metrics = [(i, "rollout", {"rollout/main/cut_off_frac": share}) for i, share in enumerate((0.0, 0.1, 0.3), 1)]
+    [finding] = list_findings(metrics, config, [])
+    assert finding.sentence == "13% of main's answers in training were cut at 6 tokens"
+    assert list_findings(metrics[:2], config, []) == []
 
 
 def test_a_helper_that_is_never_called_is_counted(tmp_path: Path) -> None:
