@@ -59,19 +59,22 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+# With an agent of full weights, vLLM needs a second server.
 ENGINES = [
-    "transformers",
-    pytest.param("vllm", marks=pytest.mark.vllm),
+    pytest.param(("transformers", "full"), id="transformers"),
+    pytest.param(("vllm", "lora"), id="vllm", marks=pytest.mark.vllm),
+    pytest.param(("vllm", "full"), id="vllm-full", marks=[pytest.mark.vllm, pytest.mark.slow]),
 ]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def world(request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Yield each engine at version 1 of two LoRA agents and a full one, then close it twice, which must be harmless."""
+    """Yield each engine at version 1 of two LoRA agents and one more, then close it twice, which must be harmless."""
+    kind, weights = request.param
     root = tmp_path_factory.mktemp("engines")
     base = str(tiny_base(root / "base", tiny_config(max_length=MAX_LENGTH)))
     agents = [
-        AgentConfig(name=name, role=name, model=base, weights="full" if name == "solo" else "lora") for name in AGENTS
+        AgentConfig(name=name, role=name, model=base, weights=weights if name == "solo" else "lora") for name in AGENTS
     ]
     policy = Policy.open(agents, ModelConfig(device=device), LoraConfig(rank=4, alpha=8.0), seed=0)
     folders = {}
@@ -79,7 +82,7 @@ def world(request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.
         perturb(policy, seed=version, scale=0.05)
         folders[version] = policy.save(root / f"version-{version}")
     policy.load(1, folders[1])
-    engine = build_plugin("engine", {"kind": request.param}).open(EngineHost.of(policy))
+    engine = build_plugin("engine", {"kind": kind}).open(EngineHost.of(policy))
     yield World(engine, policy, folders, engine.serve(1, folders[1]))
     engine.close()
     engine.close()

@@ -173,7 +173,7 @@ def gamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str]:
     return store, printed.getvalue()
 
 
-WARNING = "title (25% of the reward) gave no signal for 5 iterations: it was equal within every group, 0% of its maximum"
+WARNING = "title (25% of the reward) gave no signal for 5 iterations: it was equal within every group, 0% of its"
 """What a gamed run says besides its verdict."""
 
 

@@ -39,7 +39,6 @@ def serve_jobs(
     used much CPU time; the parent then has the remaining jobs run elsewhere. ``children``: whether the candidate may
     have child processes.
     """
-    cpu_before = time.process_time()  # not 0 where the zygote warms up: it has imported packages
     jobs = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
     for job, following in zip(jobs, [*jobs[1:], None], strict=True):
         began = time.monotonic()
@@ -47,8 +46,7 @@ def serve_jobs(
         wire.send_message(connection, report | {"duration_s": time.monotonic() - began})
         if proxy:
             proxy.surroundings.restore_seeds()
-        spent = time.process_time() - cpu_before
-        if not following or not proxy or spent > LEFT_S:  # so that the next test gets all of its CPU time
+        if not following or not proxy or time.process_time() > LEFT_S:  # so that the next test gets all of its CPU time
             return
         may_share = job["may_share"] and following["may_share"] and "forgeable" not in report
         process = proxy.pass_on_process(may_share)

@@ -23,8 +23,7 @@ from .candidate_process import CandidateProcess
 from .confine import Level
 from .imports import READY, import_packages
 from .seccomp import answer_thread_request
-from .seeds import seed_children
-from .warm_up import warm_up
+from .seeds import seed_children, seed_generators
 
 CHANNEL_FD = 3
 DYING_S = 0.2
@@ -217,14 +216,6 @@ def kill_candidate(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def fill_holes() -> list[bytes]:
-    """Make objects that fill the gaps in memory that imports leave.
-
-    Memory that a forked process allocates is then contiguous, and few pages are copied for it.
-    """
-    return [bytes(size - sys.getsizeof(b"")) for size in range(48, 513, 16) for _ in range((1 << 14) // size)]
-
-
 def main() -> None:
     """Run the zygote. ``argv[1]``: configuration (JSON); standard input: control socket; standard output: /dev/null."""
     config = json.loads(sys.argv[1])
@@ -242,12 +233,10 @@ def main() -> None:
         confine.become_user(config["uid"])
     limits = confine.Limits(**config["limits"])
     level = Level(config["level"], limits, config["readable"], package_bytes)
-    warm_up(limits)
+    seed_generators()  # for the first test of every tester
     gc.collect()
-    holes = fill_holes()
     gc.freeze()
     zygote = Zygote(control, level)
     os.dup2(1, 2)
     control.send(READY)
     zygote.serve_requests()
-    del holes
