@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 CELLS = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
@@ -18,6 +20,7 @@ def test_the_notebook_is_stored_without_outputs() -> None:
     assert kept == []
 
 
+@pytest.mark.slow
 def test_every_cell_runs(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore", "-c", "\n\n".join(CODE)]

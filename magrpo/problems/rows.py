@@ -85,7 +85,7 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
     if name and repository.count("/") == 1 and not path.exists():
         path = _download_file(repository, name)
     if path.is_file():
-        rows = list(_read_parquet(path) if path.suffix == ".parquet" else read_json(path))
+        rows = list(_read_parquet(path) if path.suffix == ".parquet" else read_json_rows(path))
     else:
         check_source(source)
         rows = list(_load_hub_split(source, split))
@@ -103,7 +103,7 @@ def check_source(source: str) -> None:
         raise ConfigError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
 
 
-def read_json(path: Path) -> Iterator[DatasetRow]:
+def read_json_rows(path: Path) -> Iterator[DatasetRow]:
     """Yield the objects of a file of JSON lines, or of a JSON array; compressed if its name ends with ``.gz``.
 
     Raises ConfigError, with the line, if the file or one of its lines cannot be read.

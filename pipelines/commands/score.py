@@ -16,7 +16,7 @@ from magrpo.errors import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import Section, plugin_field
-from magrpo.problems.rows import DatasetRow, read_json
+from magrpo.problems.rows import DatasetRow, read_json_rows
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
@@ -198,7 +198,7 @@ def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT
     """Yield the objects of a JSON file with their positions, ``file:line``."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
-    for row in read_json(path):
+    for row in read_json_rows(path):
         try:
             yield row.where, msgspec.convert(row.values, line_type)
         except msgspec.ValidationError as error:

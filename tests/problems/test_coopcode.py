@@ -175,6 +175,7 @@ def behaviour(composition: Composition) -> str:
     return f"{composition.argument_kind} {results}"
 
 
+@pytest.mark.slow
 def test_no_held_out_problem_is_one_that_was_trained_on_in_another_order(splits: Splits, seen: Splits) -> None:
     """Neither one to train on nor one that the embedded base saw, whose recipe's problems are the first 6144."""
     assert WarmStartConfig().num_problems == 6144

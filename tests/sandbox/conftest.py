@@ -14,6 +14,8 @@ from magrpo.sandboxes.pool import Pool, PoolSandbox
 from magrpo.sandboxes.worker import Worker
 
 LEVELS = ["namespaces", "namespaces-flat", "landlock"]
+MAIN_LEVELS = ["namespaces", pytest.param("namespaces-flat", marks=pytest.mark.slow), "landlock"]
+"""For tests of well-behaved programs: without a namespace for each candidate, they fare as with one."""
 CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
 RIGHT = "def f(n):\n    return n + 1\n"
 """A program that passes the test ``CHECK`` in full."""

@@ -16,7 +16,7 @@ from magrpo.sandboxes.traces import is_self_contained, leaves_no_trace
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution, ExecutionReport
 
-from .conftest import CHECK, LEVELS, RIGHT, open_pool, wait_until_gone
+from .conftest import CHECK, MAIN_LEVELS, RIGHT, open_pool, wait_until_gone
 
 COUNT = "import math\ndef f(n):\n    math.calls = getattr(math, 'calls', 0) + 1\n    return math.calls\n"
 """Returns how often the process has called it."""
@@ -50,7 +50,7 @@ EXECUTIONS = [
 EVEN_RANDOM = "import random\ndef check(candidate):\n    n = random.random()\n    assert candidate(n) == n + 1, n\n"
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=MAIN_LEVELS)
 def level_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     pool = open_pool(workers=1, level=request.param, test_s=0.5, total_s=1.0)
     yield pool

@@ -16,7 +16,7 @@ from magrpo.sandboxes.packages import find_packages
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
 
-from .conftest import LEVELS, open_pool, use_temporary_folder
+from .conftest import LEVELS, MAIN_LEVELS, open_pool, use_temporary_folder
 from .honest import NUMPY
 
 CHECK = "assert f(4) == 6\nassert f(5) == 10\n"
@@ -71,7 +71,7 @@ def refuse(*packages: str, **options: object) -> str:
     return str(refusal.value)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [LEVELS[0], *(pytest.param(level, marks=pytest.mark.slow) for level in LEVELS[1:])])
 def test_usual_packages_under_the_names_that_people_write(level: str) -> None:
     usual = open_pool(level=level, workers=1, packages=list(USUAL))
     *reports, for_test = usual.run([*(Execution(source, "f", CHECK) for source in USUAL.values()), NUMPY])
@@ -81,7 +81,7 @@ def test_usual_packages_under_the_names_that_people_write(level: str) -> None:
     assert not failed
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", MAIN_LEVELS)
 def test_dependencies_come_along_and_nothing_else_that_is_installed(site: Path, level: str) -> None:
     sources = {"oddly/__init__.py": "import helping\nfrom .part import VALUE\n", "oddly/part.py": "VALUE = 6\n"}
     install(site, "odd-name", sources, ["helper-dist"])
@@ -195,7 +195,7 @@ def test_a_package_may_take_long_to_import(site: Path) -> None:
     assert report.status == "pass", report.cases
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", MAIN_LEVELS)
 def test_a_package_may_leave_threads_running(site: Path, level: str) -> None:
     source = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
     install(site, "threaded", {"threaded.py": source})
@@ -205,7 +205,7 @@ def test_a_package_may_leave_threads_running(site: Path, level: str) -> None:
     assert report.status == "pass", report.cases
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", MAIN_LEVELS)
 def test_the_addresses_of_packages_do_not_count(site: Path, level: str) -> None:
     """Libraries reserve much: a program may still use as much as its limit says, and no more."""
     install(site, "wide", {"wide.py": "import mmap\nRESERVED = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE)\n"})
@@ -236,7 +236,7 @@ def f():
 """
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", MAIN_LEVELS)
 def test_what_packages_write_at_import_is_gone_before_programs_run(
     site: Path, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution
 
-from .conftest import LEVELS, open_pool
+from .conftest import MAIN_LEVELS, open_pool
 
 DRAWS = """
 import random
@@ -33,7 +33,7 @@ assert np.random.rand(2).tolist() == drawn
 STANDARD = "import random\nrandom.seed(a=4)\nx = f()\nrandom.seed(4)\nassert x == random.random()\n"
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=MAIN_LEVELS)
 def numpy_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     pool = open_pool(level=request.param, workers=1, packages=["numpy"])
     yield pool

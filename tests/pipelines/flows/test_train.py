@@ -405,6 +405,7 @@ name = "only"
 """
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_study_are_flows_below_its_own(flows: Flows) -> None:
     log, file = flows.log("study"), flows.config.with_name("study.toml")
     root = flows.root.with_name("studies")
