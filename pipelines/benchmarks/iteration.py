@@ -20,6 +20,7 @@ import torch
 from cyclopts import Parameter, validators
 from peft.tuners.lora import Linear as LoraLinear
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from transformers import PreTrainedModel
 
@@ -243,11 +244,12 @@ def _time(run: Callable[[], object]) -> float:
 def _print_kinds(engine: LocalEngine, requests: Sequence[Request], update: Callable[[], object]) -> None:
     """Print how the time on one core is divided among kinds of operation, beside the target for matrix products."""
     first_tokens = [replace(r, sampling=replace(r.sampling, max_new_tokens=1)) for r in requests]
-    prefill = _time_kinds(partial(_sample, engine, first_tokens))
-    sampling = _time_kinds(partial(_sample, engine, requests))
+    runs: list[Callable[[], object]] = [partial(_sample, engine, asked) for asked in (first_tokens, requests)]
+    progress = track([*runs, update], "timing operations on one core", console=Console(stderr=True), transient=True)
+    prefill, sampling, updating = map(_time_kinds, progress)
     decoding = {kind: sampling[kind] - prefill[kind] for kind in KINDS}
     table = Table("on one core", "target", *KINDS, box=None)
-    for name, spent in {"prefill": prefill, "decoding": decoding, "update": _time_kinds(update)}.items():
+    for name, spent in {"prefill": prefill, "decoding": decoding, "update": updating}.items():
         seconds = sum(spent.values())
         shares = (f"{spent[kind] / seconds:.0%}" for kind in KINDS)
         table.add_row(f"{name}, {seconds:.2f} s", f"{LEAST_PRODUCTS[name]:.0%}", *shares)
