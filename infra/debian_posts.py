@@ -24,8 +24,12 @@ def main(arguments: Sequence[str]) -> str | None:
     if len(arguments) != 1 or not arguments[0].endswith(".jsonl.gz"):
         return __doc__
     print(f"downloading {_SOURCE}")
-    with urllib.request.urlopen(_SOURCE) as answer:
-        descriptions = read_descriptions(lzma.decompress(answer.read()).decode())
+    try:
+        with urllib.request.urlopen(_SOURCE) as answer:
+            packed = answer.read()
+    except OSError as error:  # also of HTTP
+        return f"cannot be downloaded: {error}"
+    descriptions = read_descriptions(lzma.decompress(packed).decode())
     names = _NAMES.read_text().split()
     known = [name for name in names if name in descriptions]
     lines = [json.dumps({"prompt": write_post(name, descriptions[name])}) for name in known]
