@@ -19,7 +19,7 @@ _SOURCE = "http://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-en.
 _DIGEST = "a560c943446fe34946118712ebab7cfe210700404bc064a3b0c6bdd6669fa1d5"
 
 
-def main(arguments: Sequence[str]) -> str | None:
+def make_posts(arguments: Sequence[str]) -> str | None:
     """Write the posts; returns what is wrong, if anything."""
     if len(arguments) != 1 or not arguments[0].endswith(".jsonl.gz"):
         return __doc__
@@ -61,4 +61,4 @@ def write_post(name: str, description: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(make_posts(sys.argv[1:]))

@@ -17,7 +17,7 @@ from magrpo.reports.figures import quantity_title
 from magrpo.reports.series import StageMetrics, metric_series, metrics_by_iteration
 from magrpo.run.files import read_evaluations
 from magrpo.run.store import RunStore
-from magrpo.types import HEADLINE, AnswerStats, EvalReport, Interval
+from magrpo.types import HEADLINE, AnswerStats, EvalReport
 
 MAX_CUT_OFF = 0.1
 MAX_COPIED = 0.5
@@ -72,15 +72,10 @@ def find_answer_faults(reports: Sequence[EvalReport], config: RunConfig) -> Iter
     specification, and it gains nothing by repeating it.
     """
     are_texts = _are_texts(reports[-1])
-    first, last = (report.summary[HEADLINE] for report in (reports[0], reports[-1]))
-
-    def read_share(evaluation: Mapping[str, Interval], agent: str, quantity: str) -> float:
-        interval = evaluation.get(f"{agent}/{quantity}")
-        return interval.mean if interval else 0.0
-
+    first, last = reports[0], reports[-1]
     for agent in (agent.name for agent in config.agents):
         cut, copied, repeated, words = (
-            read_share(last, agent, name)
+            _read_share(last, agent, name)
             for name in ("cut_off_frac", "copied_frac", "repeated_frac", "prompt_words_frac")
         )
         if cut >= MAX_CUT_OFF:
@@ -91,13 +86,20 @@ def find_answer_faults(reports: Sequence[EvalReport], config: RunConfig) -> Iter
         if repeated >= MAX_REPEATED:
             sentence = f"{repeated:.0%} of the words in {agent}'s answers are repetitions of its own text"
             yield Finding(sentence, _advise_against_repetition(config))
-        before = read_share(first, agent, "prompt_words_frac")
-        if are_texts and before >= MIN_PROMPT_WORDS and words <= (1 - MAX_LOST) * before:
+        before = _read_share(first, agent, "prompt_words_frac")
+        is_measured = f"{agent}/prompt_words_frac" in last.summary[HEADLINE]
+        if are_texts and is_measured and before >= MIN_PROMPT_WORDS and words <= (1 - MAX_LOST) * before:
             yield Finding(
                 f"{agent}'s answers leave their prompt: it has {words:.0%} of their long words, {before:.0%} before "
                 "training",
                 _advise_to_stay(config),
             )
+
+
+def _read_share(report: EvalReport, agent: str, quantity: str) -> float:
+    """A share of an agent's sampled answers to held-out problems, or of their words; 0 where it was not measured."""
+    interval = report.summary[HEADLINE].get(f"{agent}/{quantity}")
+    return interval.mean if interval else 0.0
 
 
 def _describe_cuts(agent: str, share: float, verb: str, config: RunConfig) -> Finding:
@@ -200,11 +202,10 @@ def _find_cuts_in_training(
     metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
 ) -> Iterator[Finding]:
     """Find agents whose answers were cut in the newest iterations, but not at the last evaluation."""
-    last = reports[-1].summary[HEADLINE] if reports else {}
     for agent in (agent.name for agent in config.agents):
         share = _mean_of_newest(_series(metrics, "rollout"), f"rollout/{agent}/cut_off_frac") or 0.0
-        evaluated = last.get(f"{agent}/cut_off_frac")
-        if share >= MAX_CUT_OFF and not (evaluated and evaluated.mean >= MAX_CUT_OFF):
+        evaluated = _read_share(reports[-1], agent, "cut_off_frac") if reports else 0.0
+        if share >= MAX_CUT_OFF > evaluated:
             yield _describe_cuts(agent, share, "in training were cut", config)
 
 

@@ -1,4 +1,4 @@
-from infra.debian_posts import main, read_descriptions, write_post
+from infra.debian_posts import make_posts, read_descriptions, write_post
 
 TRANSLATION = """Package: first
 Description-md5: 0123
@@ -25,4 +25,4 @@ def test_a_description_becomes_a_post_with_whole_paragraphs() -> None:
 
 
 def test_a_call_without_a_file_gets_the_usage() -> None:
-    assert "infra/debian_posts.py posts.jsonl.gz" in (main([]) or "")
+    assert "infra/debian_posts.py posts.jsonl.gz" in (make_posts([]) or "")
