@@ -151,7 +151,10 @@ def _name_argument(text: str) -> str:
 
 def _quote_docstring(text: str) -> str:
     quotes = "'''" if '"""' in text else '"""'
-    return quotes + text.replace("\n", "\n    ") + quotes
+    prefix = "r" if "\\" in text else ""
+    # The last character must not become a part of the quotes, or take away their meaning.
+    ending = "\n    " if text.endswith((quotes[0], "\\")) else ""
+    return prefix + quotes + text.replace("\n", "\n    ") + ending + quotes
 
 
 def _parse_examples(prompt: str) -> list[ast.stmt]:

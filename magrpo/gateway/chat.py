@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magrpo.errors import ConfigError, quote_error
+from magrpo.text import replace_surrogates
 
 if TYPE_CHECKING:
     from magrpo.model.lineup import Lineup
@@ -41,25 +42,34 @@ class Chat:
         """The text of one token."""
         return str(self.lineup.tokenizer(agent).decode([token_id]))
 
-    def parse(
-        self, agent: str, prompt_ids: Sequence[int], token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        """The message in a completion of a request with tools: ``content``, perhaps ``tool_calls`` and others.
-
-        A tool call that is cut off or is not JSON stays part of the content, so the whole completion is always there.
-        Raises CannotParse if nothing says how the agent's model writes tool calls.
-        """
-        template = self._find_template(agent)
+    def read_text(self, agent: str, token_ids: Sequence[int]) -> str:
+        """The text of a completion with the marks of tool calls, some of which are special tokens."""
         tokenizer = self.lineup.tokenizer(agent)
         text = str(tokenizer.decode([*token_ids]))
         for stop in self.lineup.stop_token_ids(agent):
             text = text.removesuffix(str(tokenizer.decode([stop])))
+        return text
+
+    def parse(
+        self, agent: str, prompt_ids: Sequence[int], text: str, tools: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """The message in :meth:`read_text` of a completion: ``content``, perhaps ``tool_calls`` and others.
+
+        A tool call that is cut off or is not JSON stays part of the content, so the whole text is always there.
+        Raises CannotParse if nothing says how the agent's model writes tool calls.
+        """
+        template = self._find_template(agent)
+        prompt = str(self.lineup.tokenizer(agent).decode([*prompt_ids]))
         try:
-            parsed: dict[str, Any] = tokenizer.parse_response(
-                text, dict(template), prefix=str(tokenizer.decode([*prompt_ids])), tools=list(map(dict, tools))
+            parsed: dict[str, Any] = replace_surrogates(
+                self.lineup.tokenizer(agent).parse_response(
+                    text, dict(template), prefix=prompt, tools=list(map(dict, tools))
+                )
             )
-        except (ValueError, KeyError):  # the model wrote something that its own form does not allow
+        except (ValueError, KeyError, RecursionError):  # the model wrote something that its own form does not allow
             return {"content": text}
+        if parsed.keys() - {"role", "content"}:  # what is left between other parts, such as line breaks
+            parsed["content"] = str(parsed.get("content", "")).strip()
         return parsed
 
     def check_tools(self, agent: str) -> None:

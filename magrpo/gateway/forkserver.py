@@ -27,7 +27,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,17 +70,16 @@ def work(orders: int, results: int, output_file: Path, function: Function | None
     _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     _LIBC.prctl(_SET_CHILD_SUBREAPER, 1)  # so that it notices daemons, too
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, _MAX_FILE_BYTES))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     output = os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    home = Path.cwd()
+    home, streams = Path.cwd(), (sys.stdout, sys.stderr)
     with os.fdopen(orders) as lines, os.fdopen(results, "w") as given:
         for line in lines:
             os.ftruncate(output, 0)
             os.chdir(home)
             result = _play(function, run, json.loads(line))
-            remains = fresh or _has_remains()
+            remains = fresh or _has_remains(streams)
             given.write(json.dumps({"result": result, "ends": remains}) + "\n")
             given.flush()
             if remains:
@@ -116,14 +115,16 @@ async def _wait_for(awaitable: Any) -> Any:
 
 
 def _flush() -> None:
-    with suppress(OSError, ValueError):  # the program may have closed them
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # the program may have closed or replaced it
+            stream.flush()
 
 
-def _has_remains() -> bool:
-    """Whether the program left a thread or a process behind, or closed the output."""
-    if threading.active_count() > 1 or sys.stdout.closed or sys.stderr.closed:
+def _has_remains(streams: Sequence[Any]) -> bool:
+    """Whether the program left a thread or a process behind, or closed or replaced ``streams``, its output."""
+    if threading.active_count() > 1 or any(getattr(stream, "closed", False) for stream in streams):
+        return True
+    if sys.stdout is not streams[0] or sys.stderr is not streams[1]:
         return True
     try:
         os.fstat(1)
@@ -152,10 +153,13 @@ class EpisodeWorker:
 
 
 class ForkServer:
-    """Hands orders to workers, and reports the end of each episode."""
+    """Hands orders to workers, and reports the end of each episode. ``orders`` and ``reports`` are its pipes."""
 
-    def __init__(self, run: str, function: Function | None, reports: int, folder: Path, *, fresh: bool) -> None:
-        self._run, self._function, self._reports, self._fresh = run, function, reports, fresh
+    def __init__(
+        self, run: str, function: Function | None, orders: int, reports: int, folder: Path, *, fresh: bool
+    ) -> None:
+        self._run, self._function, self._fresh = run, function, fresh
+        self._orders, self._reports = orders, reports
         self._folder = folder
         self._workers: dict[int, EpisodeWorker] = {}
         """The living workers by process id."""
@@ -173,7 +177,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the signal writes to the pipe
         waiting = b""
         with selectors.DefaultSelector() as self._selector:
-            for end in (0, woken):
+            for end in (self._orders, woken):
                 self._selector.register(end, selectors.EVENT_READ)
             while True:
                 for key, _ in self._selector.select():
@@ -185,7 +189,7 @@ class ForkServer:
                         os.read(woken, 1 << 12)
                         self._bury_workers()
                     else:
-                        received = os.read(0, 1 << 16)
+                        received = os.read(self._orders, 1 << 16)
                         if not received:
                             self._end_workers()
                             return
@@ -203,7 +207,7 @@ class ForkServer:
         worker = self._idle.pop() if self._idle else self._fork()
         worker.episode = order["episode"]
         with suppress(BrokenPipeError):  # the worker has just died, which will be reported as the end of this episode
-            os.write(worker.orders, line + b"\n")
+            _write_all(worker.orders, line + b"\n")
 
     def _fork(self) -> EpisodeWorker:
         orders, give = os.pipe()
@@ -216,7 +220,7 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()
             others = [end for worker in self._workers.values() for end in (worker.orders, worker.results)]
-            for end in (give, take, self._reports, *self._woken, *others):
+            for end in (give, take, self._orders, self._reports, *self._woken, *others):
                 os.close(end)
             output = self._folder / name_output(number)
             work(orders, results, output, self._function, self._run, fresh=self._fresh)
@@ -246,9 +250,7 @@ class ForkServer:
     def _report(self, worker: EpisodeWorker, status: int, result: str = "null", *, ends: bool = True) -> None:
         report = {"episode": worker.episode, "exit": status, "worker": worker.number, "result": result, "ends": ends}
         worker.episode = -1
-        line = memoryview(json.dumps(report).encode() + b"\n")
-        while line:
-            line = line[os.write(self._reports, line) :]
+        _write_all(self._reports, json.dumps(report).encode() + b"\n")
 
     def _bury_workers(self) -> None:
         while True:
@@ -294,6 +296,13 @@ class ForkServer:
                 os.waitpid(pid, 0)
 
 
+def _write_all(pipe: int, line: bytes) -> None:
+    """Write a line to a pipe. A signal interrupts a write to a full pipe, which may then have taken a part."""
+    left = memoryview(line)
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
 def _list_children() -> list[int]:
     """The children of this process; none on a kernel that does not list them (``CONFIG_PROC_CHILDREN``)."""
     with suppress(FileNotFoundError):
@@ -312,14 +321,15 @@ def _kill_group(pid: int) -> None:
 def main() -> None:
     """Import the program, report that it is ready, and serve."""
     form, fresh, run, folder = sys.argv[1:]
-    reports = os.dup(1)
-    os.dup2(2, 1)  # what the program prints while it is imported goes to the log
+    orders, reports = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the program gets no input, neither while it is imported
+    os.dup2(2, 1)  # what it prints while it is imported goes to the log
     function = load_function(run) if form == "function" else None
     preload_request_codec()
     gc.collect()
     gc.freeze()  # workers share the pages of what was imported
     os.write(reports, b'{"ready": true}\n')
-    ForkServer(run, function, reports, Path(folder), fresh=fresh == "fresh" or function is None).serve()
+    ForkServer(run, function, orders, reports, Path(folder), fresh=fresh == "fresh" or function is None).serve()
     shutil.rmtree(folder, ignore_errors=True)
 
 

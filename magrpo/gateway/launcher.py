@@ -23,6 +23,8 @@ from magrpo.gateway.forkserver import MAX_RESULT, name_output
 from magrpo.process.child import read_tail
 from magrpo.types import Problem
 
+IMPORT_LIMIT_S = 600
+"""Time for the import of a program, in seconds; one that waits for what never comes would hang the run."""
 _MAX_SHOWN = 2000
 """Largest part of the log, at its end, that a message may quote, in bytes."""
 _MAX_REPORT = 4 * MAX_RESULT
@@ -84,7 +86,17 @@ class Launcher:
                 limit=_MAX_REPORT,
             )
         assert self._process.stdout is not None
-        if not await self._process.stdout.readline():
+        try:
+            is_ready = await asyncio.wait_for(self._process.stdout.readline(), IMPORT_LIMIT_S)
+        except (asyncio.CancelledError, TimeoutError) as error:
+            self._process.kill()  # an import that does not end would not notice that its input ends
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise PluginFailed(
+                f"env.run = {self._env.run!r} has not been imported after {IMPORT_LIMIT_S} s; its last output:\n"
+                f"{self._quote_log()}"
+            ) from None
+        if not is_ready:
             await self._process.wait()
             raise PluginFailed(f"env.run = {self._env.run!r} cannot be started:\n{self._quote_log()}")
         self._reading = asyncio.ensure_future(self._read_reports(self._process.stdout))

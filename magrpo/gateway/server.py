@@ -31,6 +31,7 @@ from magrpo.gateway.wire import (
     TextRequest,
     check_unconstrained,
     clamp_sampling,
+    cut_text,
     make_chat_answer,
     make_text_answer,
     read_chat_request,
@@ -156,15 +157,17 @@ class Gateway:
             prompt_ids = self.chat.lineup.render_chat(agent, request.messages, tools, earlier)
         except (CannotParse, ConfigError) as error:
             raise RequestRefused(400, str(error)) from None
+        except RecursionError:
+            raise RequestRefused(400, "messages: too deeply nested") from None
 
         def show(action: Action) -> Answered:
-            message: Mapping[str, Any] = {"content": action.text}
+            content, was_cut = cut_text(action.text, request.stops)
+            message: Mapping[str, Any] = {"content": content}
             if tools:
-                message = self.chat.parse(agent, prompt_ids, action.token_ids, tools)
-                if not _has_usable_calls(message):
-                    message = {"content": action.text}
-            tokens = [self.chat.decode_token(agent, i) for i in action.token_ids] if request.logprobs else []
-            return Answered(action, message, tokens)
+                text, was_cut = cut_text(self.chat.read_text(agent, action.token_ids), request.stops)
+                parsed = self.chat.parse(agent, prompt_ids, text, tools)
+                message = parsed if _has_usable_calls(parsed) else message
+            return Answered(action, message, was_cut, self._list_tokens(agent, action) if request.logprobs else None)
 
         async def answer() -> dict[str, Any]:
             number, actions = await self._complete(
@@ -184,9 +187,18 @@ class Gateway:
 
         async def answer() -> dict[str, Any]:
             number, actions = await self._complete(live, agent, prompt_ids, messages, request, {})
-            return make_text_answer(request, number, len(prompt_ids), [Answered(action, {}) for action in actions])
+            return make_text_answer(request, number, len(prompt_ids), [show(action) for action in actions])
+
+        def show(action: Action) -> Answered:
+            content, was_cut = cut_text(action.text, request.stops)
+            tokens = None if request.logprobs is None else self._list_tokens(agent, action)
+            return Answered(action, {"content": content}, was_cut, tokens)
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
+
+    def _list_tokens(self, agent: str, action: Action) -> list[str]:
+        """The text of each token of a completion."""
+        return [self.chat.decode_token(agent, token_id) for token_id in action.token_ids]
 
     async def _answer_once(
         self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]
@@ -220,12 +232,12 @@ class Gateway:
         session = live.session
         sampling, overruled = clamp_sampling(request, session.task.sampling)
         self._check_room(live, agent, len(prompt_ids), sampling)
-        if session.num_asked + request.n > session.max_calls:
+        if session.num_asked + request.num_answers > session.max_calls:
             raise RequestRefused(
                 429, f"the episode has asked for {session.max_calls} completions: env.max_calls", "max_calls"
             )
         first = session.num_asked
-        begun = [session.begin_call(agent, prompt_ids, request.seed) for _ in range(request.n)]
+        begun = [session.begin_call(agent, prompt_ids, request.seed) for _ in range(request.num_answers)]
         requests = [Request(agent, prompt_ids, sampling, seed) for _, seed in begun]
         with session.wait():
             results = await asyncio.gather(*map(live.stage.completions.submit, requests))

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -50,11 +51,11 @@ class _Options(msgspec.Struct):
     """What both kinds of requests have."""
 
     model: str
-    n: int = 1
+    n: int | None = 1
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
-    stream: bool = False
+    stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -64,6 +65,11 @@ class _Options(msgspec.Struct):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+
+    @property
+    def num_answers(self) -> int:
+        """Number of completions."""
+        return 1 if self.n is None else self.n
 
     @property
     def stops(self) -> list[str]:
@@ -128,7 +134,7 @@ def _decode(body: bytes, form: type[FormT]) -> FormT:
         request = msgspec.convert(replace_surrogates(json.loads(body)), form)
     except (ValueError, RecursionError) as error:  # msgspec's ValidationError is a ValueError
         raise RequestRefused(400, f"the request cannot be read: {error}") from None
-    if isinstance(request, _Options) and request.n < 1:
+    if isinstance(request, _Options) and request.num_answers < 1:
         raise RequestRefused(400, f"n = {request.n}: must be at least 1")
     return request
 
@@ -169,8 +175,8 @@ def _read_tool_call(call: Any) -> dict[str, Any]:
     try:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         if isinstance(arguments, str):
-            arguments = json.loads(arguments or "{}")
-    except (TypeError, KeyError, ValueError):
+            arguments = replace_surrogates(json.loads(arguments or "{}"))
+    except (TypeError, KeyError, ValueError, RecursionError):
         raise RequestRefused(400, "messages: a tool call needs a function with a name and arguments in JSON") from None
     return {"id": call.get("id", ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -212,14 +218,16 @@ class Answered(NamedTuple):
     action: Action
     message: Mapping[str, Any]
     """``content`` and perhaps ``tool_calls``, whose arguments are objects."""
-    tokens: Sequence[str] = ()
-    """The text of each token, if log-probabilities were asked for."""
+    was_cut: bool
+    """Whether the client sees only what stands before a stop."""
+    tokens: Sequence[str] | None
+    """The text of each token; None if log-probabilities were not asked for."""
 
 
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-def _cut_text(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+def cut_text(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     """The text before the first of ``stops``, and whether one was found."""
     found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
     return (text[: min(found)], True) if found else (text, False)
@@ -240,14 +248,26 @@ def _list_tool_calls(message: Mapping[str, Any], number: int) -> list[dict[str, 
     ]
 
 
-def _logprobs(answered: Answered) -> dict[str, Any] | None:
-    if not answered.tokens:
+def _chat_logprobs(answered: Answered) -> dict[str, Any] | None:
+    if answered.tokens is None:
         return None
     return {
         "content": [
             {"token": token, "logprob": logp, "bytes": list(token.encode()), "top_logprobs": []}
             for token, logp in zip(answered.tokens, answered.action.sampling_logps, strict=True)
         ]
+    }
+
+
+def _text_logprobs(answered: Answered) -> dict[str, Any] | None:
+    if answered.tokens is None:
+        return None
+    ends = list(accumulate(map(len, answered.tokens)))
+    return {
+        "tokens": answered.tokens,
+        "token_logprobs": answered.action.sampling_logps,
+        "text_offset": [0, *ends[:-1]],
+        "top_logprobs": None,
     }
 
 
@@ -266,15 +286,16 @@ def make_chat_answer(
     """The answer to a chat request. ``number``: its number in the episode, for ids."""
     choices = []
     for index, answered in enumerate(answers):
-        content, was_cut = _cut_text(str(answered.message.get("content") or ""), request.stops)
+        content = str(answered.message.get("content") or "")
         calls = _list_tool_calls(answered.message, number + index)
         message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
         if answered.message.get("reasoning_content"):
             message["reasoning_content"] = answered.message["reasoning_content"]
-        finish: Finish = "stop" if was_cut else answered.action.finish_reason
+        finish: Finish = "stop" if answered.was_cut else answered.action.finish_reason
         if calls:
             message["tool_calls"], finish = calls, "tool_calls"
-        choices.append({"index": index, "message": message, "finish_reason": finish, "logprobs": _logprobs(answered)})
+        logprobs = _chat_logprobs(answered)
+        choices.append({"index": index, "message": message, "finish_reason": finish, "logprobs": logprobs})
     facts = {"id": f"chatcmpl-{number}", "object": "chat.completion"}
     return facts | _describe_answer(request, choices, prompt_tokens, answers)
 
@@ -285,9 +306,9 @@ def make_text_answer(
     """The answer to a request for the continuation of a text."""
     choices = []
     for index, answered in enumerate(answers):
-        text, was_cut = _cut_text(answered.action.text, request.stops)
-        finish: Finish = "stop" if was_cut else answered.action.finish_reason
-        choices.append({"index": index, "text": text, "finish_reason": finish, "logprobs": None})
+        finish: Finish = "stop" if answered.was_cut else answered.action.finish_reason
+        text, logprobs = answered.message["content"], _text_logprobs(answered)
+        choices.append({"index": index, "text": text, "finish_reason": finish, "logprobs": logprobs})
     facts = {"id": f"cmpl-{number}", "object": "text_completion"}
     return facts | _describe_answer(request, choices, prompt_tokens, answers)
 

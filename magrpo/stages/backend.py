@@ -21,6 +21,11 @@ Cache = MutableMapping[Execution, ExecutionReport]
 """Execution reports of the run so far, so that identical programs are executed once."""
 
 
+def should_retry(report: ExecutionReport) -> bool:
+    """Whether another attempt may succeed: the sandbox failed. A test that cannot be run fails every time."""
+    return "infra_error" in report.statuses
+
+
 @dataclass(frozen=True, slots=True)
 class Team:
     """The agents, the environment they act in, and the reward of their joint actions with its penalty."""

@@ -15,7 +15,7 @@ from magrpo.envs.program import AgentProgram
 from magrpo.errors import quote_value
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.run import files
-from magrpo.stages.backend import Cache, ScoreStats, Team
+from magrpo.stages.backend import Cache, ScoreStats, Team, should_retry
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.penalty import subtract_penalties
 from magrpo.stages.pricing import Pricing
@@ -106,7 +106,7 @@ def score_texts(
     while open_items:
         requested = pricing.list_executions({i: (*items[i], reports[i]) for i in open_items})
         distinct = dict.fromkeys(execution for executions in requested.values() for execution in executions.values())
-        new = [execution for execution in distinct if execution not in cache or _should_retry(cache[execution])]
+        new = [execution for execution in distinct if execution not in cache or should_retry(cache[execution])]
         if new:
             started = perf_counter()
             ran = dict(zip(new, run_executions(sandbox, new, progress), strict=True))
@@ -145,11 +145,6 @@ def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> Scored
     local_by_role = scored.reward.local
     local = {agent: local_by_role[role] for agent, role in roles.items() if role in local_by_role}
     return ScoredTurn(turn.picks, replace(scored.reward, local=local), scored.reports, scored.masked)
-
-
-def _should_retry(report: ExecutionReport) -> bool:
-    """Whether another attempt may succeed: the sandbox failed. A test that cannot be run fails every time."""
-    return "infra_error" in report.statuses
 
 
 def _is_unjudged(reports: Iterable[ExecutionReport]) -> bool:

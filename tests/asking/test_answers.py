@@ -122,6 +122,19 @@ def test_a_service_that_does_not_answer_is_the_users_to_mend(scripted: AskedAgen
         last(silent, Problem("t", "p", "f", "t"))
 
 
+def test_a_program_that_fails_is_an_answer_without_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing.py").write_text("def solve(problem, agents):\n    raise ValueError('out of luck')\n")
+    monkeypatch.chdir(tmp_path)
+    env = 'env={kind = "program", run = "failing:solve", writes = ["helper", "main"]}'
+    with open_team(tmp_path, CONFIGS / "embedded.toml", *SMALL, "rollout.joint_mode=aligned", env, untrained=False) as (
+        asked,
+        agents,
+    ):
+        answer = last(agents, next(iter(load_asked_problems(asked).values())))
+    assert answer.unmeasured.startswith("the program failed: ")
+    assert answer.unmeasured.endswith("ValueError: out of luck")
+
+
 def test_a_failed_sandbox_measures_nothing(scripted: AskedAgents) -> None:
     failed = replace(scripted, sandbox=ScriptedSandbox(lambda _: "infra_error"))
     assert last(failed, Problem("t", "p", "f", "t")).unmeasured == SANDBOX_FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from textwrap import dedent
@@ -37,6 +38,14 @@ def test_a_sentence_becomes_a_function(sentence: str, argument: str) -> None:
     problem = write_problem(sentence, [], CODING, OTHERS)
     assert problem.prompt == f'def solve({argument}):\n    """{sentence}"""\n'
     assert (problem.entry_point, problem.test) == ("solve", "")
+
+
+@pytest.mark.parametrize("sentence", ['Return the word "yes"', 'Say """a""" and \'b\'', "Split at \\d", "End with \\"])
+def test_a_sentence_with_quotes_and_backslashes_stays_one_docstring(sentence: str) -> None:
+    problem = write_problem(sentence, [], CODING, OTHERS)
+    [function] = ast.parse(problem.prompt).body
+    assert isinstance(function, ast.FunctionDef)
+    assert str(ast.get_docstring(function)).rstrip() == sentence
 
 
 def test_a_sentence_takes_the_name_that_its_tests_call() -> None:

@@ -194,6 +194,21 @@ def close_output(agents):
     return ask(agents)
 
 
+class Logger:
+    def write(self, text):
+        return len(text)
+
+
+def replace_output(agents):
+    sys.stdout = sys.stderr = Logger()
+    return ask(agents)
+
+
+def lose_output(agents):
+    sys.stdout = None
+    return ask(agents)
+
+
 def close_files(agents):
     ask(agents)
     os.closerange(0, 256)
@@ -419,7 +434,10 @@ def test_results_may_hold_any_text_and_number(player: EpisodePlayer, model: Fake
     assert result["number"] != result["number"]
 
 
-@pytest.mark.parametrize("prompt", ["print_much", "close_output", "leave_thread", "move /"])
+MESSES = ["print_much", "close_output", "replace_output", "lose_output", "leave_thread", "move /"]
+
+
+@pytest.mark.parametrize("prompt", MESSES)
 def test_programs_that_leave_a_mess_do_not_disturb_the_next(
     player: EpisodePlayer, model: FakeModel, prompt: str
 ) -> None:
@@ -610,6 +628,27 @@ def test_programs_that_cannot_be_imported(folder: Path, model: FakeModel, run: s
         with pytest.raises(PluginFailed, match=f"(?s)env.run = '{run}' cannot be started:.*{message}"):
             play(player, model, "ask")
     player.close()
+
+
+def test_a_program_gets_no_input_while_it_is_imported(folder: Path, model: FakeModel) -> None:
+    (folder / "asking.py").write_text("input('Which game? ')\ndef solve(problem, agents): ...\n")
+    player = open_player(model.lineup, run="asking:solve")
+    with pytest.raises(PluginFailed, match="cannot be started:(?s:.*)EOFError"):
+        play(player, model, "ask")
+    player.close()
+
+
+def test_an_import_that_does_not_end_is_given_up(
+    folder: Path, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magrpo.gateway.launcher.IMPORT_LIMIT_S", 1)
+    (folder / "endless.py").write_text("import time\nprint('loading')\ntime.sleep(1e6)\n")
+    player = open_player(model.lineup, run="endless:solve")
+    before = find_forkservers()
+    with pytest.raises(PluginFailed, match="env.run = 'endless:solve' has not been imported after 1 s"):
+        play(player, model, "ask")
+    player.close()
+    assert find_forkservers() == before
 
 
 # ---------------------------------------------------------------------------------------------------------- commands

@@ -168,7 +168,7 @@ def test_sampling_is_that_of_the_run(gateway: OpenGateway) -> None:
         "logit_bias": {},
     }
     gateway.chat(**neutral)
-    gateway.chat(**dict.fromkeys(neutral))
+    gateway.chat(**dict.fromkeys([*neutral, "n", "stream", "max_tokens", "stop", "seed", "logprobs"]))
     assert {request.sampling for request in gateway.model.requests} == {SAMPLING}
     assert [call.overruled for call in gateway.session.seal()] == [wanted, {}, {}]
 
@@ -218,6 +218,18 @@ def test_log_probabilities(client: openai.OpenAI, gateway: OpenGateway) -> None:
     assert logprobs.content is not None
     assert [token.logprob for token in logprobs.content] == [*call.action.sampling_logps]
     assert "".join(token.token for token in logprobs.content) == "planner: hello<|im_end|>"
+
+
+def test_log_probabilities_of_a_text(client: openai.OpenAI, gateway: OpenGateway) -> None:
+    answer = client.completions.create(model="coder", prompt="def f(", logprobs=0)
+    [call] = gateway.session.seal()
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs == [*call.action.sampling_logps]
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == "coder: def f(<|im_end|>"
+    assert logprobs.text_offset is not None
+    assert logprobs.text_offset[:3] == [0, 1, 2], "a token for each byte"
 
 
 def test_code_runs_in_the_sandbox(gateway: OpenGateway) -> None:
@@ -328,7 +340,7 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ),
     ("chat/completions", {"model": "planner", "messages": [{"role": "user", "tool_calls": 5}]}, "tool_calls"),
     ("chat/completions", {"model": "planner", "messages": HELLO, "n": 0}, "n = 0: must be at least 1"),
-    ("chat/completions", {"model": "planner", "messages": HELLO, "n": "2"}, "Expected `int`"),
+    ("chat/completions", {"model": "planner", "messages": HELLO, "n": "2"}, "Expected `int | null`"),
     ("chat/completions", {"model": "planner", "messages": HELLO, "max_tokens": 0}, "max_tokens = 0"),
     ("chat/completions", {"model": "planner", "messages": HELLO, "temperature": "hot"}, "Expected `float"),
     ("completions", {"model": "planner"}, "missing required field `prompt`"),

@@ -34,7 +34,7 @@ def open_client(lineup: Lineup, answers: Callable[[str], str], **fields: Any) ->
     """An OpenAI client, and the gateway that it asks; ``answers`` maps a prompt to the completion."""
     model = FakeModel(lineup, lambda request, prompt: answers(prompt))
     with (
-        open_gateway(model, SamplingParams(max_new_tokens=400), **fields) as gateway,
+        open_gateway(model, SamplingParams(max_new_tokens=2000), **fields) as gateway,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any") as client,
     ):
         yield client, gateway
@@ -82,6 +82,47 @@ def test_several_calls_have_ids_of_their_own(hermes: Lineup) -> None:
         assert answers[0].choices[0].message.content is None
 
 
+def test_text_around_calls_is_kept(hermes: Lineup) -> None:
+    text = f"First.\n{write_call(a=1)}\n{write_call(a=2)}\n Then.\n"
+    with open_client(hermes, lambda prompt: text) as (client, _):
+        [choice] = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD]).choices
+        assert choice.message.content.split() == ["First.", "Then."]
+        assert len(choice.message.tool_calls) == 2
+
+
+def test_calls_after_a_stop_are_not_made(hermes: Lineup) -> None:
+    text = f"{write_call(a=1)}\nObservation: 5\n{write_call(a=2)}"
+    with open_client(hermes, lambda prompt: text) as (client, gateway):
+        request = {"model": "planner", "messages": ASKED, "tools": [ADD], "stop": ["Observation:"]}
+        [choice] = client.chat.completions.create(**request).choices
+        [call] = choice.message.tool_calls
+        assert json.loads(call.function.arguments) == {"a": 1}
+        assert choice.message.content is None
+        [call] = gateway.session.seal()
+        assert call.action.text == text
+
+
+def test_half_an_emoji_in_a_call_can_be_sent_back(hermes: Lineup) -> None:
+    written = '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>'
+    with open_client(hermes, lambda prompt: written) as (client, gateway):
+        first = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD])
+        message = first.choices[0].message
+        [call] = message.tool_calls
+        assert json.loads(call.function.arguments) == {"a": "\ufffd"}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "five"}
+        call.function.arguments = '{"a": "\\ud83d"}'  # as a client may write it
+        client.chat.completions.create(model="planner", messages=[*ASKED, message, result], tools=[ADD])
+        assert "\ufffd" in str(gateway.session.seal()[1].messages)
+
+
+def test_calls_that_are_nested_too_deeply_are_refused(hermes: Lineup) -> None:
+    with open_client(hermes, lambda prompt: "ok") as (client, _):
+        function = {"name": "add", "arguments": "[" * 10_000 + "]" * 10_000}
+        message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+        with pytest.raises(openai.BadRequestError, match="a tool call needs a function"):
+            client.chat.completions.create(model="planner", messages=[*ASKED, message], tools=[ADD])
+
+
 def test_a_streamed_call_of_a_tool(hermes: Lineup) -> None:
     with (
         open_client(hermes, lambda prompt: write_call(a=1)) as (client, _),
@@ -102,6 +143,7 @@ MALFORMED = [
     '<tool_call>\n{"name": 3, "arguments": {}}\n</tool_call>',
     '<tool_call>\n{"name": "add", "arguments": "a"}\n</tool_call>',
     "</tool_call> <tool_call>",
+    "<tool_call>\n" + "[" * 1500,
     write_call(a=1) + "<tool_call>\n{\n</tool_call>",
 ]
 

@@ -313,19 +313,22 @@ def test_masked_episodes_are_left_out_of_an_evaluation() -> None:
     assert [(row.mode, row.index) for row in report.rows] == [("greedy", 0), ("sampled", 0)]
 
 
-def test_code_that_ran_before_is_not_run_again() -> None:
-    seen: list[Sequence[Execution]] = []
+def test_code_that_ran_before_is_run_again_only_if_the_sandbox_failed() -> None:
+    seen: list[str] = []
 
     class AskingPlayer(ScriptedPlayer):
         def play(self, tasks: Sequence[EpisodeTask], services: Services) -> list[PlayedEpisode]:
-            one, other = Execution("a", "", ""), Execution("b", "", "")
-            found = services.run_programs([one, other, one])
-            assert [report.status for report in found] == ["pass", "timeout", "pass"]
+            one, other, unlucky = Execution("a", "", ""), Execution("b", "", ""), Execution("c", "", "")
+            found = services.run_programs([one, other, one, unlucky])
+            failed = "pass" if seen.count("c") == 2 else "infra_error"
+            assert [report.status for report in found] == ["pass", "timeout", "pass", failed]
             return super().play(tasks, services)
 
     def run(execution: Execution) -> str:
-        seen.append([execution])
-        return "pass" if execution.source == "a" else "timeout"
+        seen.append(execution.source)
+        if execution.source == "c" and seen.count("c") == 1:
+            return "infra_error"
+        return "timeout" if execution.source == "b" else "pass"
 
     config = RolloutConfig(group_size=1)
     cache: dict[Execution, ExecutionReport] = {}
@@ -338,7 +341,7 @@ def test_code_that_ran_before_is_not_run_again() -> None:
             cache=cache,
         )
         rollout(root_nodes([Problem("t", "")], config), make_team(), backend, config, 0)
-    assert len(seen) == 2
+    assert sorted(seen) == ["a", "b", "c", "c"]
 
 
 # ------------------------------------------------------------------------------------------------------- configuration
