@@ -125,8 +125,9 @@ def test_a_service_that_does_not_answer_is_the_users_to_mend(scripted: AskedAgen
 def test_a_program_that_fails_is_an_answer_without_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing.py").write_text("def solve(problem, agents):\n    raise ValueError('out of luck')\n")
     monkeypatch.chdir(tmp_path)
-    env = 'env={kind = "program", run = "failing:solve", writes = ["helper", "main"]}'
-    with open_team(tmp_path, CONFIGS / "embedded.toml", *SMALL, "rollout.joint_mode=aligned", env, untrained=False) as (
+    program = 'env={kind = "program", run = "failing:solve", writes = ["helper", "main"]}'
+    overrides = (*SMALL, "rollout.joint_mode=aligned", program)
+    with open_team(tmp_path, CONFIGS / "embedded.toml", *overrides, untrained=False) as (
         asked,
         agents,
     ):
