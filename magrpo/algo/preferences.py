@@ -50,14 +50,15 @@ class Preferences:
                 starts[agent] = holder, position
                 position += len(agent_samples)
         self._nodes: list[tuple[Tensor, list[tuple[str, Tensor]]]] = []
-        """For each node with a pair: the returns of its joint actions, and the samples in them by holder."""
+        """For each node with a pair at which an agent that trains acts: the returns of its joint actions, and the
+        samples in them by holder."""
         for comparison in comparisons:
-            if len(set(comparison.returns)) > 1:
-                members = [
-                    (starts[agent][0], torch.tensor(numbers) + starts[agent][1])
-                    for agent, numbers in comparison.samples.items()
-                    if agent in starts
-                ]
+            members = [
+                (starts[agent][0], torch.tensor(numbers) + starts[agent][1])
+                for agent, numbers in comparison.samples.items()
+                if agent in starts
+            ]
+            if members and len(set(comparison.returns)) > 1:
                 self._nodes.append((torch.tensor(comparison.returns, dtype=torch.float64), members))
 
     def list_paired(self, holder: str) -> list[int]:

@@ -239,5 +239,5 @@ def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: 
 
 
 def exact_mean(values: Sequence[float]) -> float:
-    """The mean, rounded the same way whatever the order."""
-    return math.fsum(values) / len(values)
+    """The mean, rounded the same way whatever the order; exact if all values are equal, so that they stay equal."""
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)

@@ -87,5 +87,7 @@ class LoraConfig(Section):
     """Rank of the adapter matrices."""
     alpha: float = Field(32.0, gt=0)
     """Scale of an adapter: its output is multiplied by alpha / rank."""
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
+    )
     """Names of the linear layers that get an adapter."""

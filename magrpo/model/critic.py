@@ -86,7 +86,12 @@ class Critic:
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=lr, weight_decay=0.0)
-        self._count, self._mean, self._std = 0, 0.0, 1.0
+        self._count, self._mean, self._std = 0, 0.0, 0.0
+
+    @property
+    def _scale(self) -> float:
+        """The deviation by which values are normalised: 1 as long as all returns are equal."""
+        return self._std or 1.0
 
     @property
     def has_learnt(self) -> bool:
@@ -97,12 +102,12 @@ class Critic:
     def value(self, features: Float[Tensor, "N D"]) -> list[float]:
         """The values of observations."""
         normalised: list[float] = self._head(features)[:, 0].tolist()
-        return [self._mean + self._std * value for value in normalised]
+        return [self._mean + self._scale * value for value in normalised]
 
     def fit(self, features: Float[Tensor, "N D"], targets: Sequence[float], epochs: int) -> None:
         """Take ``epochs`` optimizer steps on the mean squared error of all observations."""
         self._rescale(targets)
-        wanted = (torch.tensor(targets, dtype=torch.float64) - self._mean) / self._std
+        wanted = (torch.tensor(targets, dtype=torch.float64) - self._mean) / self._scale
         for _ in range(epochs):
             self._optimizer.zero_grad()
             loss = (self._head(features)[:, 0] - wanted.float()).square().mean()
@@ -112,16 +117,17 @@ class Critic:
     @torch.no_grad()
     def _rescale(self, targets: Sequence[float]) -> None:
         """Count ``targets`` in ``mean`` and ``std``, and keep all values."""
+        earlier_scale = self._scale
         new = torch.tensor(targets, dtype=torch.float64)
         count = self._count + len(targets)
         mean = (self._count * self._mean + float(new.sum())) / count
         old_squares = self._count * (self._std**2 + (self._mean - mean) ** 2)
         squares = old_squares + float((new - mean).square().sum())
-        std = (squares / count) ** 0.5 or 1.0
+        moved = self._mean - mean if self.has_learnt else 0.0
+        self._count, self._mean, self._std = count, mean, (squares / count) ** 0.5
         if self.has_learnt:
-            self._head.weight.mul_(self._std / std)
-            self._head.bias.mul_(self._std / std).add_((self._mean - mean) / std)
-        self._count, self._mean, self._std = count, mean, std
+            self._head.weight.mul_(earlier_scale / self._scale)
+            self._head.bias.mul_(earlier_scale / self._scale).add_(moved / self._scale)
 
     def state(self) -> dict[str, Any]:
         """Everything that :meth:`restore` needs, as ``torch.save`` takes it."""

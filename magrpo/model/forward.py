@@ -120,10 +120,11 @@ class LogitMap(NamedTuple):
         return self.scale * capped
 
 
-def find_logit_map(model: PreTrainedModel) -> LogitMap | None:
+def find_logit_map(model: PreTrainedModel, dtype: torch.dtype) -> LogitMap | None:
     """Find out how logits follow from a linear layer on the last hidden states; None if the way is unknown.
 
     The settings of the configuration (those of Gemma, Cohere and Granite) are used if they give the model's own logits.
+    ``dtype``: that of matrix products, which autocast may choose below that of the weights.
     """
     config = model.config.get_text_config().to_dict()
     scale = config.get("logit_scale") or 1 / (config.get("logits_scaling") or 1)
@@ -131,9 +132,11 @@ def find_logit_map(model: PreTrainedModel) -> LogitMap | None:
     probe = collate([_probe_sample(4)], [(0,)], model.device)
     with torch.no_grad():
         weight, bias = head_weights(model)
-        products = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias).float()
+        hidden = hidden_states(model, probe).to(weight.dtype)
+        with torch.autocast(model.device.type, enabled=False):  # a soft cap would enlarge a rounding
+            products = nn.functional.linear(hidden, weight, bias).float()
         logits = token_logits(model, probe).float()
-    tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     agrees = torch.allclose(stated.apply(products), logits, rtol=tolerance, atol=tolerance)
     return stated if agrees else None
 
@@ -144,8 +147,10 @@ def takes_positions(model: PreTrainedModel) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters and not has_alibi
 
 
-def can_share_prompts(model: PreTrainedModel) -> bool:
+def can_share_prompts(model: PreTrainedModel, dtype: torch.dtype) -> bool:
     """Whether completions of one prompt may share a row: every layer of the model respects the mask and the positions.
+
+    ``dtype``: that of matrix products, which autocast may choose below that of the weights.
 
     Rounding differs between rows with and without a mask, and grows with every layer: by some percent in half precision
     on a GPU, and to 4e-3 in float32 with SmolLM2, whose states reach 30. Instead of a fixed tolerance, the states of a
@@ -174,7 +179,8 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
         faulty = (replace(batch, segments=None), replace(batch, position_ids=from_the_left))
         smallest = min(float((hidden_states(model, fault) - apart).norm()) for fault in faulty)
     # In float32 a fault of one layer among many can be told from rounding, too.
-    nearer = 20 if {parameter.dtype for parameter in model.parameters()} == {torch.float32} else 2
+    dtypes = {parameter.dtype for parameter in model.parameters()} | {dtype}
+    nearer = 20 if dtypes == {torch.float32} else 2
     return nearer * float((together - apart).norm()) < smallest
 
 

@@ -46,8 +46,9 @@ class ModelRuns:
         with self._policy.active(agent) as model:
             if self._gradient_checkpointing:
                 checkpoint_layers(model)
-            self._logit_maps[agent] = self._policy.run(model, find_logit_map)
-            self.shares_prompts[agent] = self._policy.run(model, can_share_prompts)
+            dtype = self._policy.dtype
+            self._logit_maps[agent] = self._policy.run(model, partial(find_logit_map, dtype=dtype))
+            self.shares_prompts[agent] = self._policy.run(model, partial(can_share_prompts, dtype=dtype))
         rows = "share a row" if self.shares_prompts[agent] else "have a row each"
         log.info("agent %s: completions of one prompt %s in the update", agent, rows)
 

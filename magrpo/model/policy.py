@@ -402,3 +402,9 @@ def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig)
                 f"lora.target_modules: in {config.model!r} {target!r} is tied to the embeddings and cannot take an "
                 "adapter of its own; remove it from the list"
             )
+        head = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if linear[target] is head and base.dtype != torch.float32:
+            raise ConfigError(
+                f"lora.target_modules: {target!r} computes the logits, and with an adapter in half precision engine "
+                'and update would round them differently; remove it from the list, or set model.dtype = "float32"'
+            )

@@ -21,6 +21,7 @@ from magrpo.algo.returns import (
 from magrpo.algo.stats import mean_or_zero
 from magrpo.config.run import RunConfig
 from magrpo.config.sections import AlgoConfig, RolloutConfig
+from magrpo.errors import ConfigError
 from magrpo.run.files import COMPARISONS, list_outputs, read_pairs, read_values, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
@@ -240,7 +241,7 @@ class _Forest:
                 continue
             by_critic = self._critique.values.get((group.problem.task_id, group.path), {})
             if critic not in by_critic:
-                raise ValueError(
+                raise ConfigError(
                     "credit: an estimator with a critic needs its values, which only a whole run computes: use "
                     "magrpo train, or another estimator"
                 )

@@ -18,6 +18,7 @@ from magrpo.algo.answers import list_quantities, measure_step
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.checks.rewards import judge_passed
 from magrpo.config.sections import EvalConfig, RolloutConfig
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Reward
 from magrpo.run.files import EVALUATION, TRAJECTORIES
 from magrpo.run.store import write_records
@@ -255,7 +256,16 @@ def write_evaluation(context: StageContext) -> Metrics:
 
 
 def write_eval_report(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
-    """Write the report; return the metrics that every evaluation has."""
+    """Write the report; return the metrics that every evaluation has.
+
+    Raises ConfigError if no sampled answer to a held-out problem could be judged.
+    """
+    if HEADLINE not in report.summary:
+        raise ConfigError(
+            "no answer to a held-out problem could be judged: their tests cannot be run here, or the sandbox fails. "
+            "Warnings above name the tests; packages that they import belong into sandbox.packages, and magrpo doctor "
+            "checks the sandbox"
+        )
     (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
     metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
     return metrics | {"sandbox/infra_error_frac": backend.stats.metrics()["sandbox/infra_error_frac"]}

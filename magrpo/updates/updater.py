@@ -288,7 +288,8 @@ class Updater:
                     logps[batch.agent] = self.gradients.share_logps(batch, part.logps)
             totals = self._step(batch, sums)
             if epoch > 1:  # in which the policy's own change would hide whether the engine held its weights
-                totals["sampling_gap"] = plan.totals[batch.agent]["sampling_gap"]
+                before = plan.totals[batch.agent]
+                totals["sampling_gap"] = before["sampling_gap"] * totals["tokens"] / max(before["tokens"], 1.0)
             plan.totals[batch.agent] = totals
         return logps
 
@@ -344,6 +345,8 @@ class Updater:
         if limit is None or any(sample.policy_version != version for sample in batch.samples):
             return
         by_name = dict(zip(self.gradients.sum_names, sums.sum(1).tolist(), strict=True))
+        if not by_name["tokens"]:
+            return
         gap = by_name["sampling_gap"] / by_name["tokens"]
         if gap > limit:
             self.policy.clear_gradients(batch.agent)

@@ -1,5 +1,6 @@
 """``magrpo train``, ``resume`` and ``schedule``: start or resume runs, with or without Prefect."""
 
+import os
 import shlex
 import shutil
 from asyncio import CancelledError
@@ -47,12 +48,19 @@ def check_given_place(config: RunConfig, place: Place | None) -> None:
 def start_run(config: RunConfig, name: str | None, place: Place | None, *, local: bool) -> int:
     """Start a run of ``config``; return the exit code. Raises ConfigError before creating a folder if it cannot run."""
     check_given_place(config, place)
-    if config.model.device == "cuda" and not (place is not None and place.is_elsewhere):
-        from magrpo.model.lineup import device_of  # torch, transformers
-
-        device_of(config.model)
+    needs_gpu = config.model.device == "cuda" or config.algo.kernel == "triton"
+    if needs_gpu and not (place is not None and place.is_elsewhere):
+        _check_gpu(config)
     check_inputs(config)
     return launch_run(RunStore.create(config, name), place, local=local, is_new=True, is_checked=True)
+
+
+def _check_gpu(config: RunConfig) -> None:
+    from magrpo.model.lineup import device_of  # torch, transformers
+
+    device = device_of(config.model)
+    if config.algo.kernel == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError('algo.kernel = "triton" needs a CUDA device; use "auto", or TRITON_INTERPRET=1 for a test')
 
 
 def launch_run(

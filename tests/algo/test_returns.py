@@ -184,6 +184,12 @@ CLIMBING = np.array([[11, -30, 0], [-30, 7, 6], [0, 0, 5]])
 Systems, AAAI 1998. The best pair costs most if only one of the two chooses it."""
 
 
+def test_equal_returns_stay_equal_whatever_their_number() -> None:
+    """Three times 0.1 has another mean than four times 0.1, if it is the rounded sum that is divided."""
+    returns, picks = [0.1] * 7, [0, 0, 0, 0, 1, 1, 1]
+    assert completion_returns(returns, picks, 2) == [0.1, 0.1]
+
+
 def test_lenience_leaves_out_the_worst_joint_actions() -> None:
     returns, picks = [3.0, 1.0, 2.0, 9.0, 5.0], [0, 0, 0, 0, 1]
     assert completion_returns(returns, picks, 3) == [3.75, 5.0, None]

@@ -62,6 +62,17 @@ def make_lean_and_own(model: PreTrainedModel, prompts: Prompts, room: int) -> Bo
     return BothSteps(fast, model, prompts, room)
 
 
+@pytest.mark.parametrize(("rope", "captured"), [("default", True), ("dynamic", False), ("longrope", False)])
+def test_embeddings_that_wait_for_the_gpu_are_not_captured(
+    rope: str, captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy(tmp_path)
+    with policy.active("main") as model:
+        monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+        model.base_model.rotary_emb.rope_type = rope
+        assert can_capture(model) == captured
+
+
 def make_captured_and_own(model: PreTrainedModel, prompts: Prompts, room: int) -> BothSteps:
     """The captured step runs uncaptured on a CPU: with fixed shapes, masks and all that a capture needs."""
     assert can_capture(model) == (model.device.type == "cuda")

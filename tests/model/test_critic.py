@@ -42,6 +42,17 @@ def test_new_returns_rescale_the_head_but_move_no_value() -> None:
     assert critic.value(features) == pytest.approx(before, abs=1e-2)
 
 
+def test_equal_returns_leave_no_deviation_behind() -> None:
+    """As long as all returns are equal, values are normalised by 1, which is no deviation that was seen."""
+    critic, features, returns = Critic(8, lr=1e-2), observations(), [0.01, 0.03] * 32
+    critic.fit(features, [0.0] * 64, epochs=1)
+    assert critic.value(features) == [0.0] * 64
+    critic.fit(features, returns, epochs=0)
+    seen = torch.tensor([0.0] * 64 + returns, dtype=torch.float64)
+    assert critic.state()["returns"]["std"] == pytest.approx(float(seen.std(correction=0)))
+    assert critic.value(features) == pytest.approx([0.0] * 64, abs=1e-6)
+
+
 def test_fit_by_hand() -> None:
     assert Fit.of([1.0, 3.0], [2.0, 4.0]) == Fit(1.0, 0.0)
     assert Fit.of([2.0, 4.0], [2.0, 4.0]) == Fit(0.0, 1.0)

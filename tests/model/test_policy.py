@@ -246,6 +246,16 @@ def test_mistakes_are_named(base: Path, tmp_path: Path) -> None:
     refuse("no end-of-sequence token", model=str(folder))
 
 
+def test_an_adapter_on_the_head_needs_float32(tmp_path: Path) -> None:
+    untied = tiny_config()
+    untied.tie_word_embeddings = False
+    config = AgentConfig(name="main", model=str(tiny_base(tmp_path, untied)))
+    lora = LoraConfig(target_modules=("q_proj", "lm_head"))
+    Policy.open([config], ModelConfig(device="cpu"), lora, 0)
+    with pytest.raises(ConfigError, match=r"'lm_head' computes the logits, .* or set model\.dtype = \"float32\""):
+        Policy.open([config], ModelConfig(device="cpu", dtype="bfloat16"), lora, 0)
+
+
 def drop_weights(folder: Path, dropped: str) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file({name: weights[name] for name in weights if dropped not in name}, folder / "model.safetensors")
@@ -349,7 +359,7 @@ def test_siblings_in_one_row_are_computed_as_if_alone(tmp_path: Path, architectu
     folder = tiny_base(tmp_path, tiny_config(architecture))  # type: ignore[arg-type]
     policy = open_policy(folder, main="lora")
     with policy.active("main") as model, torch.no_grad():
-        assert can_share_prompts(model)
+        assert can_share_prompts(model, torch.float32)
         together = hidden_states(model, collate(SIBLINGS, [(0, 1, 2)]))
         apart = torch.cat([hidden_states(model, collate([s], [(0,)])) for s in SIBLINGS])
         torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
@@ -365,15 +375,15 @@ def test_a_sliding_window_keeps_completions_apart(tmp_path: Path) -> None:
     windowed = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None}
     (folder / "config.json").write_text(json.dumps({**config, **windowed}))
     with open_policy(folder, main="full").active("main") as model:
-        assert not can_share_prompts(model)
+        assert not can_share_prompts(model, torch.float32)
 
 
 def test_attention_of_a_models_own_keeps_completions_apart(base: Path) -> None:
     """GPT-Neo's has windows of its own, for one, which are longer than a probe."""
     with open_policy(base, main="full").active("main") as model:
-        assert can_share_prompts(model)
+        assert can_share_prompts(model, torch.float32)
         model.set_attn_implementation("eager")
-        assert not can_share_prompts(model)
+        assert not can_share_prompts(model, torch.float32)
 
 
 @pytest.mark.parametrize(("dtype", "noise"), [("bfloat16", 0.02), ("float32", 1e-3)])
@@ -395,18 +405,18 @@ def test_rounding_is_told_from_an_ignored_mask(
 
         model.base_model.register_forward_pre_hook(drop, with_kwargs=True)
         model.base_model.register_forward_hook(round_states)
-        assert can_share_prompts(model) == shares
+        assert can_share_prompts(model, policy.dtype) == shares
 
 
 def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(base: Path) -> None:
     with open_policy(base, main="full").active("main") as model:
-        assert find_logit_map(model) == LogitMap()
+        assert find_logit_map(model, torch.float32) == LogitMap()
 
         def cap_logits(_: nn.Module, inputs: object, output: Any) -> None:
             output.logits = output.logits.tanh()
 
         model.register_forward_hook(cap_logits)
-        assert find_logit_map(model) is None
+        assert find_logit_map(model, torch.float32) is None
 
 
 # Trims its heap, then loads weights three times: by transformers, by magrpo, and by magrpo without bars of downloads.

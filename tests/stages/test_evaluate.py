@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from magrpo.reports.figures import shown_quantities
 from magrpo.rewards.writing import WritingReward
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
-from magrpo.stages.evaluate import evaluate, spread_problems
+from magrpo.stages.evaluate import evaluate, spread_problems, write_eval_report
 from magrpo.types import EvalReport, Execution, Problem
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
 
@@ -76,6 +77,13 @@ def test_single_turn_summary_by_hand() -> None:
     assert sampled["generated_tokens"].mean == pytest.approx((8 + 6) / 2)
     assert report.summary["ood/greedy"]["return"].mean == 1.0
     assert len(report.rows) == 3 * (4 + 1)
+
+
+def test_an_evaluation_without_any_judged_answer_says_what_to_mend(tmp_path: Path) -> None:
+    backend = Backend(engine=ScriptedEngine(answer), sandbox=ScriptedSandbox(lambda _: "test_error"), render=render)
+    report = EvalReport(0, (), {"ood/greedy": {}})
+    with pytest.raises(ConfigError, match=r"no answer to a held-out problem could be judged: .* sandbox\.packages"):
+        write_eval_report(tmp_path, report, backend)
 
 
 def test_the_last_turn_counts_and_each_trajectory_is_continued_once() -> None:

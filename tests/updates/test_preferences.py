@@ -119,6 +119,28 @@ def test_every_epoch_takes_the_gradient_of_the_joint_loss(base: Path, tmp_path: 
     assert 0 < metrics["update/preference_loss"] < math.log(2)
 
 
+def test_nodes_at_which_only_untrained_agents_act_prefer_nothing(base: Path, tmp_path: Path) -> None:
+    """As in an environment in which agents write in turn, one of which is frozen."""
+    algo = {"loss": "madpo", "preference_beta": BETA, "update_epochs": 2}
+    samples, comparisons = joint_samples()
+    alone = [Comparison(one.returns, {"frozen": tuple(range(9))}) for one in comparisons]
+    losses = []
+    for added in ([], alone):
+        updater = make(base, tmp_path, algo=algo, agents=("helper", "main"))
+        losses.append(updater.update(samples, None, [*comparisons, *added])["update/preference_loss"])
+    assert losses[0] == losses[1]
+
+
+def test_pushes_that_all_cancel_leave_no_sampling_gap_to_check(base: Path, tmp_path: Path) -> None:
+    algo = {"loss": "madpo", "update_epochs": 2, "max_sampling_gap": 0.1}
+    updater = make(base, tmp_path, algo=algo, agents=("helper", "main"))
+    crossed = {"helper": (0, 0, 1, 1), "main": (0, 1, 0, 1)}
+    samples = {agent: make_samples(seed, groups=1, size=2) for seed, agent in enumerate(crossed)}
+    still = {agent: [replace(one, advantage=0.0) for one in members] for agent, members in samples.items()}
+    metrics = updater.update(still, None, [Comparison((1.0, 0.0, 0.0, 1.0), crossed)])
+    assert metrics["update/preference_accuracy"] == 0.5
+
+
 def test_one_epoch_needs_no_comparison(base: Path, tmp_path: Path) -> None:
     """All margins are 0, so a pair pushes by half of beta: a policy gradient."""
     samples, comparisons = joint_samples()

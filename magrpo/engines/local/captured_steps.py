@@ -5,6 +5,8 @@ and values of all tokens that there is room for, and a mask hides those that are
 are computed on, and their logits dropped.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -17,8 +19,14 @@ CAPTURED_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 
 def can_capture(model: PreTrainedModel) -> bool:
-    """Whether the model's step can be a CUDA graph: one of :data:`CAPTURED_MODELS`, on CUDA, with full attention."""
-    return model.device.type == "cuda" and type(model) in CAPTURED_MODELS and attends_fully(model)
+    """Whether the model's step can be a CUDA graph: one of :data:`CAPTURED_MODELS`, on CUDA, with full attention.
+
+    Rotary embeddings that grow with the length of the text compare it on the GPU and wait for the result.
+    """
+    if model.device.type != "cuda" or type(model) not in CAPTURED_MODELS or not attends_fully(model):
+        return False
+    embedding: Any = model.base_model.rotary_emb
+    return embedding.rope_type not in ("dynamic", "longrope")
 
 
 class CapturedStep(DecodingStep):

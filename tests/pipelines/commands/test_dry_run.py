@@ -111,8 +111,9 @@ def test_the_plan_tells_the_disk_that_the_run_takes(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
 def test_a_run_for_a_gpu_is_planned_without_one_and_refused(
-    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert show_plan(config(runs, "model.device=cuda"), None, None) == 0
     said = capsys.readouterr().out
     assert "engine   transformers, on cuda in bfloat16\n" in said
@@ -122,6 +123,8 @@ def test_a_run_for_a_gpu_is_planned_without_one_and_refused(
         assert main(["train", str(path), "--root", str(tmp_path / "runs")]) == 2
         refusal = 'magrpo: model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"\n'
         assert capsys.readouterr().err == refusal
+    assert main(["train", "embedded", "--root", str(tmp_path / "runs"), "algo.kernel=triton"]) == 2
+    assert 'magrpo: algo.kernel = "triton" needs a CUDA device; use "auto"' in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
