@@ -21,8 +21,6 @@ from magrpo.types import (
     Problem,
     Request,
     Split,
-    Trajectory,
-    TurnTimes,
 )
 
 if TYPE_CHECKING:
@@ -269,28 +267,3 @@ class ProbesIsolation(Protocol):
 
     def probe(self) -> IsolationLevel:
         """The strongest isolation level that works here. Raises SandboxError if no accepted level does."""
-
-
-# ----------------------------------------------------------------------------------------------------------- tracking
-class Tracker(Protocol):
-    """Records one training run. Never stalls and never kills training."""
-
-    def params(self, params: Mapping[str, object]) -> None:
-        """Record configuration values. They are logged once, and compared if a run is reopened."""
-
-    def tags(self, tags: Mapping[str, str]) -> None: ...
-
-    def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
-        """Record an input data set by its committed file and the digest of the file."""
-
-    def metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record metrics at an iteration. Keys are ``stage/quantity``."""
-
-    def artifact(self, path: Path, folder: str) -> None:
-        """Store a file or a folder of a stage under ``folder``."""
-
-    def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
-        """Record the observations, completions and rewards of a trajectory; ``times`` has an entry for each turn."""
-
-    def close(self, status: str) -> None:
-        """Flush everything; ``status`` is FINISHED or FAILED."""

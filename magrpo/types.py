@@ -194,6 +194,10 @@ class JointReward:
     local: dict[str, float] = field(default_factory=dict)
     """Additional rewards of single roles, already weighted; keyed by agent in a scored turn."""
 
+    def earned_by(self, agent: str) -> float:
+        """The reward of one agent in a scored turn: the joint one, and its local one if there is any."""
+        return self.total + self.local.get(agent, 0.0)
+
 
 PENDING = JointReward(0.0, {})
 """The reward of a joint action that cannot be priced yet, because some role has not written."""

@@ -67,7 +67,7 @@ def _list_valid(group: RolloutGroup[ScoredTurn], agent: str) -> Iterator[_Acted]
     for index, (turn, episode) in enumerate(zip(group.turns, group.episodes, strict=True)):
         if not turn.masked:
             calls = [number for number, call in enumerate(episode.calls) if call.agent == agent]
-            yield _Acted(group, index, calls, turn.reward.total + turn.reward.local.get(agent, 0.0))
+            yield _Acted(group, index, calls, turn.reward.earned_by(agent))
 
 
 def _credit_agent(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from magrpo.errors import check_name
 from magrpo.plugins import Section
@@ -28,7 +29,7 @@ class Pilots(Section):
 class Arm(Section):
     """One way to train: a name, and its changes to the study's configuration."""
 
-    name: str
+    name: Annotated[str, AfterValidator(partial(check_name, longest=40))]
     """Name of the arm in tables and in the names of its runs."""
     set: tuple[str, ...] = ()
     """Changes to the configuration, each written ``section.key=value``."""
@@ -36,11 +37,6 @@ class Arm(Section):
     """Configuration of this arm, if another than the study's: a file beside the study's, or a shipped name."""
     rates: tuple[float, ...] | None = Field(None, min_length=1)
     """Candidates for ``optim.lr``, if others than those of the pilots."""
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        return check_name(value, longest=40)
 
 
 def name_reported_run(study: str, arm: str, seed: int) -> str:

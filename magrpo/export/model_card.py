@@ -9,7 +9,6 @@ from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
 from magrpo.engines.vllm_arguments import MAX_RANKS
-from magrpo.errors import ConfigError
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam, name_base
 from magrpo.reports.page import render_template
@@ -42,10 +41,8 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
             f"mlflow artifacts download --artifact-uri models:/{model}/{version} --dst-path agents\ncd agents"
         )
     prepared = Step("prepare", 0).folder
-    problems = store.find(prepared)
+    problems = store.pointer(prepared)
     sizes = store.stored_metrics(prepared)
-    if problems is None:
-        raise ConfigError(f"run {store.run_id} has no problems: {store.stage_folder(prepared)} is missing; resume it")
     bases = list(_describe_bases(team))
     licences = {base["licence"] for base in bases}
     adapted = [agent for base in bases for agent in base["adapted"]]

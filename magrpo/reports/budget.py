@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from magrpo.config.run import RunConfig
 from magrpo.run.steps import TRAINING_STAGES
 
 UNITS = {
@@ -51,11 +50,6 @@ class Budget:
 def count_tokens(metrics: Mapping[str, float]) -> float:
     """Return the tokens that a stage of training generated: 0 for stages that generate none."""
     return metrics.get("rollout/tokens", 0.0)
-
-
-def has_spent(config: RunConfig, tokens: float) -> bool:
-    """Whether training that has generated ``tokens`` has reached the limit of its configuration, if there is one."""
-    return config.train.max_tokens is not None and tokens >= config.train.max_tokens
 
 
 def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[Budget]:

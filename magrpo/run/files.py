@@ -143,17 +143,12 @@ def read_pairs(folder: Path) -> list[OldPairs]:
     return read_records(folder / PAIRS, OldPairs)
 
 
-def read_comparisons(folder: Path) -> list[Comparison]:
-    """Read the comparisons committed by ``credit``."""
-    return read_records(folder / COMPARISONS, Comparison)
-
-
 def read_samples(folder: Path, config: RunConfig) -> tuple[dict[str, list[Sample]], list[Comparison]]:
     """Read what ``credit`` committed for an update: samples of the trained agents, comparisons if the loss has any."""
     samples = {
         agent.name: read_records(folder / samples_file(agent.name), Sample) for agent in config.agents if agent.trained
     }
-    return samples, read_comparisons(folder) if config.algo.loss == "madpo" else []
+    return samples, read_records(folder / COMPARISONS, Comparison) if config.algo.loss == "madpo" else []
 
 
 def list_outputs(pointers: Iterable[Pointer], stage: str) -> list[Pointer]:

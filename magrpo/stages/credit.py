@@ -26,7 +26,7 @@ from magrpo.run.files import COMPARISONS, list_outputs, read_pairs, read_values,
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import has_ended
-from magrpo.types import PENDING, Action, Comparison, JointReward, OldPairs, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Action, Comparison, OldPairs, RolloutGroup, Sample, ScoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,18 +277,13 @@ class _Forest:
                     "leave out the nodes below it"
                 )
             opened_by = (parent, self._unmasked[parent].index(group.path[-1]))
-        rewards = [agent_reward(turn.reward, agent) for turn in turns]
+        rewards = [turn.reward.earned_by(agent) for turn in turns]
         is_last = len(group.path) == self._num_turns - 1
         absorbed = [
             reward if not is_last and has_ended(turn, self._rollout.termination_threshold) else None
             for turn, reward in zip(turns, rewards, strict=True)
         ]
         return TreeNode(rewards, absorbed, opened_by)
-
-
-def agent_reward(reward: JointReward, agent: str) -> float:
-    """The reward that ``agent`` earns: the joint one, and its local one if there is any."""
-    return reward.total + reward.local.get(agent, 0.0)
 
 
 def _build_sample(agent: str, completion: _Completion, advantage: float, group: int) -> Sample:

@@ -31,7 +31,6 @@ from magrpo.run.files import (
 from magrpo.run.steps import Step
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
-from magrpo.stages.credit import agent_reward
 from magrpo.stages.score import score
 from magrpo.types import Action, DrawnProblem, OldPairs, RolloutGroup, Sample, ScoredTurn, T, Turn
 from magrpo_kernels import LossOptions
@@ -112,7 +111,7 @@ class Pairing:
     def collect_rewards(self, scored: RolloutGroup[ScoredTurn]) -> OldPairs:
         """The rewards of the joint actions, given the node with its scores."""
         size = len(scored.actions[self.agent])
-        values = [None if turn.masked else agent_reward(turn.reward, self.agent) for turn in scored.turns]
+        values = [None if turn.masked else turn.reward.earned_by(self.agent) for turn in scored.turns]
         rewards = tuple(tuple(values[start : start + size]) for start in range(0, len(values), size))
         return OldPairs(scored.problem.task_id, self.agent, tuple(self.weights), rewards)
 

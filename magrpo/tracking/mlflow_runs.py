@@ -11,7 +11,7 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,8 +289,8 @@ def _identify(outbox: Outbox) -> str:
     return made if is_new else ""
 
 
-def delete_empty_run(uri: str, folder_id: str) -> None:
-    """Delete the MLflow run with this :data:`FOLDER_TAG` if it has measured nothing. Raises Unavailable."""
+def delete_empty_run(uri: str, experiment: str, folder_id: str) -> None:
+    """Delete the run with this :data:`FOLDER_TAG` if it has measured nothing. Raises Unavailable."""
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return  # before MLflow creates the file
     quieten_mlflow()
@@ -298,16 +298,8 @@ def delete_empty_run(uri: str, folder_id: str) -> None:
 
     with translate_errors(uri):
         client = MlflowClient(uri)
-        experiments = [experiment.experiment_id for experiment in _read_pages(client.search_experiments)]
-        for run in client.search_runs(experiments, f"tags.`{FOLDER_TAG}` = '{folder_id}'"):
+        if (found := client.get_experiment_by_name(experiment)) is None:
+            return
+        for run in client.search_runs([found.experiment_id], f"tags.`{FOLDER_TAG}` = '{folder_id}'"):
             if all(key.startswith(SYSTEM_PREFIX) for key in run.data.metrics):
                 client.delete_run(run.info.run_id)
-
-
-def _read_pages(search: Callable[..., Any]) -> Iterator[Any]:
-    """The results of all pages of a search."""
-    token = None
-    while token is None or token:
-        page = search(page_token=token)
-        yield from page
-        token = page.token or ""

@@ -156,7 +156,7 @@ class Outbox:
 
 # -------------------------------------------------------------------------------------------------------- the tracker
 class OutboxTracker:
-    """A Tracker that writes to an outbox at once and to a sink in the background; thread-safe.
+    """Records one training run: writes to an outbox at once and to a sink in the background; thread-safe.
 
     A resumed run may repeat its records, so values that the outbox already has are left out. A metric with a new value
     for an old step is recorded: the step was repeated, and the newest value counts.
@@ -188,8 +188,6 @@ class OutboxTracker:
         self.append_record({"kind": "metrics", "step": step, "time_ms": int(time.time() * 1000), "values": values})
 
     def artifact(self, path: Path, folder: str) -> None:
-        if not path.exists():
-            raise FileNotFoundError(f"artifact {path} does not exist")
         stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
         path = path.absolute()
         if path.is_relative_to(self._outbox.folder):  # relative, because the run directory may move

@@ -14,7 +14,7 @@ from threading import Event
 from types import TracebackType
 
 from magrpo.config.run import RunConfig
-from magrpo.reports.budget import count_tokens, has_spent
+from magrpo.reports.budget import count_tokens
 from magrpo.run.steps import SAMPLING_STAGES, Step, steps
 from magrpo.run.store import Pointer, RunStore
 from magrpo.training.recorder import RunRecorder
@@ -63,10 +63,10 @@ def run_steps(
             recorder.record_step(step, pointer)
             if config.train.max_tokens is not None:
                 tokens += count_tokens(store.metrics(pointer))
-            if step.stage == "update" and has_spent(config, tokens):
-                config = _end_training(config, store, step.iteration)
-                every = steps(config)
-                waiting = deque(every[every.index(step) + 1 :])
+                if step.stage == "update" and tokens >= config.train.max_tokens:
+                    config = _end_training(config, store, step.iteration)
+                    every = steps(config)
+                    waiting = deque(every[every.index(step) + 1 :])
     pointers = outputs.pointers
     return Outcome(pointers[every[0].folder], pointers[checkpoint], evaluations, pointers[every[-1].folder])
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from magrpo.config.run import RunConfig
-from magrpo.interfaces import Tracker
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_difference, format_wall_time
 from magrpo.reports.health import list_advice, list_warnings, read_findings
@@ -13,6 +12,7 @@ from magrpo.reports.verdict import read_verdict
 from magrpo.run import files, steps
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore, merge_metrics, read_records
+from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
 
@@ -73,7 +73,11 @@ class RunRecorder:
     """Records each committed step. ``on_evaluation`` is called after every evaluation."""
 
     def __init__(
-        self, config: RunConfig, store: RunStore, tracker: Tracker, on_evaluation: Callable[[], None] = lambda: None
+        self,
+        config: RunConfig,
+        store: RunStore,
+        tracker: MlflowTracker,
+        on_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
         self._config, self._store, self._tracker = config, store, tracker
         self._on_evaluation = on_evaluation

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Annotated
 
 import torch
@@ -46,7 +45,7 @@ from magrpo.types import Request, RolloutGroup, Sample, SamplingParams, ScoredTu
 from magrpo.updates.updater import Updater
 from pipelines.arguments import ConfigFile, Overrides
 from pipelines.benchmarks.engines import compare_engines, sample_through_modules
-from pipelines.benchmarks.turns import run_by_turns
+from pipelines.benchmarks.turns import run_by_turns, time_call
 
 PLAIN_TOKENS = 16_384
 TARGET = 1.6
@@ -230,15 +229,9 @@ def _time_kinds(run: Callable[[], object]) -> dict[str, float]:
     Of two runs the faster one counts, because other work on the machine only adds time.
     """
     run()
-    seconds = min(_time(run), _time(run))
+    seconds = min(time_call(run), time_call(run))
     spent = min(_time_operations(run), _time_operations(run), key=lambda kinds: sum(kinds.values()))
     return spent | {"Python": seconds - sum(spent.values())}
-
-
-def _time(run: Callable[[], object]) -> float:
-    started = perf_counter()
-    run()
-    return perf_counter() - started
 
 
 def _print_kinds(engine: LocalEngine, requests: Sequence[Request], update: Callable[[], object]) -> None:

@@ -3,8 +3,6 @@
 import shutil
 import statistics
 import subprocess
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,6 +19,7 @@ from magrpo.sandboxes.pool import PRELOAD, PoolSandbox
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution
 from pipelines.arguments import Positive
+from pipelines.benchmarks.turns import time_call
 
 SOURCE = "import os\ndef f(n):\n    return n + 1\n# {}\n"
 """A program that needs a process of its own; without its import it is self-contained and shares one."""
@@ -78,17 +77,17 @@ def measure_sandbox(
     level = PoolSandbox().probe().level
     spec = replace(JailSpec(PoolSandbox().make_limits(), level), preload=tuple(PRELOAD.split()))
     started: list[Worker] = []
-    starts_s = [_time(lambda: started.append(Worker(spec))) for _ in range(5)]
+    starts_s = [time_call(lambda: started.append(Worker(spec))) for _ in range(5)]
     for worker in started:
         worker.close()
     with closing(PoolSandbox(level=level, workers=1).open()) as pool:
         pool.run(_make_executions(WARM_UP, "warm"))
         executions = _make_executions(candidates // 3, "single")
-        latencies_ms = [1e3 * _time(partial(pool.run, [execution])) for execution in executions]
+        latencies_ms = [1e3 * time_call(partial(pool.run, [execution])) for execution in executions]
     with closing(PoolSandbox(level=level, workers=workers).open()) as pool:
         pool.run(_make_executions(WARM_UP, "warm"))
         rate, shared_rate = (
-            candidates / _time(partial(pool.run, _make_executions(candidates, "batch", sharing)))
+            candidates / time_call(partial(pool.run, _make_executions(candidates, "batch", sharing)))
             for sharing in (False, True)
         )
     one_worker = "latency of one candidate, one worker"
@@ -117,7 +116,7 @@ def _time_endless_candidates(level: str, workers: int, looping: int) -> list[Fig
     batch = _make_executions(64 - looping, "mixed")
     batch += [Execution(f"def f(n):\n    while True:\n        {k}\n", "f", TEST) for k in range(looping)]
     with closing(PoolSandbox(level=level, workers=workers, test_s=total_s / 2, total_s=total_s).open()) as pool:
-        seconds = _time(partial(pool.run, batch))
+        seconds = time_call(partial(pool.run, batch))
         parents = [psutil.Process(worker.process.pid) for worker in pool.alive]
         jails = [process for parent in parents for process in (parent, *list_family(parent.pid))]
     left = len(wait_for_end(jails, 0.0))
@@ -131,12 +130,6 @@ def _time_endless_candidates(level: str, workers: int, looping: int) -> list[Fig
 def _make_executions(number: int, label: str, sharing: bool = False) -> list[Execution]:
     source = SOURCE.removeprefix("import os\n") if sharing else SOURCE
     return [Execution(source.format(f"{label} {k}"), "f", TEST) for k in range(number)]
-
-
-def _time(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def _peer_rate(workers: int, number: int, imports: str) -> float:
@@ -158,4 +151,4 @@ def _peer_rate(workers: int, number: int, imports: str) -> float:
 
     with ThreadPoolExecutor(workers) as threads:
         list(threads.map(run_candidate, range(workers)))
-        return number / _time(lambda: list(threads.map(run_candidate, range(number))))
+        return number / time_call(lambda: list(threads.map(run_candidate, range(number))))

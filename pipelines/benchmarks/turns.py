@@ -10,6 +10,13 @@ from rich.progress import track
 ResultT = TypeVar("ResultT")
 
 
+def time_call(run: Callable[[], object]) -> float:
+    """The seconds that a call takes."""
+    started = perf_counter()
+    run()
+    return perf_counter() - started
+
+
 def run_by_turns(ways: Sequence[Callable[[], ResultT]], rounds: int) -> list[list[tuple[float, ResultT]]]:
     """Run each way once in every round; return its seconds and its result, by round and way.
 

@@ -99,12 +99,13 @@ def launch_run(
 
 def _remove_run(store: RunStore) -> None:
     """Remove a run that has sampled nothing, also from its tracking store if that answers."""
-    uri = tracking_uri(store.config().tracking, store.path.parent)
+    tracking = store.config().tracking
+    uri = tracking_uri(tracking, store.path.parent)
     folder_id = find_folder_id(store.path)
     with hold_run(store):
         shutil.rmtree(store.path)
     with suppress(Unavailable):
-        delete_empty_run(uri, folder_id)
+        delete_empty_run(uri, tracking.experiment, folder_id)
 
 
 def resume_run(store: RunStore, from_stage: str | None, place: Place | None, *, local: bool) -> int:

@@ -140,7 +140,7 @@ def test_a_record_with_measurements_is_not_deleted(tmp_path: Path) -> None:
     tracker = MlflowTracker(TrackingConfig(uri=uri), root, "again", tmp_path / "again")
     tracker.metrics({"eval/return": 0.5}, 0)
     tracker.close("FINISHED")
-    delete_empty_run(uri, find_folder_id(tmp_path / "again"))
+    delete_empty_run(uri, "magrpo", find_folder_id(tmp_path / "again"))
     assert [run.info.run_name for run in MlflowClient(uri).search_runs(["1"])] == ["again"]
 
 

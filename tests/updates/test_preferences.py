@@ -17,7 +17,8 @@ from magrpo.algo.returns import preference_scores
 from magrpo.config.run import load_config
 from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.errors import ConfigError
-from magrpo.run.files import read_comparisons
+from magrpo.run.files import COMPARISONS
+from magrpo.run.store import read_records
 from magrpo.stages.credit import CreditRules, prefer_joint_actions
 from magrpo.types import Comparison, Sample
 from magrpo.updates.updater import Updater
@@ -189,7 +190,7 @@ def test_a_run_learns_preferences(tmp_path: Path) -> None:
     metrics = store.metrics(outcome.checkpoint)
     assert 0 < metrics["update/preference_loss"] < math.log(2)
     assert "update/main/clip_frac" not in metrics
-    assert len(read_comparisons(store.stage_folder("00001/credit"))) == 2
+    assert len(read_records(store.stage_folder("00001/credit") / COMPARISONS, Comparison)) == 2
 
 
 @pytest.mark.parametrize(

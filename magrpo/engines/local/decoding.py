@@ -86,7 +86,7 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
 def can_decode_apart(policy: Policy) -> bool:
     """Whether each agent has its own :func:`decoding_model`, on cores that several may share."""
     has_own = policy.dtype == torch.float32 or all(policy.lineup.holder(name) == name for name in policy.agents)
-    return policy.device.type == "cpu" and policy.shares_no_modules and has_own
+    return policy.device.type == "cpu" and has_own
 
 
 @torch.no_grad()
