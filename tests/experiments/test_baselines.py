@@ -326,6 +326,7 @@ def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) 
         (["a", "--partner", "b"], "need --baselines"),
         (["table", "--baselines", "all"], "run table does not train"),
         (["a", "--baselines", "all", "--partner", "c"], "no run 'c'"),
+        (["a", "--baselines", "single_grpo", "--single-run", "d"], "no run 'd'"),
         (["a", "--baselines", "all", "lora.rank=4", "--partner", "b"], "section lora differs"),
     ],
 )
@@ -351,9 +352,8 @@ def test_agents_that_shared_an_adapter_play_apart(root: Path) -> None:
 
 
 def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path) -> None:
-    config = str(root.parent / "run.toml")
-    turns = ["env.num_turns=2", "train.num_iterations=1", "rollout.termination_threshold=-1"]
-    assert main(["train", config, *turns, "--local", "--name", "turns"]) == 0
+    turns = ["env.num_turns=2", "rollout.termination_threshold=-1", "eval.num_samples=6"]
+    make_run(root.parent / "run.toml", root, turns, "turns")
     names = "magrpo,one_turn,two_turns,oracle_stop,retry"
     assert main(["evaluate", "turns", "--baselines", names, "--root", str(root), "--local", "--name", "stops"]) == 0
     rows = rows_of(root, "stops")

@@ -21,7 +21,7 @@ from magrpo.config.run import load_config
 from magrpo.config.study import StudyConfig
 from magrpo.errors import ConfigError
 from magrpo.experiments.study import Study, fix_study, load_study
-from magrpo.experiments.study_runs import run_study
+from magrpo.experiments.study_runs import execute_run, run_study
 from magrpo.process.children import list_family, wait_for_end
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.study import StudiedRun, StudyReport
@@ -176,10 +176,13 @@ def test_a_study_leaves_other_runs_alone(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- the runs
 def test_no_run_of_a_study_chooses_its_precision_by_measurement(tmp_path: Path) -> None:
-    path = write_study(tmp_path, ("seeds = [0, 1, 2]", 'seeds = [0]\nset = ["model.dtype=auto", "model.device=cpu"]'))
-    study = load(path)
-    run_study(study, Runner(), QUIET)
-    assert {study.find_store(name).config().model.dtype for _, _, name in study.list_reported()} == {"float32"}
+    measured = 'set = ["model.dtype=auto", "model.device=cpu"]'
+    study = load(write_study(tmp_path, ("seeds = [0, 1, 2]", f"seeds = [0]\n{measured}")))
+    fix_study(study)
+    run, *_ = study.list_pilots()
+    assert study.configure_run(run).model.dtype == "auto"
+    assert execute_run(study, Runner(), run) == ""
+    assert study.find_store(run.run_id).config().model.dtype == "float32"
 
 
 def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:

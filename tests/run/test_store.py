@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -253,21 +254,32 @@ def test_names_that_no_run_can_have(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("data", "message"),
     [
-        ("", "config.json cannot be read"),
-        ('{"agents": ', "config.json cannot be read"),
-        ("[1]", "config.json is not the configuration of a run"),
-        ("[" * 10**5, r"config.json cannot be read \(maximum recursion depth"),
-        ("9" * 5000, r"config.json cannot be read \(Exceeds the limit"),
-        ('{"agents": [], "train": {}, "later": 1}', "later: unknown key"),
-        ('{"agents": [], "train": {}, "optim": {"lr": NaN}}', "optim.lr: must be a finite number"),
+        (b"", " cannot be read"),
+        (b'{"agents": ', " cannot be read"),
+        (b"\xff{}", " cannot be read"),
+        (b"[1]", " is not the configuration of a run"),
+        (b"[" * 10**5, r" cannot be read \(maximum recursion depth"),
+        (b"9" * 5000, r" cannot be read \(Exceeds the limit"),
+        (b'{"agents": [], "train": {}, "later": 1}', "(?s:.*) later: unknown key"),
+        (b'{"agents": [], "train": {}, "optim": {"lr": NaN}}', r".* optim\.lr: must be a finite number"),
     ],
 )
-def test_a_configuration_that_is_damaged_is_named(store: RunStore, text: str, message: str) -> None:
-    (store.path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        store.config()
+def test_a_configuration_that_is_damaged_is_named(store: RunStore, data: bytes, message: str) -> None:
+    path = store.path / "config.json"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}{message}") as caught:
+        RunStore.open(store.path.parent, "run").config()
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(f"{path} ") for line in lines)
+    assert len(lines) == 1 or all("written by another version?" in line for line in lines), "one line for each mistake"
+
+
+def test_a_folder_in_place_of_a_configuration_is_no_run(store: RunStore) -> None:
+    (store.path / "config.json").mkdir()
+    with pytest.raises(ConfigError, match="no run 'run' in"):
+        RunStore.open(store.path.parent, "run")
 
 
 def _config(folder: Path) -> Path:

@@ -66,6 +66,7 @@ def test_episodes_of_different_lengths(lengths: Drawn, siblings: Siblings) -> No
     agrees(found, exact.flatten())
 
 
+@pytest.mark.slow
 def test_dividing_by_all_calls_would_not_be_the_gradient(lengths: Drawn) -> None:
     game, groups = lengths
     found = game.gradients(groups, "planner", per_calls_of_the_batch, MARLOO)
@@ -73,6 +74,7 @@ def test_dividing_by_all_calls_would_not_be_the_gradient(lengths: Drawn) -> None
         agrees(found, game.exact_gradient("planner").flatten())
 
 
+@pytest.mark.slow
 def test_dividing_by_the_calls_of_an_episode_would_raise_the_second_best_action(lengths: Drawn) -> None:
     game, groups = lengths
     found = game.gradients(groups, "planner", per_call_of_the_episode, MARLOO)
@@ -94,6 +96,7 @@ def test_an_agent_that_is_asked_never_once_or_twice(coder: Drawn, agent: str, si
     agrees(found, game.exact_gradient(agent).flatten())
 
 
+@pytest.mark.slow
 def test_dividing_by_the_calls_of_the_coder_would_not_be_the_gradient(coder: Drawn) -> None:
     game, groups = coder
     found = game.gradients(groups, "coder", per_calls_of_the_batch, MARLOO)

@@ -24,8 +24,7 @@ from magrpo.run.store import RunStore
 from magrpo.training import champion
 from magrpo.training.champion import RegistryError
 from magrpo.training.execute import Result, execute
-from magrpo.training.promotion import Promotion, Undo, undo_on_error
-from pipelines.cli import main
+from magrpo.training.promotion import Promotion, Undo, register_team, undo_on_error
 from pipelines.flows.train import undo_in_transaction
 from tests.pipelines.micro import write_config
 from tests.pipelines.receiver import receiving
@@ -36,22 +35,34 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.config, self.root = write_config(folder, iterations=1), folder / "runs"
+        self.finished: dict[str, Result] = {}
         for seed, name in enumerate(("one", "two")):
-            assert main(["train", str(self.config), f"train.seed={seed}", "--local", "--name", name]) == 0
+            RunStore.create(load_config(self.config, [f"train.seed={seed}"]), name)
+            self.finished[name] = execute(self.root, name, lambda stages: stages, {})
         self.uri = f"sqlite:///{self.root / 'mlflow.db'}"
         self.client = MlflowClient(self.uri, registry_uri=self.uri)
 
-    def finish(self, run: str, undo: Undo = undo_on_error, **registry: object) -> Result:
-        """The end of a run again, all of its stages reused, with another section ``registry``."""
+    def configure(self, run: str, **registry: object) -> RunStore:
+        """Give a run another section ``registry``."""
         store = RunStore.open(self.root, run)
         section = RegistryConfig.model_validate(registry)
         store.write_config(store.config().model_copy(update={"registry": section}))
-        return execute(self.root, run, lambda stages: stages, {}, undo, [Notices()])
+        return store
 
-    def promotion(self, run: str, model: str, undo: Undo = undo_on_error) -> Promotion:
-        promotion = self.finish(run, undo, model=model, promote=True).promotion
+    def finish(self, run: str, **registry: object) -> Promotion | None:
+        """The end of a run again, all of its stages reused, with another section ``registry``."""
+        self.configure(run, **registry)
+        return execute(self.root, run, lambda stages: stages, {}, undo_on_error, [Notices()]).promotion
+
+    def register(self, run: str, undo: Undo = undo_on_error, **registry: object) -> Promotion:
+        """The last step of a run alone, with another section ``registry``."""
+        result = self.finished[run]
+        promotion = register_team(self.configure(run, **registry), result.outcome, result.mlflow_run_id, undo)
         assert promotion is not None
         return promotion
+
+    def promote(self, run: str, model: str, undo: Undo = undo_on_error) -> Promotion:
+        return self.register(run, undo, model=model, promote=True)
 
     def champion(self, model: str) -> int | None:
         number = self.client.get_registered_model(model).aliases.get("champion")
@@ -84,9 +95,8 @@ def set_returns(value: float) -> Callable[[dict], None]:
 def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = world.finish("one", model="card")
-    promotion = result.promotion
-    assert promotion is not None
+    promotion = world.register("one", model="card")
+    result = world.finished["one"]
     assert (promotion.version, promotion.promoted, world.champion("card")) == (1, False, None)
     assert "registry.promote is off" in str(promotion)
     monkeypatch.chdir(tmp_path)
@@ -122,8 +132,9 @@ def test_the_first_team_is_the_champion_and_is_registered_and_told_once(
 ) -> None:
     with receiving() as receiver:
         monkeypatch.setenv("MAGRPO_NOTIFY_URLS", receiver.url)
-        first = world.promotion("one", "once")
-        again = world.promotion("one", "once")
+        first, again = (world.finish("one", model="once", promote=True) for _ in range(2))
+    assert first is not None
+    assert again is not None
     [notice] = receiver.posted
     assert notice["title"].endswith(" is now the champion")
     assert notice["reason"] == str(first)
@@ -132,26 +143,31 @@ def test_the_first_team_is_the_champion_and_is_registered_and_told_once(
     assert len(world.client.search_model_versions("name = 'once'")) == 1
 
 
-@pytest.mark.parametrize(("theirs", "promoted"), [(-1.0, True), (1.0, False)])
-def test_the_gate_opens_for_intervals_above_zero(world: World, theirs: float, promoted: bool) -> None:
-    model = f"gate-{theirs}"
-    world.promotion("one", model)
-    world.rewrite(model, 1, set_returns(theirs))
-    result = world.finish("two", model=model, promote=True)
-    assert result.promotion is not None
-    assert (result.promotion.promoted, result.promotion.champion) == (promoted, 1)
-    assert f"a 99.8 % interval {'above' if promoted else 'not above'} 0" in result.promotion.reason
+def assert_compared(world: World, promotion: Promotion, theirs: float) -> None:
+    """Version 2 of a model, the run ``two``, was compared with version 1, whose returns are all ``theirs``."""
+    promoted, model = promotion.promoted, promotion.model
+    assert (promotion.version, promotion.champion) == (2, 1)
+    assert f"a 99.8 % interval {'above' if promoted else 'not above'} 0" in promotion.reason
     assert world.champion(model) == (2 if promoted else 1)
     assert world.tags(model, 2)["verdict"] == ("promoted" if promoted else "not promoted")
-    assert world.tags(model, 2)["reason"] == result.promotion.reason
+    assert world.tags(model, 2)["reason"] == promotion.reason
+    result = world.finished["two"]
     mean = read_evaluation(result.store.folder(result.outcome.evaluations[1])).summary["test/sampled"]["return"].mean
-    assert f"by {100 * (mean - theirs):+.1f} [" in result.promotion.reason
+    assert f"by {100 * (mean - theirs):+.1f} [" in promotion.reason
+
+
+def test_the_gate_stays_closed_below_the_champion(world: World) -> None:
+    world.promote("one", "closed")
+    world.rewrite("closed", 1, set_returns(1.0))
+    promotion = world.promote("two", "closed")
+    assert not promotion.promoted
+    assert_compared(world, promotion, 1.0)
 
 
 def test_a_champion_that_was_evaluated_otherwise_stays(world: World) -> None:
-    world.promotion("one", "otherwise")
+    world.promote("one", "otherwise")
     world.rewrite("otherwise", 1, lambda facts: facts.update(protocol="another"))
-    promotion = world.promotion("two", "otherwise")
+    promotion = world.promote("two", "otherwise")
     assert not promotion.promoted
     assert "version 1 was evaluated under other settings, so the two cannot be compared" in promotion.reason
 
@@ -174,11 +190,11 @@ def fail_commit(
 
 
 @pytest.mark.parametrize("undo", [undo_on_error, undo_in_transaction])
-def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
+def test_the_gate_opens_above_the_champion_and_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
     world: World, undo: Undo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = f"fails-{undo.__name__}"
-    world.promotion("one", model)
+    world.promote("one", model)
     world.rewrite(model, 1, set_returns(-1.0))
     seen = []
 
@@ -189,25 +205,26 @@ def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
 
     full = OSError("the disk is full")
     with fail_commit(monkeypatch, is_promotion, full), pytest.raises(OSError, match="the disk is full"):
-        world.promotion("two", model, undo)
+        world.promote("two", model, undo)
     assert seen == [2]
     assert world.champion(model) == 1
     assert world.tags(model, 2)["verdict"] == "undone"
-    assert world.promotion("two", model, undo).promoted
-    assert world.champion(model) == 2
+    promotion = world.promote("two", model, undo)
+    assert promotion.promoted
+    assert_compared(world, promotion, -1.0)
 
 
 def test_a_kill_after_the_alias_moved_loses_and_repeats_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.promotion("one", "killed")
+    world.promote("one", "killed")
     world.rewrite("killed", 1, set_returns(-1.0))
 
     def is_promotion(_: RunStore, name: str) -> bool:
         return name.endswith("promote")
 
     with fail_commit(monkeypatch, is_promotion, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
-        world.promotion("two", "killed", lambda _: nullcontext())
+        world.promote("two", "killed", lambda _: nullcontext())
     assert world.champion("killed") == 2
-    promotion = world.promotion("two", "killed")
+    promotion = world.promote("two", "killed")
     assert (promotion.version, promotion.promoted, promotion.champion) == (2, True, 1)
     assert "by +" in promotion.reason
 
@@ -217,10 +234,10 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     config = store.config()
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
     store.write_config(config.model_copy(update={"tracking": away}))
-    assert world.finish("one", model="away").promotion is None
+    assert world.finish("one", model="away") is None
     assert "to register later: magrpo resume one" in caplog.text
     store.write_config(config)
-    assert world.finish("one", model="away").promotion is not None
+    assert world.finish("one", model="away") is not None
 
 
 # ------------------------------------------------------------------------------------------ starting from the champion
@@ -236,7 +253,7 @@ def adapter(folder: Path) -> bytes:
 
 
 def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.promotion("one", "start")
+    world.promote("one", "start")
     result = begun(world, "from-champion", "registry.model=start")
     assert "the agents start from version 1 of start, the champion at that time" in capsys.readouterr().out
     weights = result.store.folder(result.outcome.checkpoint) / "weights"
@@ -244,7 +261,7 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: 
     assert adapter(weights) == adapter(one)
     assert result.promotion is None
     world.rewrite("start", 1, set_returns(-1.0))
-    assert world.promotion("two", "start").promoted
+    assert world.promote("two", "start").promoted
     again = execute(world.root, "from-champion", lambda stages: stages, {})
     assert again.outcome == result.outcome
     assert json.loads((result.store.path / "start.json").read_text()) == {"model": "start", "version": 1}
@@ -253,7 +270,7 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: 
 
 
 def test_a_kill_while_a_run_takes_the_champion_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.promotion("one", "killed-start")
+    world.promote("one", "killed-start")
     overrides = ["registry.continue_from_champion=true", "registry.model=killed-start"]
     store = RunStore.create(load_config(world.config, overrides), "killed-start")
 
@@ -280,7 +297,7 @@ def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Pa
         ConfigError, match=r"agent 'main': start_from cannot be combined with registry.continue_from_champion"
     ):
         begun(world, "both", "registry.model=others", f"agents.1.start_from={tmp_path}")
-    world.promotion("one", "others")
+    world.promote("one", "others")
     with pytest.raises(
         ConfigError, match="version 1 of others has the agents helper, main, but this run has helper, second"
     ):

@@ -15,7 +15,7 @@ from magrpo.export.team import TrainedTeam
 from magrpo.run.files import EVALUATION, OPTIMIZER, read_evaluations
 from magrpo.run.manifest import MANIFEST
 from magrpo.run.rewind import steps_to_repeat
-from magrpo.run.store import CONFIG, RunStore
+from magrpo.run.store import RunStore
 from magrpo.training.loop import run_steps
 from magrpo.training.recorder import RunRecorder
 from pipelines.cli import main
@@ -82,7 +82,6 @@ def keep_until(store: RunStore, last: str) -> None:
     ("last", "damaged", "file"),
     [
         ("00003/credit", "00003/credit", "main.jsonl.gz"),
-        ("00003/rollout.0", "00003/rollout.0", "groups.jsonl.gz"),
         ("00003/credit", "00000/prepare", "train.jsonl.gz"),
         ("00003/credit", "00000/evaluate", EVALUATION),
     ],
@@ -169,20 +168,3 @@ def test_a_damaged_evaluation_is_named_by_its_readers(copy: RunStore) -> None:
     flip_byte(folder / EVALUATION)
     with pytest.raises(ConfigError, match=f"^{re.escape(str(folder))}: {EVALUATION} is damaged; "):
         read_evaluations(copy)
-
-
-@pytest.mark.parametrize("damage", ["truncated", "empty", "not UTF-8", "a list"])
-def test_a_damaged_configuration_is_named(copy: RunStore, damage: str) -> None:
-    path = copy.path / CONFIG
-    data = path.read_bytes()
-    path.write_bytes({"truncated": data[:100], "empty": b"", "not UTF-8": b"\xff" + data, "a list": b"[]"}[damage])
-    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))} ") as caught:
-        RunStore.open(copy.path.parent, copy.run_id).config()
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_a_configuration_that_is_missing_is_no_run(runs: Runs, copy: RunStore) -> None:
-    (copy.path / CONFIG).unlink()
-    (copy.path / CONFIG).mkdir()
-    with pytest.raises(ConfigError, match="no run 'copy' in"):
-        RunStore.open(runs.root, "copy")

@@ -50,11 +50,10 @@ class Reached(Exception):
     """The loop would begin."""
 
 
-@pytest.mark.parametrize(("warmup", "warned"), [(5, True), (2, False)])
 def test_a_run_that_ends_during_warm_up_says_so_when_it_starts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, warmup: int, warned: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = load_config(write_config(tmp_path, iterations=2), ["optim.lr=0.01", f"optim.warmup_iterations={warmup}"])
+    config = load_config(write_config(tmp_path, iterations=2), ["optim.lr=0.01", "optim.warmup_iterations=5"])
     store = RunStore.create(config, "short")
 
     def begin(_: RunStep) -> RunStep:
@@ -62,8 +61,6 @@ def test_a_run_that_ends_during_warm_up_says_so_when_it_starts(
 
     with pytest.raises(Reached):
         execute(store.path.parent, "short", begin, {})
-    said = (
+    assert (
         "optim.warmup_iterations = 5 exceeds train.num_iterations = 2: the learning rate ends at 0.004, below its peak"
-    )
-    assert (said in caplog.text) == warned
-    assert ("warmup" in caplog.text) == warned
+    ) in caplog.text

@@ -79,7 +79,9 @@ def test_a_stage_that_is_still_to_come(runs: Runs, tmp_path: Path) -> None:
     assert steps_to_repeat(store, config, "prepare") == []
 
 
-@pytest.mark.parametrize("stage", ["update:2", pytest.param("rollout.0:1", marks=pytest.mark.slow), "evaluate:0"])
+@pytest.mark.parametrize(
+    "stage", ["update:2", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("rollout.0:1", "evaluate:0"))]
+)
 def test_going_on_from_a_stage_ends_where_the_run_had_ended(
     runs: Runs, stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,8 +53,14 @@ def share_passed(gain: float, worlds: int) -> float:
     return float(np.mean([play_world(0.95, rng, gain, teams=1)[0] for _ in range(worlds)]))
 
 
-def test_one_of_thirty_equal_teams_is_hardly_ever_crowned() -> None:
-    assert chance_of_one(alike=1.0, worlds=12) < 0.1
+@pytest.mark.parametrize(("errors", "passes"), [(2.95, False), (3.25, True)])
+def test_a_lead_passes_from_three_standard_errors_on(errors: float, passes: bool) -> None:
+    """Of a normal mean, 99.8 % lie within 3.09 standard errors."""
+    deviations = np.tile([1.0, -1.0], PROBLEMS // 2)
+    leads = 0.1 * (errors / np.sqrt(PROBLEMS) + deviations)
+    lead = lead_over({str(i): float(one) for i, one in enumerate(leads)}, {str(i): 0.0 for i in range(PROBLEMS)})
+    assert lead is not None
+    assert lead.passes == passes
 
 
 def test_a_team_that_is_better_is_crowned() -> None:

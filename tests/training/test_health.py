@@ -14,13 +14,18 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from rich.console import Console
 
 from magrpo.config.run import load_config
 from magrpo.plugins import Plugin
 from magrpo.reports.health import list_findings
-from magrpo.reports.verdict import read_verdict
+from magrpo.reports.verdict import judge_evaluations, read_verdict
 from magrpo.run.files import read_evaluations
 from magrpo.run.store import RunStore
+from magrpo.sandboxes.none import NoSandbox
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.evaluate import evaluate
+from magrpo.training.closing import print_answers, print_verdict
 from magrpo.types import (
     Action,
     Execution,
@@ -34,7 +39,7 @@ from magrpo.types import (
     Split,
 )
 from pipelines.cli import main
-from tests.fakes import ScriptedEngine
+from tests.fakes import ScriptedEngine, render
 from tests.pipelines.micro import write_config
 from tests.reports.pages import Page
 from tests.tiny import tiny_base, tiny_config
@@ -127,13 +132,6 @@ class Copying(Plugin):
         return WritingEngine(POST, cut=True)
 
 
-class Praising(Plugin):
-    """Agents that learn words of praise, which fit any post."""
-
-    def open(self, host: object) -> WritingEngine:
-        return WritingEngine(PRAISE)
-
-
 class Honest(Plugin):
     """Agents that learn to write more of their own."""
 
@@ -141,9 +139,8 @@ class Honest(Plugin):
         return WritingEngine(OWN, begins_anywhere=True)
 
 
-def train(folder: Path, engine: str, iterations: int = 5, overrides: Sequence[str] = ()) -> RunStore:
-    """Train by the command, and return the run."""
-    tiny_base(folder / "base", tiny_config(max_length=256))
+def write_authors_config(folder: Path, engine: str, iterations: int = 5) -> Path:
+    """Write the configuration of a run whose agents are played by ``engine``."""
     path = write_config(folder, iterations)
     text = path.read_text()
     here = "tests.training.test_health"
@@ -161,6 +158,13 @@ def train(folder: Path, engine: str, iterations: int = 5, overrides: Sequence[st
         assert old in text
         text = text.replace(old, new)
     path.write_text(text)
+    return path
+
+
+def train(folder: Path, engine: str, iterations: int = 5, overrides: Sequence[str] = ()) -> RunStore:
+    """Train by the command, and return the run."""
+    tiny_base(folder / "base", tiny_config(max_length=256))
+    path = write_authors_config(folder, engine, iterations)
     assert main(["train", str(path), *overrides, "--name", "run", "--local"]) == 0
     return RunStore.open(folder / "runs", "run")
 
@@ -215,14 +219,28 @@ def test_a_gamed_run_says_so_in_all_places(gamed: tuple[RunStore, str], capsys: 
     assert f"- warning: {WARNING}" in run.data.tags["mlflow.note.content"]
 
 
-def test_a_run_whose_texts_leave_their_prompt_and_grow_alike_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = train(tmp_path, "Praising")
-    closing = capsys.readouterr().out
-    verdict = read_verdict(store)
-    assert verdict is not None
+def test_texts_that_leave_their_prompt_and_grow_alike_are_told(tmp_path: Path) -> None:
+    """Of agents that learn words of praise, which fit any post."""
+    config = load_config(write_authors_config(tmp_path, "Honest"), [])
+    team, splits, engine = Team.of(config), config.problems.load(), WritingEngine(PRAISE)
+    reports = [
+        evaluate(
+            team,
+            Backend(engine=engine.serve(iterations, {}), sandbox=NoSandbox().open(), render=render),
+            splits,
+            config.seeded_eval(),
+            config.rollout,
+            iterations,
+        )[0]
+        for iterations in (0, 5)
+    ]
+    verdict = judge_evaluations(reports, config)
     assert verdict.word == "better with reservations"
+    console = Console(width=120, file=io.StringIO())
+    print_answers([], config, reports, console)
+    print_verdict([], config, reports, console)
+    closing = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"result:  {verdict.sentence}\n" in closing
     for agent in ("summary", "elaboration"):
         assert re.search(
             rf"{agent}'s answers leave their prompt: it has (1|2)\d% of their long words, [89]\d% before training",

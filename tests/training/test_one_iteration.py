@@ -1,4 +1,4 @@
-"""The example on one page runs, trains every agent, and repeats bit for bit."""
+"""The example on one page runs and trains every agent; ``tests/gateway/test_equal_results.py`` repeats it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def test_one_iteration_changes_the_weights_of_both_agents(capsys: pytest.Capture
     for agent in ("helper", "main"):
         assert metrics[f"update/{agent}/grad_norm"] > 0
         assert f"{agent}: groups without signal" in shown
-    assert run_once(config).metrics == metrics
 
 
 @pytest.mark.parametrize(

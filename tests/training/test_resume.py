@@ -45,13 +45,15 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_after_commit() -> None:
-    """As soon as the output of a step is in place."""
+def die_after_commit(folder: str = "") -> None:
+    """As soon as the output of the step in ``folder`` is in place; without it, that of any step."""
     commit = RunStore.commit
 
-    def commit_and_die(*arguments: object) -> None:
-        commit(*arguments)  # type: ignore[arg-type]
-        die()
+    def commit_and_die(store: RunStore, name: str, *rest: object) -> object:
+        pointer = commit(store, name, *rest)  # type: ignore[arg-type]
+        if folder in ("", name):
+            die()
+        return pointer
 
     RunStore.commit = commit_and_die  # type: ignore[method-assign,assignment]
 
@@ -254,29 +256,46 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     committed = {path.parent.name for path in store.path.glob(f"stages/*/*/{MANIFEST}")}
     folders = {part for path in tracked["artifacts"] for part in Path(path).parts}
     assert committed - {"prepare", "update"} <= folders
-    assert {
-        "problems",
-        "checkpoints",
-        "adapter_model.safetensors",
-        "report.html",
-        "report.json",
-    } <= folders
+    assert "adapter_model.safetensors" in folders
+    top = {Path(path).parts[0] for path in tracked["artifacts"]}
+    assert top == {"checkpoints", "problems", "report", "report.html", "stages"}
+    assert [path for path in tracked["artifacts"] if path.startswith("report/")] == ["report/report.json"]
 
 
-def test_killed_after_every_stage(runs: Runs) -> None:
-    """Each process gets one stage further."""
-    stages = len(runs.metrics("whole"))
-    assert stages == 13
+def test_level_and_statistics_of_the_sandbox_are_recorded(runs: Runs) -> None:
+    assert runs.log("whole").read_text().count("sandbox: none, programs run unprotected") == 1
+    data = runs.mlflow_run("whole").data
+    assert data.tags["sandbox.level"] == "none"
+    names = ("executions", "candidates_per_s", "timeout_frac", "crash_frac", "memory_frac", "infra_error_frac", "level")
+    assert {f"sandbox/{name}" for name in names} | {"eval/sandbox/infra_error_frac"} <= data.metrics.keys()
+    assert data.metrics["sandbox/level"] == 0.0
+
+
+EVERY = (
+    *("00000/prepare", "00000/update", "00000/evaluate"),
+    *(f"0000{number}/{stage}" for number in (1, 2) for stage in ("rollout.0", "score.0", "credit", "update")),
+    *("00002/evaluate", "00002/report"),
+)
+SOME = ("00000/prepare", "00000/evaluate", "00001/score.0", "00001/update", "00002/update", *EVERY[-2:])
+"""One boundary of each kind: the next process makes the weights, samples, credits, samples from trained weights, prunes
+and evaluates, reports, or only ends."""
+
+
+@pytest.mark.parametrize("folders", [SOME, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["some", "every"])
+def test_killed_after_stages(runs: Runs, folders: Sequence[str]) -> None:
+    """Each process goes on where the one before was killed."""
+    assert set(EVERY) == runs.metrics("whole").keys()
+    name = f"after-{len(folders)}"
     kept: dict[str, dict[str, float]] = {}
-    for done in range(1, stages + 1):
-        assert runs.train("every", die_after_commit) == -signal.SIGKILL
-        now = runs.metrics("every")
-        assert len(now) == done
-        assert now.items() >= kept.items()
+    for folder in folders:
+        assert runs.train(name, partial(die_after_commit, folder)) == -signal.SIGKILL
+        now = runs.metrics(name)
+        assert now.keys() == set(EVERY[: EVERY.index(folder) + 1])
+        assert now.items() >= kept.items(), "a committed stage was done again"
         kept = now
-    assert runs.train("every") == 0
-    assert runs.metrics("every") == kept
-    assert_same(runs, "every")
+    assert runs.train(name) == 0
+    assert runs.metrics(name) == kept
+    assert_same(runs, name)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +305,7 @@ def test_killed_after_every_stage(runs: Runs) -> None:
         pytest.param(die_at_work, "score.0", marks=pytest.mark.slow),
         (die_at_work, "update"),
         pytest.param(die_at_work, "evaluate", marks=pytest.mark.slow),
-        (die_before_rename, "update"),
+        pytest.param(die_before_rename, "update", marks=pytest.mark.slow),
     ],
 )
 def test_killed_inside_a_stage(runs: Runs, killer: Callable[[str], None], stage: str) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from prefect.client.schemas.objects import TaskRun
+from prefect.states import Failed
 
 from magrpo.config.run import load_config
 from magrpo.engines import EngineError
@@ -19,9 +21,11 @@ from magrpo.run import steps
 from magrpo.run.files import GROUPS, SCORES, read_groups, samples_file, write_scores
 from magrpo.run.steps import STAGES, StageSpec, Step
 from magrpo.run.store import RunStore
+from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.types import Action, Request
 from pipelines.cli import main
+from pipelines.flows.train import is_transient
 from tests import plugins
 from tests.fakes import ScriptedEngine
 from tests.memory_tracker import MemoryTracker
@@ -66,6 +70,15 @@ def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
         assert store.metrics(stages.run_step(Step("evaluate", 0), inputs))["eval/generated_tokens"] > 0
         assert len(OPENED) == 2
     assert OPENED[1].closed
+
+
+@pytest.mark.parametrize(("error", "again"), [(SandboxDied("no jail"), True), (SandboxError("no level works"), False)])
+def test_a_sandbox_that_died_is_tried_again_and_one_that_was_refused_is_not(
+    error: SandboxError, again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = TaskRun(name="00001/score.0", task_key="score", dynamic_key="0")
+    assert is_transient(None, run, Failed(data=error)) is again
+    assert ("00001/score.0 failed, retrying: no jail" in caplog.text) is again
 
 
 EVENTS: list[str] = []

@@ -55,53 +55,51 @@ def metrics_of(config: Path, *overrides: str) -> dict[str, float]:
     return {key: value for step, metrics in tracker.history for key, value in metrics.items() if step == 2}
 
 
-@pytest.mark.parametrize(
-    ("estimator", "norm"),
-    [("marloo", "token_mean"), ("maremax", "dr_grpo"), ("mareinforce", "sequence_sum")],
-)
-def test_estimators_and_loss_norms(config: Path, estimator: str, norm: str) -> None:
-    metrics = metrics_of(config, f"algo.estimator={estimator}", f"algo.loss_norm={norm}")
+def metrics_of_one_step(config: Path, estimator: str, norm: str, *overrides: str) -> dict[str, float]:
+    """As :func:`metrics_of`; without the metrics of several epochs, of crossing and of a lag."""
+    metrics = metrics_of(config, f"algo.estimator={estimator}", f"algo.loss_norm={norm}", *overrides)
     assert metrics["credit/main/advantage_std"] > 0
-    assert "update/main/clip_frac" not in metrics
-    assert "credit/main/influence" not in metrics
+    absent = ("clip_frac", "influence", "lag", "importance")
+    assert [key for key in metrics if any(part in key for part in absent)] == []
+    return metrics
 
 
-def test_normalize(config: Path) -> None:
-    assert metrics_of(config, "algo.normalize=std")["credit/main/advantage_std"] <= 1 + 1e-6
+def test_marloo_and_a_mean_over_tokens(config: Path) -> None:
+    assert "update/main/kl" not in metrics_of_one_step(config, "marloo", "token_mean")
 
 
-def test_gamma_over_two_turns(config: Path) -> None:
-    metrics = metrics_of(config, "env.num_turns=2", "rollout.tree=full", "rollout.branching=2", "algo.gamma=0.5")
-    first, second = metrics["reward/joint_turn_1"], metrics["reward/joint_turn_2"]
-    assert first < metrics["reward/return"] <= first + 0.5 * 2.0
-    assert second > 0
+def test_maremax_and_dr_grpo_with_beta_and_the_importance_cap(config: Path) -> None:
+    options = ["algo.beta=0.1", "algo.importance_cap=2.0"]
+    assert metrics_of_one_step(config, "maremax", "dr_grpo", *options)["update/main/kl"] > 0
 
 
-@pytest.mark.parametrize(("pairs", "joint_actions"), [("", 16), ("rollout.crossed_pairs=8", 8)])
-def test_crossed(config: Path, pairs: str, joint_actions: int) -> None:
-    metrics = metrics_of(config, "rollout.joint_mode=crossed", *filter(None, [pairs]))
-    assert metrics["rollout/joint_actions"] == 2 * joint_actions  # two problems
-    assert 0 <= metrics["credit/main/influence"] <= 1
+def test_mareinforce_and_sums_with_a_kept_support_which_leaves_no_gap_between_engine_and_trainer(config: Path) -> None:
+    options = ["rollout.top_p=0.7", "rollout.keep_support=true"]
+    assert metrics_of_one_step(config, "mareinforce", "sequence_sum", *options)["update/main/sampling_gap"] < 1e-4
 
 
-def test_beta_and_the_importance_cap(config: Path) -> None:
-    assert metrics_of(config, "algo.beta=0.1", "algo.importance_cap=2.0")["update/main/kl"] > 0
-
-
-def test_a_kept_support_leaves_no_gap_between_engine_and_trainer(config: Path) -> None:
-    assert metrics_of(config, "rollout.top_p=0.7", "rollout.keep_support=true")["update/main/sampling_gap"] < 1e-4
-
-
-def test_one_adapter_for_both_agents(config: Path) -> None:
-    metrics = metrics_of(config, "agents.0.weights=shared", "agents.1.weights=shared")
+def test_normalize_with_one_adapter_for_both_agents(config: Path) -> None:
+    metrics = metrics_of(config, "algo.normalize=std", "agents.0.weights=shared", "agents.1.weights=shared")
+    assert metrics["credit/main/advantage_std"] <= 1 + 1e-6
     first, second = (agent.name for agent in load_config(config).agents)
     assert metrics[f"update/{first}/tokens"] > 0
     assert f"update/{second}/tokens" not in metrics
 
 
-def test_several_epochs_clip(config: Path) -> None:
-    metrics = metrics_of(config, "algo.update_epochs=3", "algo.clip_low=0.01", "algo.clip_high=0.01", "optim.lr=0.05")
+def test_crossed_pairs(config: Path) -> None:
+    metrics = metrics_of(config, "rollout.joint_mode=crossed", "rollout.crossed_pairs=8")
+    assert metrics["rollout/joint_actions"] == 2 * 8  # two problems
+    assert 0 <= metrics["credit/main/influence"] <= 1
+
+
+def test_several_epochs_clip_and_gamma_over_two_turns(config: Path) -> None:
+    clip = ["algo.update_epochs=3", "algo.clip_low=0.01", "algo.clip_high=0.01", "optim.lr=0.05"]
+    tree = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=2", "algo.gamma=0.5"]
+    metrics = metrics_of(config, *clip, *tree)
     assert metrics["update/main/clip_frac"] > 0
+    first, second = metrics["reward/joint_turn_1"], metrics["reward/joint_turn_2"]
+    assert first < metrics["reward/return"] <= first + 0.5 * 2.0
+    assert second > 0
 
 
 def test_several_epochs_clip_whole_completions(config: Path) -> None:
