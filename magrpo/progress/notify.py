@@ -14,7 +14,7 @@ from typing import Literal
 
 from magrpo.config.services import NotifyConfig, make_apprise
 from magrpo.files.writing import atomic_write
-from magrpo.progress.state import Attempt, RunState, describe_error
+from magrpo.progress.state import Attempt, RunState, describe_error, was_refused
 from magrpo.reports.verdict import read_verdict
 from magrpo.run.files import read_place
 from magrpo.run.steps import Step
@@ -51,7 +51,7 @@ class Notices:
                 self._failure = json.loads(self._file.read_bytes())["failed"]
             if self._failure is None:
                 self._failure = _KILLED
-                self._send("failure", RunState.read(attempt.store), _KILLED)
+                self._send("failure", RunState.read(attempt.store), _KILLED, attempt.resume_command)
         self._write_file(None)
 
     def step_finished(self, step: Step) -> None:
@@ -64,7 +64,9 @@ class Notices:
         if error is not None and type(error) is not KeyboardInterrupt:  # after Ctrl-C a person is watching
             reason = describe_error(error)
             self._write_file(reason)
-            self._send("failure", RunState.read(self._attempt.store), reason)
+            store = self._attempt.store
+            resume = "" if was_refused(store, error) else self._attempt.resume_command
+            self._send("failure", RunState.read(store), reason, resume)
         elif error is not None and self._failure is not None:
             self._write_file(self._failure)
         else:
@@ -86,7 +88,7 @@ class Notices:
     def _write_file(self, failed: str | None) -> None:
         atomic_write(self._file, json.dumps({"failed": failed}).encode())
 
-    def _send(self, event: Event, state: RunState, reason: str) -> None:
+    def _send(self, event: Event, state: RunState, reason: str, resume: str = "") -> None:
         store, notify = self._attempt.store, self._attempt.notify
         command, address = self._attempt.mlflow_page()
         verdict = read_verdict(store)
@@ -99,7 +101,7 @@ class Notices:
             "reason": reason,
             "returns": state.describe_returns() or "none measured yet",
             "verdict": "" if verdict is None else verdict.sentence,
-            "resume": self._attempt.resume_command if event == "failure" else "",
+            "resume": resume,
             "mlflow": f"{command}, then {address}" if command else address,
             "prefect": self._page or "",
         }

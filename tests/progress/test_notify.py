@@ -25,8 +25,7 @@ from magrpo.rewards.coding import CodingReward
 from magrpo.run.config_diff import flatten_config
 from magrpo.run.store import RunStore
 from pipelines.commands.dry_run import show_plan
-from tests.pipelines.flows.test_train import fail
-from tests.pipelines.micro import command, write_config
+from tests.pipelines.micro import command, fail_stage, write_config
 from tests.pipelines.receiver import Receiver, receiving
 
 FIELDS = {"event": "failure", "run_id": "r", "stage": "update, iteration 3 of 20", "reason": "ValueError: {{name}}"}
@@ -49,7 +48,7 @@ def notify(url: str) -> None:
 
 def fail_untold(url: str) -> None:
     notify(url)
-    fail("update", 1, ValueError)
+    fail_stage("update", 1, ValueError)
 
 
 def test_an_unreachable_service_changes_nothing_and_recovery_is_told(tmp_path: Path) -> None:
@@ -115,6 +114,18 @@ def test_a_signal_is_told_and_ctrl_c_is_not(config: RunConfig, error: BaseExcept
     ):
         raise error
     assert [notice["reason"] for notice in receiver.posted] == told
+
+
+def test_a_run_that_is_refused_before_it_sampled_is_told_without_a_command_to_resume_it(config: RunConfig) -> None:
+    """Its folder is deleted."""
+    with receiving() as receiver:
+        attempt = make_attempt(config, receiver)
+        with pytest.raises(ConfigError), observe_attempt(attempt, [Notices()]):
+            raise ConfigError("the prompt is too long")
+        with pytest.raises(OSError, match="disk"), observe_attempt(attempt, [Notices()]):
+            raise OSError("the disk is full")
+    assert [posted.get("resume", "") for posted in receiver.posted] == ["", attempt.resume_command]
+    assert "the prompt is too long" in receiver.posted[0]["reason"]
 
 
 def test_a_service_that_refuses_or_hangs_is_one_warning(
