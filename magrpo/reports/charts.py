@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from magrpo.interfaces import Reward
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
 from magrpo.types import EvalReport, EvalRow, Interval
 
@@ -88,11 +89,6 @@ def _sampled_rows(report: EvalReport, split: str) -> Iterator[EvalRow]:
     return (row for row in report.rows if row.split == split and row.mode == MODE)
 
 
-def _percent(parts: Mapping[str, float], maxima: Mapping[str, float]) -> float:
-    """Return the joint reward in percent of its maximum."""
-    return 100 * sum(parts.values()) / sum(maxima.values())
-
-
 # -------------------------------------------------------------------------------------------------- learning curves
 def learning_panels(
     reports: Sequence[EvalReport],
@@ -144,9 +140,9 @@ def _draw_series(axes: Axes, series: Mapping[str, Sequence[Point]], unit: str) -
         axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def describe_scatter(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> str:
+def describe_scatter(reports: Sequence[EvalReport], reward: Reward) -> str:
     """Count the held-out problems that gained and lost: ``80 of 96 held-out problems improved, 3 got worse``."""
-    before, after = (_problem_returns(report, "test", maxima) for report in (reports[0], reports[-1]))
+    before, after = (_problem_returns(report, "test", reward) for report in (reports[0], reports[-1]))
     changes = [round(value - before[task_id], 6) for task_id, value in after.items() if task_id in before]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     return f"{gained} of {len(changes)} held-out problems improved, {lost or 'none'} got worse"
@@ -264,7 +260,7 @@ def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collecti
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn
-def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
+def turn_panels(reports: Sequence[EvalReport], reward: Reward) -> list[Panel]:
     """Draw the return of the first turn against the last for every sampled trajectory, before and after training.
 
     One panel for each split. Where trajectories have one turn, it shows each problem's mean return before training
@@ -276,13 +272,13 @@ def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> l
 
     def draw_turns(axes: Axes, split: str) -> None:
         if len(reports) > 1:
-            _draw_points(axes, _turn_points(before, split, maxima), BEFORE, "before training", hollow=True)
+            _draw_points(axes, _turn_points(before, split, reward), BEFORE, "before training", hollow=True)
         label = "after training" if len(reports) > 1 else "trajectories"
-        _draw_points(axes, _turn_points(after, split, maxima), AFTER, label)
+        _draw_points(axes, _turn_points(after, split, reward), AFTER, label)
         _finish_scatter(axes, "turn 1", f"turn {last}")
 
     def draw_problems(axes: Axes, split: str) -> None:
-        x, y = _problem_returns(before, split, maxima), _problem_returns(after, split, maxima)
+        x, y = _problem_returns(before, split, reward), _problem_returns(after, split, reward)
         _draw_points(axes, [(x[task_id], y[task_id]) for task_id in x if task_id in y], AFTER, "problem")
         _finish_scatter(axes, "before training", "after training")
 
@@ -295,15 +291,15 @@ def longest_episode(reports: Sequence[EvalReport]) -> int:
     return max(len(row.parts) for report in (reports[0], reports[-1]) for row in report.rows)
 
 
-def _turn_points(report: EvalReport, split: str, maxima: Mapping[str, float]) -> list[Point]:
+def _turn_points(report: EvalReport, split: str, reward: Reward) -> list[Point]:
     rows = _sampled_rows(report, split)
-    return [(_percent(row.parts[0], maxima), _percent(row.parts[-1], maxima)) for row in rows]
+    return [(100 * reward.fraction(row.returns[0]), 100 * reward.fraction(row.returns[-1])) for row in rows]
 
 
-def _problem_returns(report: EvalReport, split: str, maxima: Mapping[str, float]) -> dict[str, float]:
+def _problem_returns(report: EvalReport, split: str, reward: Reward) -> dict[str, float]:
     returns = defaultdict(list)
     for row in _sampled_rows(report, split):
-        returns[row.task_id].append(_percent(row.parts[-1], maxima))
+        returns[row.task_id].append(100 * reward.fraction(row.returns[-1]))
     return {task_id: fmean(values) for task_id, values in returns.items()}
 
 

@@ -217,13 +217,13 @@ class RunReport(EvaluatedRun):
 
     def _draw_scatter(self) -> PageSection:
         """Draw the first turn against the last; with one turn, each problem before training against after."""
-        maxima = self.config.reward.maxima
+        reward = self.config.reward
         turns = charts.longest_episode(self.reports)
-        panels = charts.turn_panels(self.reports, maxima)
+        panels = charts.turn_panels(self.reports, reward)
         note = "The area of a point shows how many trajectories or problems coincide there."
         if turns > 1:
             return PageSection(Pictures(f"Turn 1 against turn {turns}", panels, note), folded=len(self.reports) > 1)
-        finding = charts.describe_scatter(self.reports, maxima)
+        finding = charts.describe_scatter(self.reports, reward)
         return PageSection(Pictures("Problem by problem", panels, note), finding, folded=True)
 
     def _collect_figures(self) -> dict[str, object]:

@@ -31,7 +31,6 @@ class Outcome:
     checkpoint: Pointer
     evaluations: dict[int, Pointer]
     """Evaluations by iteration, ascending; empty for a run of baselines, whose rows are in the report."""
-    report: Pointer
 
 
 def run_steps(
@@ -68,7 +67,7 @@ def run_steps(
                     every = steps(config)
                     waiting = deque(every[every.index(step) + 1 :])
     pointers = outputs.pointers
-    return Outcome(pointers[every[0].folder], pointers[checkpoint], evaluations, pointers[every[-1].folder])
+    return Outcome(pointers[every[0].folder], pointers[checkpoint], evaluations)
 
 
 def _end_training(config: RunConfig, store: RunStore, iteration: int) -> RunConfig:

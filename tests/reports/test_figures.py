@@ -17,9 +17,18 @@ from rich.console import Console
 from magrpo.reports.charts import Panel, _spread, learning_panels, render_svg, turn_panels
 from magrpo.reports.figures import closing_table, format_tested_difference
 from magrpo.reports.page import ReportTable, print_tables
+from magrpo.rewards.returned import ReturnedReward
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
 MAXIMA = {"structure": 1.0, "tests": 3.0}
+
+
+class ScaledParts(ReturnedReward):
+    def fraction(self, total: float) -> float:
+        return total / 10 / sum(MAXIMA.values())
+
+
+REWARD = ScaledParts()
 
 
 def draw(panel: Panel) -> Axes:
@@ -30,7 +39,7 @@ def draw(panel: Panel) -> Axes:
 
 def _row(task_id: str, *turns: tuple[float, float], split: Split = "test", index: int = 0) -> EvalRow:
     parts = tuple({"structure": structure, "tests": tests} for structure, tests in turns)
-    returns = tuple(10 * (structure + tests) for structure, tests in turns)  # a reward with scale = 10
+    returns = tuple(10 * (structure + tests) for structure, tests in turns)
     return EvalRow(task_id, split, "sampled", index, returns, parts, (False,) * len(turns), {}, {}, 7)
 
 
@@ -86,7 +95,7 @@ def test_learning_curves_show_percent_over_iterations() -> None:
 
 
 def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
-    [axes] = map(draw, turn_panels(TWO_TURNS, MAXIMA))
+    [axes] = map(draw, turn_panels(TWO_TURNS, REWARD))
     before, _, after, _ = axes.collections
     assert sorted(map(tuple, before.get_offsets().tolist())) == [(0, 25), (25, 50)]
     assert sorted(map(tuple, after.get_offsets().tolist())) == [(25, 100), (100, 100)]
@@ -96,14 +105,14 @@ def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
 
 
 def test_with_one_turn_problems_are_set_before_against_after() -> None:
-    [axes] = map(draw, turn_panels(ONE_TURN, MAXIMA))
+    [axes] = map(draw, turn_panels(ONE_TURN, REWARD))
     assert sorted(map(tuple, axes.collections[0].get_offsets().tolist())) == [(25, 75), (25, 100)]
     assert axes.get_ylabel() == "joint return after training, % of maximum"
 
 
 def test_points_that_coincide_are_one_with_their_area() -> None:
     rows = (*(_row(f"p{i}", (1, 3), (1, 3)) for i in range(3)), _row("q", (0, 0), (1, 3)))
-    [axes] = map(draw, turn_panels([_report(0, 0.5, rows), _report(5, 0.5, rows)], MAXIMA))
+    [axes] = map(draw, turn_panels([_report(0, 0.5, rows), _report(5, 0.5, rows)], REWARD))
     sizes = dict(
         zip(map(tuple, axes.collections[0].get_offsets().tolist()), axes.collections[0].get_sizes(), strict=True)
     )
