@@ -15,7 +15,10 @@ from magrpo.plugins import TABLES, Plugin, import_plugin
 from tests.conftest import CHECKED
 
 ROOT = Path(__file__).parents[1]
-HEAVY = {"datasets", "matplotlib", "mlflow", "pandas", "peft", "prefect", "torch", "transformers", "triton", "vllm"}
+HEAVY = {
+    *("datasets", "matplotlib", "mlflow", "pandas", "peft", "prefect"),
+    *("ray", "torch", "transformers", "triton", "vllm"),
+}
 
 
 def list_loaded(code: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,11 @@ SETTINGS = {
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_worker_niceness": "0",
 }
+
+
+def list_handlers() -> list[Any]:
+    """What handles the signals that end a run."""
+    return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
 
 def add_node(cluster: Any, **changes: Any) -> Any:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
-import ray
 
-from magrpo.cluster.connection import Cluster, start_actor
-from magrpo.config.place import Place
+from magrpo.cluster.connection import Cluster
 from magrpo.errors import ConfigError
 from magrpo.process.ports import find_free_ports
-from tests.cluster.clusters import add_node, open_cluster
 from tests.processes import assert_all_end, find_actors
-from tests.test_imports import list_loaded
 
 # A driver that starts an actor with a child of its own, prints that it has, and waits.
 DRIVER = """
@@ -75,56 +69,6 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         Cluster("")
 
 
-class Echo:
-    """An actor that returns what it is given, and its niceness."""
-
-    def repeat(self, word: str) -> str:
-        return word
-
-    def read_niceness(self) -> int:
-        return os.nice(0)
-
-
-def test_ray_outlives_the_thread_that_has_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel would kill it at the end of that thread. The handlers of signals stay, too."""
-    monkeypatch.delenv("RAY_worker_niceness", raising=False)
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with ThreadPoolExecutor(1) as pool:
-        cluster = pool.submit(Cluster, "").result()
-    try:
-        echo = start_actor(Echo, {})
-        assert ray.get(echo.repeat.remote("here")) == "here"
-        assert ray.get(echo.read_niceness.remote()) == os.nice(0), "as if it were in the run's process"
-    finally:
-        cluster.close()
-        cluster.close()
-    assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-
-
-class Holder:
-    """An actor that holds its share of the GPUs."""
-
-    def list_gpus(self) -> list[int]:
-        return list(ray.get_gpu_ids())
-
-
-def test_a_sampler_and_a_rank_share_each_gpu_if_they_are_colocated() -> None:
-    """On two GPUs that a node only claims to have."""
-    place = Place.model_validate({"colocate": True, "samplers": {"count": 2}, "ranks": {"count": 2}})
-    with open_cluster() as nodes:
-        add_node(nodes, num_cpus=2, num_gpus=2)
-        cluster = Cluster(nodes.address)
-        try:
-            samplers, ranks = (
-                [start_actor(Holder, options) for options in cluster.choose_options(place, 2, 1)] for _ in range(2)
-            )
-            of_samplers = ray.get([actor.list_gpus.remote() for actor in samplers])
-            assert sorted(of_samplers) == [[0], [1]]
-            assert ray.get([actor.list_gpus.remote() for actor in ranks]) == of_samplers
-        finally:
-            cluster.close()
-
-
 @pytest.mark.slow
 def test_nothing_survives_kill_9_of_the_driver() -> None:
     """Its actors end within seconds, the agents of Ray within a minute."""
@@ -139,7 +83,3 @@ def test_nothing_survives_kill_9_of_the_driver() -> None:
             assert_all_end(family)
         finally:
             driver.kill()
-
-
-def test_a_run_in_one_process_does_not_load_ray() -> None:
-    assert "ray" not in list_loaded("import pipelines.cli, magrpo.training.execute, magrpo.training.resources")

@@ -1,9 +1,11 @@
-"""Dealing work to actors: what an actor's death costs, and what it does not."""
+"""Actors of a Ray that a run has started: where they are placed, and what the death of one costs."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,47 @@ import ray
 
 from magrpo.cluster.connection import Cluster, start_actor
 from magrpo.cluster.dealing import Crew, Lost, NotOpen
+from magrpo.config.place import Place
+from tests.cluster.clusters import list_handlers
+
+
+class Echo:
+    """An actor that returns what it is given, its niceness, and its share of the GPUs."""
+
+    def repeat(self, word: str) -> str:
+        return word
+
+    def read_niceness(self) -> int:
+        return os.nice(0)
+
+    def list_gpus(self) -> list[int]:
+        return list(ray.get_gpu_ids())
+
+
+def test_ray_outlives_the_thread_that_has_started_it(cluster: Cluster, handlers: list[Any]) -> None:
+    """The kernel would kill it at the end of that thread. The handlers of signals stay, too."""
+    assert handlers == list_handlers()
+    echo = start_actor(Echo, {})
+    assert ray.get(echo.repeat.remote("here")) == "here"
+    assert ray.get(echo.read_niceness.remote()) == os.nice(0), "as if it were in the run's process"
+
+
+def test_a_sampler_and_a_rank_share_each_gpu_if_they_are_colocated(cluster: Cluster) -> None:
+    """On two GPUs that the node only claims to have."""
+    place = Place.model_validate({"colocate": True, "samplers": {"count": 2}, "ranks": {"count": 2}})
+    samplers, ranks = (
+        [start_actor(Echo, options) for options in cluster.choose_options(place, 2, 1)] for _ in range(2)
+    )
+    of_samplers, of_ranks = (ray.get([actor.list_gpus.remote() for actor in actors]) for actors in (samplers, ranks))
+    assert sorted(of_samplers) == [[0], [1]]
+    assert of_ranks == of_samplers
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_joins_the_cluster_at_an_address() -> None:
+    address = ray.get_runtime_context().gcs_address
+    connect = f"from magrpo.cluster.connection import Cluster; Cluster('{address}').close()"
+    subprocess.run([sys.executable, "-c", connect], check=True)
 
 
 class CrewError(RuntimeError):
@@ -73,9 +116,8 @@ def test_a_piece_that_three_actors_die_over_is_given_up_and_others_are_done(clus
     crew.close()
 
 
-def test_an_actor_restarted_between_two_batches_is_opened_again_and_its_errors_are_raised(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_an_actor_that_is_restarted_is_opened_again_unless_it_cannot_be(cluster: Cluster, tmp_path: Path) -> None:
+    """Between two batches; errors of the work itself are raised, and change nothing."""
     crew = open_crew(cluster, tmp_path, 1)
     ray.kill(crew.actors[0], no_restart=False)
     ray.get(crew.actors[0].__ray_ready__.options(max_task_retries=-1).remote())
@@ -83,14 +125,9 @@ def test_an_actor_restarted_between_two_batches_is_opened_again_and_its_errors_a
     with pytest.raises(ValueError, match="ninety-nine"):
         deal(crew, [1, 99])
     assert deal(crew, [1]) == {1: 2}
-    crew.close()
-    with pytest.raises(CrewError, match="the workers were closed"):
-        deal(crew, [1])
-
-
-def test_a_crew_whose_last_actor_cannot_be_restarted_has_failed(cluster: Cluster, tmp_path: Path) -> None:
-    crew = open_crew(cluster, tmp_path, 1)
     (tmp_path / "broken").touch()
     with pytest.raises(CrewError, match="none of the workers is left"):
         deal(crew, [-1])
     crew.close()
+    with pytest.raises(CrewError, match="the workers were closed"):
+        deal(crew, [1])

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,8 @@ from magrpo.process.environment import prepare_environment
 from magrpo.progress.console import RunConsole
 from magrpo.progress.state import RunState
 from magrpo.reports.charts import Panel
-from magrpo.run.store import RunStore
+from magrpo.run.steps import Step
+from magrpo.run.store import Pointer, RunStore
 from magrpo.training.loop import Outcome, run_steps
 from magrpo.training.recorder import RunRecorder
 from magrpo.training.stages import StageRunner
@@ -198,6 +199,23 @@ def prefect(arguments: list[str]) -> int:
     sys.argv = ["prefect", *arguments]
     app()
     return 0
+
+
+def fail_stage(stage: str, times: int, error: type[Exception]) -> None:
+    """Let the first calls of a stage fail in this process."""
+    run_step = StageRunner.run_step
+    left = times
+
+    @wraps(run_step)
+    def fail_first(self: StageRunner, step: Step, inputs: Sequence[Pointer]) -> Pointer:
+        nonlocal left
+        if step.stage == stage:
+            left -= 1
+            if left >= 0:
+                raise error(f"{stage} is made to fail")
+        return run_step(self, step, inputs)
+
+    StageRunner.run_step = fail_first  # type: ignore[method-assign]
 
 
 def command(

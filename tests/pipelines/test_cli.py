@@ -15,11 +15,13 @@ from magrpo.config.run import load_config
 from magrpo.config.services import TrackingConfig
 from magrpo.process.environment import is_quiet
 from magrpo.run.files import has_samples
+from magrpo.run.steps import Step
+from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run
 from magrpo.tracking.outbox import find_folder_id
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped, locate_config
-from tests.pipelines.micro import STAGES, run_locally, write_config
+from tests.pipelines.micro import STAGES, write_config
 
 SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
 
@@ -111,8 +113,10 @@ def test_a_refused_configuration_leaves_its_name_free(tmp_path: Path, capfd: pyt
         assert said.startswith("magrpo: problems: "), "the reason, and nothing before it"
         assert not (root / "again").exists()
     assert list(MlflowClient(f"sqlite:///{root}/mlflow.db").search_runs(["1"])) == []
-    kept = run_locally(load_config(config, ["train.num_iterations=0"]))[0]
-    assert has_samples(kept)
+    kept = RunStore.create(load_config(config))
+    for stage, is_kept in (("prepare", False), ("start", False), ("evaluate", True)):
+        kept.commit(Step(stage, 0).folder, "key", lambda _: {})
+        assert has_samples(kept) == is_kept
 
 
 def test_a_mistake_in_a_plugin_is_named_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

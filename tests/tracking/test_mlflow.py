@@ -154,19 +154,6 @@ def test_runs_that_begin_at_once_share_an_experiment(
     assert "cannot be used" not in caplog.text
 
 
-def test_delivering_twice_changes_nothing(tmp_path: Path, uri: str) -> None:
-    for _ in range(2):  # as after a crash between a delivery and its note
-        tracker = _tracker(tmp_path)
-        tracker.params({"a": 1})
-        tracker.metrics({"reward/joint": 1.0}, 1)
-        tracker.close("FINISHED")
-        (tmp_path / "run-1" / "tracking.sent").unlink()
-
-    client = MlflowClient(uri)
-    (run,) = client.search_runs(["1"])
-    assert len(client.get_metric_history(run.info.run_id, "reward/joint")) == 1
-
-
 def test_a_database_that_was_replaced_gets_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def record_steps(database: str, *steps: int) -> list[int]:
         """The steps that MLflow has after recording these."""
@@ -187,7 +174,7 @@ def test_a_database_that_was_replaced_gets_the_whole_history(tmp_path: Path, mon
     assert record_steps("one.db", 2, 3) == [0, 1, 2, 3]
     assert record_steps("new.db", 4) == [0, 1, 2, 3, 4]
     (tmp_path / "run-1" / "tracking.sent").unlink()  # the remedy of docs/faults.md for a restored backup
-    assert record_steps("backup.db") == [0, 1, 2, 3, 4]
+    assert record_steps("backup.db") == [0, 1, 2, 3, 4], "steps 0 and 1, delivered twice, count once"
 
 
 BAD_URIS = {
@@ -328,16 +315,22 @@ def _work_with_a_registry(uri: str, folder: Path) -> None:
     assert registry.find_champion() is None
 
 
-@pytest.mark.parametrize("name", ["/Users/me@example.org/my runs", "../../x", "a.b c", "."])
-def test_artifacts_of_any_experiment_stay_in_the_root(tmp_path: Path, uri: str, name: str) -> None:
+def test_artifacts_of_any_experiment_stay_in_the_root(tmp_path: Path, uri: str) -> None:
     data = tmp_path / "data.txt"
     data.write_text("x")
     root = tmp_path / "runs"
-    tracker = MlflowTracker(TrackingConfig(experiment=name, uri=uri), root, "a", root / "a")
+    config = TrackingConfig(experiment="/Users/me@example.org/my runs", uri=uri)
+    tracker = MlflowTracker(config, root, "a", root / "a")
     tracker.artifact(data, "data")
     tracker.close("FINISHED")
     assert tracker.num_undelivered == 0
     assert len(list((root / "mlartifacts").glob("*/*/artifacts/data/data.txt"))) == 1
+
+
+@pytest.mark.parametrize(("name", "folder"), [("../../x", "x"), ("a.b c", "a.b-c"), (".", "experiment")])
+def test_a_folder_of_artifacts_is_named_after_its_experiment(tmp_path: Path, uri: str, name: str, folder: str) -> None:
+    sink = MlflowSink(uri, name, "a", tmp_path, "magrpo.run_id")
+    assert sink._locate_artifacts() == (tmp_path / folder).as_uri()
 
 
 @pytest.mark.parametrize("uri", ["databricks", "databricks://work"])

@@ -17,7 +17,6 @@ import pytest
 from magrpo.tracking.connection import RecordRefused, Unavailable
 from magrpo.tracking.outbox import Outbox, OutboxTracker, Record, encode_record
 from magrpo.tracking.wall_time import read_run_records, sum_attempts
-from tests.memory_tracker import MemoryTracker
 
 
 class ListSink:
@@ -308,24 +307,8 @@ class FullDisk(bytes):
         return 40
 
 
-@pytest.mark.parametrize("make", [MemoryTracker, None])
-def test_a_key_that_mlflow_refuses_is_a_programming_error(tmp_path: Path, make: type[MemoryTracker] | None) -> None:
-    tracker = make() if make else open_tracker(tmp_path, ListSink())
+def test_a_key_that_mlflow_refuses_is_a_programming_error(tmp_path: Path) -> None:
+    tracker = open_tracker(tmp_path, ListSink())
     with pytest.raises(AssertionError, match="pass@1"):
         tracker.metrics({"eval/pass@1": 1.0}, 0)
     tracker.close("FAILED")
-
-
-def test_memory_tracker_keeps_everything(tmp_path: Path) -> None:
-    tracker = MemoryTracker()
-    tracker.params({"a": 1})
-    tracker.tags({"t": "x"})
-    tracker.dataset("d", tmp_path, "abc", "train")
-    tracker.metrics({"reward/joint": 1.0}, 3)
-    tracker.artifact(tmp_path, "rollouts")
-    tracker.close("FINISHED")
-    assert (tracker.logged_params, tracker.logged_tags) == ({"a": 1}, {"t": "x"})
-    assert tracker.history == [(3, {"reward/joint": 1.0})]
-    assert tracker.artifacts == [(tmp_path, "rollouts")]
-    assert tracker.datasets == [("d", tmp_path, "abc", "train")]
-    assert tracker.status == "FINISHED"

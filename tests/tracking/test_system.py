@@ -84,6 +84,7 @@ def test_samples_of_a_resumed_run_follow_earlier_ones_and_end_with_it(tmp_path: 
     assert list_steps(tmp_path) == steps
 
 
+@pytest.mark.slow
 def test_a_gpu_is_sampled_where_nvml_finds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = types.ModuleType("pynvml")
     answers = {

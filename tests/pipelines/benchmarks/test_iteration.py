@@ -11,6 +11,7 @@ from pipelines.cli import main
 from tests.pipelines.micro import write_config
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads")
 def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "iteration", str(write_config(tmp_path, iterations=1)), "--rounds", "2"]) == 0

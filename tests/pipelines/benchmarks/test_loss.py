@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from magrpo_kernels.bench import TITLES, make_parser
+from magrpo_kernels.bench import make_parser
 from pipelines.benchmarks.loss import bench_loss
 from pipelines.cli import main
 
 SMALL = ["--device", "cpu", "--dtype", "float32", "--hidden", "8", "--vocabulary", "40", "--no-compile"]
 
 
-def test_the_loss_is_timed_and_compared_with_its_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "report.json"
-    sizes = ["--tokens", "16", "--sequences", "8", "--rounds", "1"]
-    assert main(["bench", "loss", *SMALL, *sizes, "--json", str(file)]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"\n{title} takes" in printed for title in TITLES)
-    arguments = json.loads(file.read_text())["arguments"]
-    assert (arguments["tokens"], arguments["sequences"], arguments["no_compile"]) == (16, 8, True)
+def test_the_command_measures_with_the_options_of_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*SMALL, "--tokens", "16", "--sequences", "8", "--rounds", "1", "--json", str(tmp_path / "report.json")]
+    measured = list[Namespace]()
+    monkeypatch.setattr("pipelines.benchmarks.loss.measure_loss", measured.append)
+    for given in (words, ["--device", "cpu"]):
+        assert main(["bench", "loss", *given]) == 0
+        assert measured.pop() == make_parser().parse_args(given)
 
 
 def test_the_options_are_those_of_the_module() -> None:

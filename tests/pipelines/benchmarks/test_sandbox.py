@@ -9,6 +9,7 @@ import pytest
 from pipelines.benchmarks import sandbox as bench_sandbox
 
 
+@pytest.mark.slow
 def test_every_figure_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if not shutil.which("bwrap"):
         pytest.skip("compares with bubblewrap")

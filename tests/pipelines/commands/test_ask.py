@@ -28,7 +28,6 @@ from pipelines.cli import main
 from pipelines.commands.answer_view import AnswerView
 from tests.asking.runs import CONFIGS, SMALL, make_run
 from tests.pipelines.commands.typed import type_text
-from tests.pipelines.micro import write_config
 
 PARTS = {"structure": 1.0, "syntax": 0.5, "tests": 0.5, "cooperation": 0.0}
 
@@ -98,14 +97,6 @@ def test_json_has_cut_answers_prompts_and_the_remark(run: RunStore, capsys: pyte
     assert "prompts" not in told["trained"]
 
 
-def test_a_cut_answer_is_marked(run: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(run, "Add 9, then subtract 3.", "--trained-only", "--set", "rollout.max_new_tokens=4") == 0
-    said = capsys.readouterr().out
-    assert said.count("\n[cut at 4 tokens]\n") == 2
-    assert "--set rollout.max_new_tokens=N" in said
-    assert "no runnable program: `main` was asked for `plus_minus` and wrote no function that compiles" in said
-
-
 def test_without_a_problem_the_first_held_out_one_is_asked(
     run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,15 +106,20 @@ def test_without_a_problem_the_first_held_out_one_is_asked(
     assert capsys.readouterr().out.startswith(f"{first}\ndef ")
 
 
-def test_prompts_are_shown_once_and_unknown_words_are_named(run: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_are_shown_once_and_unknown_words_and_cut_answers_are_named(
+    run: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ask(run, "Add 9, then subtract 3.", "--show-prompts") == 0
     said = capsys.readouterr().out
     assert said.count("prompt of helper\n# helper\ndef plus_minus(n):") == 1, "those of the base models are the same"
     assert "worded like the training problems" in said
-    assert ask(run, "Add 9 to the number.", "--trained-only") == 0
+    assert ask(run, "Add 9 to the number.", "--trained-only", "--set", "rollout.max_new_tokens=4") == 0
     said = capsys.readouterr().out
     remark = said.index("like those of this run; no training problem says 'add 9 to the number'; closest: '")
     assert said.index('"""Add 9 to the number."""') < remark < said.index("[helper]", remark)
+    assert said.count("\n[cut at 4 tokens]\n") == 2
+    assert "--set rollout.max_new_tokens=N" in said
+    assert "no runnable program: `main` was asked for `solve` and wrote no function that compiles" in said
 
 
 def test_agents_before_their_first_update_are_their_base_models(
@@ -229,10 +225,3 @@ def test_a_text_cannot_command_the_terminal() -> None:
     said = shown(80, "def f(x):\n    return '\x1b]0;mine\x07[bold]'")
     assert "\x1b" not in said
     assert r"\x1b]0;mine\x07[bold]" in said
-
-
-def test_every_training_ends_by_naming_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config, root = write_config(tmp_path, iterations=0), tmp_path / "runs"
-    assert main(["train", str(config), "--local", "--name", "one"]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert f"magrpo ask one --root {root}" in line

@@ -28,6 +28,7 @@ from magrpo.planning.sizes import (
 )
 from magrpo.problems.rows import check_source
 from magrpo.run.files import checkpoint_weights
+from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
 from pipelines.arguments import locate_config
@@ -35,7 +36,8 @@ from pipelines.cli import main
 from pipelines.commands.dry_run import show_plan
 from pipelines.commands.first_prompts import shorten_middle
 from pipelines.commands.inputs import check_inputs
-from tests.pipelines.micro import run_locally
+from tests.memory_tracker import MemoryTracker
+from tests.pipelines.micro import open_stages
 from tests.tiny import tiny_base, tiny_config
 from tests.training.test_resume import Runs
 
@@ -279,8 +281,9 @@ def test_a_run_warns_of_a_chat_template_that_is_not_used(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = tiny_base(tmp_path / "chat", tiny_config(max_length=64), chat_template=CHAT)
-    models = (f"agents.0.model={base}", f"agents.1.model={base}", f"root={tmp_path}", "train.num_iterations=0")
-    run_locally(config(runs, *models, PLAIN))
+    unused = config(runs, f"agents.0.model={base}", f"agents.1.model={base}", f"root={tmp_path}", PLAIN)
+    with open_stages(unused, RunStore.create(unused), MemoryTracker()) as stages:
+        stages.run_step(Step("prepare", 0), [])
     said = " ".join(capsys.readouterr().out.split())
     assert 'warning: model.chat_template = "none": prompts do not use the chat template of' in said
     assert "model.chat_template=auto" in said
