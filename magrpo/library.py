@@ -88,13 +88,28 @@ def train_run(config: RunConfig, name: str | None = None) -> Run:
     store = RunStore(config.root, check_run_name(name)) if name else RunStore.create(config)
     if not store.exists():
         store = RunStore.create(config, name)
-    elif store.config() != config:
+    elif (stored := store.config()) != _take_settled(config, stored):
         raise ConfigError(f"run {store.run_id} has another configuration: choose another name")
     prepare_environment()
     from magrpo.training.execute import execute  # torch: the environment must be prepared before
 
     execute(config.root, store.run_id, lambda run_step: run_step, {})
     return Run(store)
+
+
+def _take_settled(config: RunConfig, stored: RunConfig) -> RunConfig:
+    """The configuration with what a run settles itself, at its start or when its budget is spent, as it was stored."""
+    model, train, agents = config.model, config.train, config.agents
+    if model.dtype == "auto":
+        model = model.model_copy(update={"dtype": stored.model.dtype})
+    if train.max_tokens is not None:
+        train = train.model_copy(update={"num_iterations": stored.train.num_iterations})
+    if config.registry.continue_from_champion and len(agents) == len(stored.agents):
+        agents = tuple(
+            agent.model_copy(update={"start_from": other.start_from})
+            for agent, other in zip(agents, stored.agents, strict=True)
+        )
+    return config.model_copy(update={"model": model, "train": train, "agents": agents})
 
 
 def open_run(folder: Path | str) -> Run:
@@ -208,7 +223,11 @@ class Run:
 
         Raises ConfigError if the weights of that iteration are not there.
         """
-        known = kept_iterations(self.store) or [0]
+        known = kept_iterations(self.store)
+        if not known:
+            raise ConfigError(
+                f"run {self.store.run_id} has no weights yet; resume it: magrpo resume {self.store.run_id}"
+            )
         if iteration is None:
             iteration = known[-1]
         elif iteration not in known:

@@ -276,9 +276,10 @@ def train(
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.config.run import load_config
+    from magrpo.config.validate import write_override
     from pipelines.commands.inputs import check_inputs
 
-    resolved = load_config(config, [*overrides, *([f"root={root}"] if root else [])])
+    resolved = load_config(config, [*overrides, *([write_override("root", root)] if root else [])])
     if dry_run:
         check_inputs(resolved, for_plan=True)
         from pipelines.commands.dry_run import show_plan  # torch, transformers

@@ -70,6 +70,17 @@ def test_what_is_not_there_is_refused(config: magrpo.RunConfig, tmp_path: Path) 
         magrpo.train_run(other, "run")
 
 
+def test_a_run_goes_on_although_it_settled_values_itself(config: magrpo.RunConfig) -> None:
+    """It ended early, because its tokens were spent; training it again resumes it, so nothing is left to do."""
+    limited = config.model_copy(update={"train": config.train.model_copy(update={"max_tokens": 1})})
+    with blank_pictures():
+        run = magrpo.train_run(limited, "limited")
+        assert run.config.train.num_iterations == 1 < limited.train.num_iterations
+        assert magrpo.train_run(limited, "limited").config == run.config
+    with pytest.raises(magrpo.ConfigError, match="run new has no weights yet"):
+        magrpo.open_run(RunStore.create(config, "new").path).find_weights()
+
+
 def test_no_name_of_an_agent_hides_a_column(tmp_path: Path) -> None:
     names = ["agents.0.name=return", "agents.1.name=reward"]
     with blank_pictures():

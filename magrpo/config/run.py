@@ -6,6 +6,7 @@ Imports no heavy library: a plug-in's class is imported only when a configuratio
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -53,8 +54,8 @@ REFERENCE = "naive"
 class BaselineRow(Section):
     """One row of a table of baselines: one way to answer, compared with the others."""
 
-    name: Annotated[str, AfterValidator(check_name)]
-    """Name of the row in files and metrics."""
+    name: Annotated[str, AfterValidator(partial(check_name, signs="-_.", longest=220))]
+    """Name of the row in files and metrics; that of cross-play holds two names of runs."""
     title: str
     """Title of the row in tables."""
     env: EnvPlugin

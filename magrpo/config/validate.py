@@ -1,6 +1,7 @@
 """From a TOML file and overrides to a validated configuration, with a message that explains every mistake."""
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -130,6 +131,11 @@ def _name_source(loc: _Path, changed: Sequence[_Path], source: str) -> str:
         if changes_kind or path[: len(loc)] == loc:
             return f"{source}, as changed {_ON_COMMAND_LINE}"
     return source
+
+
+def write_override(key: str, value: object) -> str:
+    """Write ``key=value`` with the value as a text, which a folder named like a number or a date must be."""
+    return f"{key}={json.dumps(str(value), ensure_ascii=False)}"
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> _Path:

@@ -6,6 +6,8 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from magrpo.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
@@ -42,6 +44,15 @@ def find_vllm_obstacle(agents: Iterable[AgentConfig], model: ModelConfig, device
     return ""
 
 
+def _choose_max_rank(rank: int) -> int:
+    if rank > MAX_RANKS[-1]:
+        raise ConfigError(
+            f"lora.rank = {rank}: vLLM takes adapters up to rank {MAX_RANKS[-1]}; choose a smaller one, or "
+            "engine.kind = 'transformers'"
+        )
+    return next(size for size in MAX_RANKS if size >= rank)
+
+
 def make_arguments(host: EngineHost, agents: Sequence[str], cpu_cache_gib: float) -> dict[str, object]:
     """Keyword arguments of ``vllm.LLM`` for ``agents``, which share a base model."""
     lineup = host.lineup
@@ -64,7 +75,7 @@ def make_arguments(host: EngineHost, agents: Sequence[str], cpu_cache_gib: float
             "enable_lora": True,
             "max_loras": len(agents) * host.num_served,
             "max_cpu_loras": len(agents) * host.num_served,
-            "max_lora_rank": next(size for size in MAX_RANKS if size >= lineup.lora.rank),
+            "max_lora_rank": _choose_max_rank(lineup.lora.rank),
         }
     if lineup.device.type == "cuda":
         return arguments | {"tensor_parallel_size": host.gpus, "enable_sleep_mode": not host.owns_gpus}

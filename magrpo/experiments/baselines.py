@@ -186,7 +186,9 @@ def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> Run
     for name in names:
         try:
             for row in _make_rows(name, config, teams):
-                first = rows.setdefault(row.model_dump_json(exclude={"name", "title"}), row)
+                # The reference has a row of its own: all others are compared with it by its name.
+                content = name if name == REFERENCE else row.model_dump_json(exclude={"name", "title"})
+                first = rows.setdefault(content, row)
                 if first is not row:
                     left_out[row.name] = f"the same as {first.name}"
         except LeftOut as reason:

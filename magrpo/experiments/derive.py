@@ -14,7 +14,7 @@ from magrpo.config.agents import AgentConfig
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.services import RegistryConfig
-from magrpo.config.validate import validate_config
+from magrpo.config.validate import validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
 from magrpo.planning.place_check import check_place
@@ -40,7 +40,7 @@ class Source:
             return None
         if self.checkpoint is not None:
             raise ConfigError("--checkpoint needs the id of a run; a configuration has no checkpoints")
-        return load_config(self.run, [*self.overrides, "train.num_iterations=0", f"root={self.root}"])
+        return load_config(self.run, [*self.overrides, "train.num_iterations=0", write_override("root", self.root)])
 
 
 def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:

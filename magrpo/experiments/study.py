@@ -17,7 +17,7 @@ from typing import Any
 from magrpo.config.place import Place
 from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
 from magrpo.config.study import Arm, StudyConfig, name_reported_run
-from magrpo.config.validate import read_toml, validate_config
+from magrpo.config.validate import read_toml, validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
 from magrpo.planning.place_check import check_place
@@ -132,7 +132,7 @@ class Study:
     def configure_run(self, run: StudyRun) -> RunConfig:
         """Return the configuration of a run. Raises ConfigError if a value is unusable."""
         tokens = self.config.pilot_tokens if run.is_pilot else self.config.tokens
-        changes = [*self.config.set, *run.arm.set, f"root={self.root}", f"train.seed={run.seed}"]
+        changes = [*self.config.set, *run.arm.set, write_override("root", self.root), f"train.seed={run.seed}"]
         changes += [f"train.max_tokens={tokens}"] + ([] if run.rate is None else [f"optim.lr={run.rate!r}"])
         config = self.load_config(run.arm, changes)
         if run.rate is not None and (own := next((agent for agent in config.agents if agent.lr is not None), None)):

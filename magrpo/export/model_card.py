@@ -145,8 +145,9 @@ def _plan_servers(team: TrainedTeam, bases: Sequence[Mapping[str, Any]]) -> Iter
     full = [agent for agent in team.config.agents if team.weights_of(agent) == "full"]
     served = [(base["model"], base["adapted"]) for base in bases if base["adapted"]] + [("", [agent]) for agent in full]
     for port, (base, agents) in enumerate(served, start=_FIRST_PORT):
-        rank = next(rank for rank in MAX_RANKS if rank >= team.config.lora.rank)
-        yield {"base": base, "agents": agents, "port": port, "rank": rank}
+        rank = next((rank for rank in MAX_RANKS if rank >= team.config.lora.rank), None)
+        if rank is not None or not base:  # vLLM takes no adapters of larger ranks
+            yield {"base": base, "agents": agents, "port": port, "rank": rank}
 
 
 def _describe_code(records: Sequence[Mapping[str, Any]]) -> str:

@@ -63,14 +63,15 @@ def choose_sample(team: TrainedTeam) -> ModelCardSample | None:
     if steps[-1].episode is not None:
         texts = steps[-1].episode.texts
     executions = team.config.reward.executions(best.problem, texts, {})
-    report = next((steps[-1].turn.reports[name] for name in executions), None)
+    reports = {name: steps[-1].turn.reports[name] for name in executions}
+    program = max(reports, key=lambda name: reports[name].tests_passed, default=None)  # a reward may judge the best
     return ModelCardSample(
         problem=best.problem,
         messages={agent.name: messages[agent.name] for agent in agents},
         answers={agent.name: answers[agent.name] for agent in agents},
         remarks={agent: remark for agent, remark in remarks.items() if remark},
-        program=next((execution.source for execution in executions.values()), ""),
-        tests=None if report is None else (report.tests_passed, report.tests_total),
+        program="" if program is None else executions[program].source,
+        tests=None if program is None else (reports[program].tests_passed, reports[program].tests_total),
         reward=reward,
         num_problems=len(trajectories),
     )

@@ -96,11 +96,14 @@ def match_budgets(one: EvaluatedRun, other: EvaluatedRun) -> tuple[int, int] | N
     Returns -1 and -1, the last evaluations, also if one of the runs does not train: its agents have another run's
     budget. Returns None if there are no such evaluations.
     """
-    ends = one.budgets[-1], other.budgets[-1]
-    if not (ends[0].updates and ends[1].updates) or _are_close(ends[0].tokens, ends[1].tokens):
+    if not (one.budgets[-1].updates and other.budgets[-1].updates):
         return _AT_THE_ENDS
-    cheaper, dearer = (one, other) if ends[0].tokens < ends[1].tokens else (other, one)
-    tokens = cheaper.budgets[-1].tokens
+    # What was trained after the last evaluation, as in a run that was interrupted, is in no figure.
+    ends = one.budget_at(one.last).tokens, other.budget_at(other.last).tokens
+    if _are_close(*ends):
+        return _AT_THE_ENDS
+    cheaper, dearer = (one, other) if ends[0] < ends[1] else (other, one)
+    tokens = min(ends)
     nearest = dearer.nearest_evaluation(tokens)
     if not _are_close(dearer.budget_at(dearer.reports[nearest]).tokens, tokens):
         return None
@@ -112,8 +115,8 @@ def _are_close(tokens: int, others: int) -> bool:
 
 
 def _describe_budgets(run: EvaluatedRun, reference: EvaluatedRun) -> str:
-    """``6 against 12 iterations, 12,000 against 24,100 tokens``: the cost of both trainings."""
-    budgets = run.budgets[-1], reference.budgets[-1]
+    """``6 against 12 iterations, 12,000 against 24,100 tokens``: the cost of what was evaluated last."""
+    budgets = run.budget_at(run.last), reference.budget_at(reference.last)
     iterations = f"{budgets[0].iteration} against {format_count(budgets[1].iteration, 'iterations')}"
     return f"{iterations}, {budgets[0].tokens:,} against {budgets[1].tokens:,} tokens"
 

@@ -61,12 +61,21 @@ def closing_table(
         if mode == "sampled":
             table.add_section()
             table.add_row(SPLIT_TITLES[split], style="italic")
-            for name in shown_quantities(last[key], maxima):
+            for name in shown_quantities(share_quantities([*columns.values()], key), maxima):
                 values = [format_interval(name, report.summary[key][name]) for report in columns.values()]
                 plain = narrow or count_problems(reports[-1], split) == 1
                 cells = (value.partition(" ")[0] if plain else value for value in values)
                 table.add_row(f"  {quantity_title(name)}", *cells, style="bold" if name == "return" else None)
     return table
+
+
+def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Interval]:
+    """The quantities of the last report that all reports have.
+
+    Where the sandbox failed on a sample, its evaluation may lack the pass@k that needs all samples of a problem.
+    """
+    last = reports[-1].summary[key]
+    return {name: value for name, value in last.items() if all(name in one.summary.get(key, {}) for one in reports)}
 
 
 def start_title(config: RunConfig) -> str:

@@ -106,7 +106,8 @@ class RunReport(EvaluatedRun):
         for key in figures.sort_summary_keys(self.last.summary):
             has_one_problem = figures.count_problems(self.last, key.partition("/")[0]) == 1
             lines = []
-            for name in figures.shown_quantities(self.last.summary[key], self.config.reward.maxima):
+            shared = figures.share_quantities([*columns.values()], key)
+            for name in figures.shown_quantities(shared, self.config.reward.maxima):
                 cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if shows_gain:
                     cells.append(figures.format_tested_difference(self._gain(key, name), figures.quantity_scale(name)))

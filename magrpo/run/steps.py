@@ -333,10 +333,10 @@ class _Plan:
 def first_missing(config: RunConfig, store: RunStore) -> int:
     """Return the position in :func:`steps` of the first step left to compute; with a lag, later ones may be done."""
     every = steps(config)
-    return next((i for i, step in enumerate(every) if not _is_past(step, store)), len(every))
+    return next((i for i, step in enumerate(every) if not is_past(step, store)), len(every))
 
 
-def _is_past(step: Step, store: RunStore) -> bool:
+def is_past(step: Step, store: RunStore) -> bool:
     """Whether ``step`` is committed, or was skipped because the iteration's episodes had all ended."""
     if store.is_committed(step.folder):
         return True

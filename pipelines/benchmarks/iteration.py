@@ -28,6 +28,7 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.engines.local.decoding import decoding_model, start_padded
 from magrpo.engines.local.sampling import TokenSampler
 from magrpo.engines.transformers import LocalEngine
+from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError
 from magrpo.model.lora import FusedLoraLinear
 from magrpo.model.policy import Policy
@@ -84,6 +85,8 @@ def bench_iteration(
         resolved = load_config(config, [*overrides, f"root={folder}"])
         if resolved.engine.kind == "vllm":
             raise ConfigError("bench iteration measures sampling in this process: set engine.kind = 'transformers'")
+        if isinstance(resolved.env, AgentProgram):
+            raise ConfigError("bench iteration needs prompts, which a program writes itself: take another environment")
         resolved = settle_dtype(resolved, print)
         groups = score_batches(resolved, 1)
         policy = Policy.open(resolved.agents, resolved.model, resolved.lora, resolved.train.seed)

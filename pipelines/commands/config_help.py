@@ -75,12 +75,16 @@ def _format_values(config: RunConfig) -> Iterator[str]:
 def format_value(value: object) -> str:
     """Format a value as TOML, a table in braces."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {format_value(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{_format_key(key)} = {format_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, bool | int | float):
         return str(value).lower()
     return json.dumps(str(value), ensure_ascii=False)
+
+
+def _format_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
 def _format_overview() -> str:

@@ -32,7 +32,7 @@ from magrpo.planning.sizes import (
 from magrpo.run.config_diff import list_changed_values
 from magrpo.run.files import read_place, read_problems
 from magrpo.run.rewind import steps_to_repeat
-from magrpo.run.steps import Step, steps
+from magrpo.run.steps import Step, is_past, steps
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri
@@ -59,7 +59,7 @@ def show_plan(
     committed = read_problems(store.folder(prepared)) if store and prepared else None
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
-    remaining = [step for step in planned if store is None or step in repeated or store.find(step.folder) is None]
+    remaining = [step for step in planned if store is None or step in repeated or not is_past(step, store)]
     root = store.path.parent if store else config.root
     print_lines(_list_stages(planned))
     if repeated:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from magrpo.errors import ConfigError
 from magrpo.export.agents_folder import write_agents
 from magrpo.export.team import TrainedTeam
 from magrpo.process.environment import shorten_path
@@ -30,11 +31,13 @@ def export_agents(
     """
     store = RunStore.open(root, run)
     team = TrainedTeam.of(store, merged=merge)
-    target = output or store.path / (f"{AGENTS}-merged" if merge else AGENTS)
+    target = (output or store.path / (f"{AGENTS}-merged" if merge else AGENTS)).resolve()
+    if Path.cwd().is_relative_to(target):  # it would be deleted with what it holds
+        raise ConfigError(f"{target} is the current folder, or holds it; choose a new folder")
     write_agents(team, target)
     names = ", ".join(agent.name for agent in team.config.agents)
     kind = "merged models" if merge else "agents"
-    print(f"{shorten_path(target.resolve())}: the {kind} {names} after iteration {team.iteration}")
-    print(f"how to use them: {shorten_path(target.resolve() / 'README.md')}")
-    print(f"to upload them: hf upload OWNER/NAME {shorten_path(target.resolve())}")
+    print(f"{shorten_path(target)}: the {kind} {names} after iteration {team.iteration}")
+    print(f"how to use them: {shorten_path(target / 'README.md')}")
+    print(f"to upload them: hf upload OWNER/NAME {shorten_path(target)}")
     return 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -149,7 +150,9 @@ def _print_screen(
     if summary.state in ("finished", "running"):
         print_commands("next:", suggest_commands(store), console)
     else:
-        command = f"{find_command('magrpo')} resume {store.run_id} --root {shorten_path(store.path.parent)}"
+        command = (
+            f"{find_command('magrpo')} resume {store.run_id} --root {shlex.quote(shorten_path(store.path.parent))}"
+        )
         print_commands("next:", {command: "resume it where it stopped"}, console)
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from magrpo.config.place import Place
 from magrpo.config.run import load_config
+from magrpo.config.validate import write_override
 from magrpo.errors import ConfigError
 from magrpo.planning.place_check import check_place
 from magrpo.run.files import keep_place
@@ -58,7 +59,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
     store = RunStore(Path(root), run_id)
     given = parse_place(place) if place else None  # checked before a folder is created
     if not store.exists():
-        resolved = load_config(locate_config(config), [*overrides, f"root={root}"])
+        resolved = load_config(locate_config(config), [*overrides, write_override("root", root)])
         check_place(resolved, given or Place())
         RunStore.create(resolved, run_id)
     keep_place(store, given)

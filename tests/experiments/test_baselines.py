@@ -20,6 +20,7 @@ from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselin
 from magrpo.reports.page import print_tables
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
+from pipelines.arguments import locate_config
 from pipelines.cli import main
 from tests.asking.runs import make_run
 from tests.pipelines.micro import write_config
@@ -288,6 +289,20 @@ def test_a_single_agent_needs_no_feedback(root: Path) -> None:
     rows = rows_of(root, store.run_id)
     assert list(rows) == ["single", "naive", "voting"]
     assert (rows["single"].env.num_turns, rows["single"].env.feedback) == (1, "plain")
+
+
+def test_beside_a_single_agent_stands_the_reference_that_rows_are_compared_with(root: Path) -> None:
+    """An untrained single agent writes as the agents of such a run do: two names of one row."""
+    source = Source(str(locate_config("embedded_grpo")), None, root, [])
+    assert list(rows_of(root, create_baselines(source, "single", None).run_id)) == ["single", "naive"]
+
+
+def test_runs_with_dots_in_their_names_are_partners(root: Path) -> None:
+    for name in ("qwen2.5-s0", "qwen2.5-s1"):
+        make_run(root.parent / "run.toml", root, (), name)
+    source = Source("qwen2.5-s0", None, root, [])
+    rows = rows_of(root, create_baselines(source, "partners", None, partners=["qwen2.5-s1"]).run_id)
+    assert "partners_qwen2.5-s0_qwen2.5-s1" in rows
 
 
 def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) -> None:

@@ -18,7 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.export import model_card
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
+from magrpo.export.model_card import render_model_card
+from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import open_prompt_tokenizer
 from magrpo.process.ports import find_free_ports
 from magrpo.run.files import TRAJECTORIES
@@ -209,9 +212,21 @@ def test_an_old_run_gets_its_folder_where_it_is_wanted(
     assert export(coders, "--output", str(target)) == 0
     assert (target / "README.md").read_text() == (coders.path / "agents" / "README.md").read_text()
     assert export(coders, "--output", str(target)) == 0, "a folder of agents is replaced"
+    with chdir(target):
+        assert export(coders, "--output", ".") == 2
+    assert "for-a-friend is the current folder, or holds it; choose a new folder" in capsys.readouterr().err
+    assert (target / "README.md").is_file()
     (target / ORIGIN).unlink()
     assert export(coders, "--output", str(target)) == 2
     assert "for-a-friend contains other files; choose a new folder" in capsys.readouterr().err
+
+
+def test_a_card_shows_no_server_for_adapters_that_vllm_refuses(
+    coders: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--enable-lora" in render_model_card(TrainedTeam.of(coders))
+    monkeypatch.setattr(model_card, "MAX_RANKS", (1, 2))
+    assert "--enable-lora" not in render_model_card(TrainedTeam.of(coders))
 
 
 def test_a_run_without_agents_says_so(tmp_path: Path, coders: RunStore, capsys: pytest.CaptureFixture[str]) -> None:

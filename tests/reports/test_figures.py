@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -84,6 +85,20 @@ def test_closing_table_fits_a_terminal() -> None:
     [line] = [line for line in lines if line.strip().startswith("return")]
     assert line.split() == ["return", "25.0", "[24.0,", "27.0]", "45.0", "[44.0,", "47.0]"]
     assert sum("held-out problems" in line for line in lines) == 1  # greedy is left to the files
+
+
+def test_quantities_that_one_evaluation_lacks_are_left_out() -> None:
+    """A sample on which the sandbox failed takes away the pass@k of all samples."""
+    before, after = ONE_TURN
+    summary = {
+        key: {name: value for name, value in values.items() if name != "pass_at_10"}
+        for key, values in before.summary.items()
+    }
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(closing_table([replace(before, summary=summary), after], MAXIMA))
+    said = console.export_text()
+    assert "pass@3" in said
+    assert "pass@10" not in said
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:

@@ -35,6 +35,11 @@ def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys:
     assert not list((tmp_path / "runs").glob("*/stages"))
 
 
+def test_a_program_without_prompts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "iteration", "embedded_program"]) == 2
+    assert "bench iteration needs prompts, which a program writes itself" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("threads")
 def test_engines_are_compared_on_the_same_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

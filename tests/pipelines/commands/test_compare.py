@@ -193,6 +193,16 @@ def test_without_an_evaluation_at_equal_tokens_there_is_no_verdict(root: Path) -
     assert "eval.every" in verdict.advice
 
 
+def test_training_after_the_last_evaluation_counts_for_nothing(root: Path) -> None:
+    """As in a run that was interrupted before its next evaluation."""
+    one, two = unequal(root, [1, 2])
+    two.reports = two.reports[:1]
+    assert match_budgets(one, two) == (0, -1)
+    verdict = judge_difference(one, two)
+    assert verdict.iterations == (0, 0)
+    assert "two: 0 against 1 iteration, 0 against " in verdict.sentence
+
+
 def test_a_run_that_only_evaluates_has_no_budget_to_equal(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
     two.budgets = [Budget()]

@@ -18,6 +18,7 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.plugins import TABLES, import_plugin
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped
+from pipelines.commands.config_help import format_value
 from pipelines.commands.config_schema import build_schema
 
 SCHEMA = CONFIGS / "schema.json"
@@ -60,6 +61,11 @@ def test_shown_values_are_the_configuration(name: str, tmp_path: Path, capsys: p
     file = tmp_path / "shown.toml"
     file.write_text(shown)
     assert load_config(file) == load_config(CONFIGS / f"{name}.toml", ["train.seed=7"])
+
+
+def test_keys_that_are_no_bare_keys_are_shown_quoted() -> None:
+    models = {"gpt-4.1": "helper", "openai/gpt-4o": "main", "plain": "main"}
+    assert tomllib.loads(f"models = {format_value(models)}")["models"] == models
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])
