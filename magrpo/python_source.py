@@ -2,6 +2,7 @@
 
 import ast
 import threading
+import warnings
 
 MAX_DEPTH = 150
 """Deepest syntax tree of a problem's code and tests: walking a tree takes several stack frames for each level."""
@@ -11,10 +12,13 @@ _ONE_AT_A_TIME = threading.RLock()
 def parse_python(source: str, name: str = "<program>") -> ast.Module:
     """``ast.parse``, in one thread at a time: threads that parse at once raise SystemError (python/cpython#106905).
 
+    Warnings about the source, such as of an escape sequence that Python does not know, are those of its author.
+
     Raises:
         SyntaxError: the source is not Python, holds a lone surrogate, or is nested too deeply to parse.
     """
-    with _ONE_AT_A_TIME:
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             return ast.parse(source, name)
         except UnicodeEncodeError as error:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -59,3 +60,10 @@ def test_depth_is_counted_whatever_the_stack() -> None:
     check_depth(tree, 200)
     with pytest.raises(SyntaxError, match="nested deeper than 50 levels"):
         check_depth(tree, 50)
+
+
+def test_warnings_about_a_source_reach_nobody(recwarn: pytest.WarningsRecorder) -> None:
+    """From Python 3.12 on they would be printed, for every completion with such a text."""
+    warnings.simplefilter("always")
+    assert parse_python(r's = "\d"').body
+    assert not recwarn.list

@@ -101,7 +101,11 @@ def list_parameters(prompt: str, entry_point: str) -> str:
         for node in body:
             if isinstance(node, ast.FunctionDef) and node.name == entry_point:
                 arguments = node.args
-                return ", ".join(arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+                names = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
+                names += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+                names += [arg.arg for arg in arguments.kwonlyargs]
+                names += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+                return ", ".join(names)
     return "..."
 
 

@@ -110,7 +110,7 @@ def read_json_rows(path: Path) -> Iterator[DatasetRow]:
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(
-            path, "rt", encoding="utf-8", errors="surrogatepass"
+            path, "rt", encoding="utf-8-sig", errors="surrogatepass"
         ) as file:
             if path.name.removesuffix(".gz").endswith(".json"):
                 values = _parse_json(path, file.read())

@@ -6,7 +6,6 @@ rejects (syntax, nesting, null bytes) counts as unparsable instead of raising an
 
 import ast
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,9 +39,7 @@ def parse_source(source: str) -> ast.Module:
 
     Trees are cached and shared, so do not change them.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = parse_python(source)
+    tree = parse_python(source)
     check_depth(tree, MAX_DEPTH)
     return tree
 

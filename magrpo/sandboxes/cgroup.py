@@ -89,7 +89,7 @@ def _list_parents() -> Iterator[Path]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
         root, mounted = left.split()[3:5]
-        kind, _, options = right.split(maxsplit=2)
+        kind, *_, options = right.split()  # the source between them may be empty
         name: str | None = None
         if kind == "cgroup2":
             name = ""

@@ -21,6 +21,7 @@ import base64
 import builtins
 import marshal
 import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,7 @@ Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast
 
 BROAD = {"AssertionError", "BaseException", "Exception"}
 """Classes of exceptions too general to count as expected where a handler names them."""
+_TYPE_PARAMETERS = {"TypeVar", "ParamSpec", "TypeVarTuple"}  # classes of ``ast`` from Python 3.12 on
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     tree = _Instrument(tree, _find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
     if has_check:
         tree.body += parse_python("check(candidate)").body
-    code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec", dont_inherit=True))
+    with warnings.catch_warnings():  # of the test's author
+        warnings.simplefilter("ignore")
+        code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec", dont_inherit=True))
     return Instrumented(base64.b64encode(code).decode(), needs)
 
 
@@ -95,7 +99,38 @@ def _list_definitions(tree: ast.Module) -> set[str]:
 
 
 def _list_names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    return {item.id for item in list_nodes(node) if isinstance(item, ast.Name) and isinstance(item.ctx, context)}
+    """The names that are read, or bound, anywhere in a node."""
+    nodes = list_nodes(node)
+    names = {item.id for item in nodes if isinstance(item, ast.Name) and isinstance(item.ctx, context)}
+    return names.union(*map(_list_captured_names, nodes)) if context is ast.Store else names
+
+
+def _list_captured_names(node: ast.AST) -> set[str]:
+    """The names that a pattern or a type parameter binds, which stand in the tree as texts."""
+    match node:
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            return {name}
+    return {node.name} if type(node).__name__ in _TYPE_PARAMETERS else set()  # type: ignore[attr-defined]
+
+
+def _list_bound_names(node: ast.stmt) -> set[str]:
+    """The names that a statement binds in its own scope: not the variables of comprehensions and inner functions."""
+    names: set[str] = set()
+    rest: list[ast.AST] = [node]
+    while rest:
+        item = rest.pop()
+        match item:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda():
+                continue
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                walruses = [inner for inner in list_nodes(item) if isinstance(inner, ast.NamedExpr)]
+                names |= {walrus.target.id for walrus in walruses}
+                continue
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+        names |= _list_captured_names(item)
+        rest += ast.iter_child_nodes(item)
+    return names
 
 
 def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
@@ -205,10 +240,10 @@ except BaseException as __error:
                 return [self._make_case(node, ast.Tuple([call, ast.Constant(1)], ast.Load()), ast.unparse(call))]
             case ast.If() | ast.While() | ast.For() | ast.With() | ast.Try() | ast.TryStar() | ast.Match():
                 number = _count_asserts(node)
-                names = _list_names(node, ast.Store)
+                names = _list_bound_names(node)
                 return self._guard(self._rewrite_compound(node), number, names)
             case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.Expr() | ast.Delete():
-                return self._guard(node, 0, _list_names(node, ast.Store))
+                return self._guard(node, 0, _list_bound_names(node))
             case ast.FunctionDef(decorator_list=[_, *_]) | ast.ClassDef():
                 return self._guard(self.visit(node), 0, {node.name})
         return [self.visit(node)]

@@ -157,6 +157,8 @@ def test_the_paper_has_prompts_of_its_own() -> None:
     ("prompt", "parameters"),
     [
         ('def f(xs, *, key=None):\n    """Sum."""\n', "xs, key"),
+        ("def f(*numbers):", "*numbers"),
+        ("def f(a, /, *rest, b, **others):", "a, *rest, b, **others"),
         ("from typing import List\n\ndef g(): return 1\n\ndef f(xs: List[int]) -> int:", "xs"),
         ("Write a program that sums.", "..."),
         ("def f(\0", "..."),

@@ -58,8 +58,9 @@ def test_every_form_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "a.json").write_text(json.dumps(rows), encoding="utf-8")
+    (tmp_path / "windows.jsonl").write_text(text, encoding="utf-8-sig")
     Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
-    for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"):
+    for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "windows.jsonl"):
         assert [r.values for r in read_rows(str(tmp_path / name), "test")] == rows, name
     assert [r.where for r in read_rows(str(tmp_path / "a.jsonl"), "test")][1] == f"{tmp_path}/a.jsonl:3"
 

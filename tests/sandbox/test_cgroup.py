@@ -97,7 +97,8 @@ def test_jails_start_where_none_can_be_had(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 V1 = "4:memory:/docker/abc\n0::/\n", "30 25 0:26 /docker/abc /cg/memory rw - cgroup cgroup rw,memory\n"
-V2 = "0::/user.slice/run.service/trainer\n", "30 25 0:26 / /cg rw - cgroup2 cgroup2 rw\n"
+NAMELESS = "300 25 0:60 / /mnt rw - tmpfs  rw\n"  # of ``mount -t tmpfs "" /mnt``
+V2 = "0::/user.slice/run.service/trainer\n", f"{NAMELESS}30 25 0:26 / /cg rw - cgroup2 cgroup2 rw\n"
 ELSEWHERE = "0::/../../elsewhere\n", "30 25 0:26 / /cg rw - cgroup2 cgroup2 rw\n"
 
 

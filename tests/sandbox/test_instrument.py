@@ -158,6 +158,18 @@ match f(1):
         assert False
 assert f(4) == 5
 """
+CAPTURE = """
+match f(3):
+    case [a, *b]:
+        assert a == 3 and b == [9]
+"""
+SHADOW = """
+n = 5
+def check(candidate):
+    squares = [n * n for n in range(4)]
+    assert candidate(squares) == 14
+    assert candidate([n]) == 5
+"""
 DECORATED = """
 @f
 def g():
@@ -216,6 +228,8 @@ def check(candidate):
         (RAISES, lambda n: {}[n], [RAISED, "not_run", RAISED, WRONG]),
         (MATCH, one_more, [PASS, PASS, PASS]),
         (MATCH, always_raises, [RAISED, "not_run", RAISED]),
+        (CAPTURE, lambda n: [n, n * n], [PASS]),
+        (SHADOW, sum, [PASS, PASS]),
         (DECORATED, lambda n: 0 if callable(n) else n + 1, [PASS, PASS]),
         (DECORATED, always_raises, [RAISED, RAISED]),
         (TRIVIAL, one_more, [PASS]),
@@ -273,6 +287,7 @@ def test_needs_are_names_that_only_the_program_can_define() -> None:
     test = f"import math\nfrom a import b as c\ndef check(g):\n{body}"
     assert instrument_test(test, "f").needs == ("poly",)
     assert instrument_test(LOOP, "f").needs == ()
+    assert instrument_test(CAPTURE, "f").needs == ()
     assert instrument_test("from helpers import *\nassert f(poly(1))", "f").needs == ()
 
 
