@@ -49,6 +49,8 @@ status=0
 "${in_store[@]}" sh -c 'mkdir -p "$1" || exit 2; tar -C "$1" -czf - .' sh "$ARTIFACTS" >"$part/artifacts.tar.gz" || status=$?
 # tar's 1: a file changed while it was read, so a run is still writing it, and has not recorded it yet
 ((status <= 1)) || fail "could not read the artifacts in $ARTIFACTS"
+# and that of `docker compose run` for errors of its own, after which the archive is empty or cut
+gzip -t "$part/artifacts.tar.gz" || fail "the archive of the artifacts is incomplete"
 
 (cd "$part" && sha256sum -- * >SHA256SUMS)
 mv "$part" "$folder/$stamp"

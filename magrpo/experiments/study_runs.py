@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from uuid import uuid4
 
 from rich.console import Console
 
@@ -28,7 +29,7 @@ from magrpo.reports.study import StudyReport
 from magrpo.run.files import keep_place, read_place
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import PARENT_TAG, STUDY_TAG, MlflowTracker
-from magrpo.tracking.outbox import Outbox
+from magrpo.tracking.outbox import FOLDER_TAG, Outbox
 
 RunOne = Callable[[RunStore], object]
 
@@ -146,8 +147,8 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
             RunStore.create(_avoid_measured_dtype(study.configure_run(run)), run.run_id)
         keep_place(store, read_place(study.folder_store))
         with closing(Outbox(store.path)) as outbox:
-            if not outbox.size:  # attach the run to the study before its first record
-                outbox.append({"kind": "tags", "values": {PARENT_TAG: study.name}})
+            if not outbox.size:  # attach the run to the study before its first record, with an identity of its own
+                outbox.append({"kind": "tags", "values": {PARENT_TAG: study.name, FOLDER_TAG: uuid4().hex}})
         run_one(store)
     except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
         (study.folder / f"{run.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")

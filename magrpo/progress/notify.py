@@ -86,7 +86,11 @@ class Notices:
         self._send("recovery", self._attempt.state, reason)
 
     def _write_file(self, failed: str | None) -> None:
-        atomic_write(self._file, json.dumps({"failed": failed}).encode())
+        """Record the state of the attempt for the next one. A full disk must not keep the notice from being sent."""
+        try:
+            atomic_write(self._file, json.dumps({"failed": failed}).encode())
+        except OSError as error:
+            log.warning("the state of the attempt could not be written: %s", describe_error(error))
 
     def _send(self, event: Event, state: RunState, reason: str, resume: str = "") -> None:
         store, notify = self._attempt.store, self._attempt.notify

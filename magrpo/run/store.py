@@ -72,7 +72,8 @@ class RunStore:
 
     def __init__(self, root: Path, run_id: str) -> None:
         self.run_id = run_id
-        self.path = (root / run_id).resolve()
+        # The folder itself may be a link to another disk, and still belongs to this root.
+        self.path = root.resolve() / run_id
         self._checked: set[str] = set()
         """Folders of outputs that this object has committed or checked; they are not read again for a check."""
 
@@ -147,7 +148,11 @@ class RunStore:
         for stale in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(stale)
         partial.mkdir(parents=True)
-        metrics = {key: float(value) for key, value in write(partial).items()}
+        try:
+            metrics = {key: float(value) for key, value in write(partial).items()}
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # it may have filled the disk
+            raise
         files: dict[str, FileFacts] = {
             str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
             for path in sorted(partial.rglob("*"))

@@ -51,6 +51,7 @@ _PARAM_LENGTH = 6000
 _BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 _DIGEST_LENGTH = 36
 _FOLDER_LENGTH = 100
+_RUN_DELETED = "the run {} was deleted in MLflow; a new one will hold its records"
 
 
 @dataclass
@@ -96,6 +97,8 @@ class MlflowSink:
                 # MLflow refuses every record of a deleted experiment. They must wait, not be skipped as refused.
                 if self._client.get_experiment(self.experiment_id).lifecycle_stage == "deleted":
                     raise Unavailable(self._describe_deleted(self.experiment_id)) from None
+                if self._client.get_run(self.mlflow_run_id).info.lifecycle_stage == "deleted":
+                    raise Unavailable(_RUN_DELETED.format(self.mlflow_run_id)) from None
                 raise
 
     def _find_experiment(self) -> str:

@@ -123,7 +123,12 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
             tracker.params(flatten_config(config))
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **place.list_tags(), **tags})
             describe("RUNNING")
-            recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
+
+            def describe_evaluation() -> None:
+                if attempt.state.num_computed:  # not for each one that was committed before: it reads the whole run
+                    describe("RUNNING")
+
+            recorder = RunRecorder(config, store, tracker, describe_evaluation)
             with StageRunner(config, store, console, tracker.tags) as stages:
                 run_step = _watch_steps(wrap(stages.run_step), timing.stages, observers)
                 outcome = run_steps(config, store, run_step, recorder, stages.abort_steps)

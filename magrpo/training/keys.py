@@ -33,10 +33,13 @@ def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
         sections["train"].pop("max_tokens", None)
     if not sections.get("penalty", True):
         del sections["penalty"]  # a whole section at its defaults must not change the keys of older runs
-    prompts: list[Any] = []
-    if step.spec.shows_prompts:
-        prompts = [config.env.read_sources() if isinstance(config.env, AgentProgram) else PROMPTS]
+    prompts = [read_prompts(config)] if step.spec.shows_prompts else []
     return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs], *prompts)
+
+
+def read_prompts(config: RunConfig) -> Any:
+    """Return the text of the prompts, as plain JSON; for a program that of its file."""
+    return config.env.read_sources() if isinstance(config.env, AgentProgram) else PROMPTS
 
 
 def list_changes(value: Any) -> Any:

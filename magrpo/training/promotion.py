@@ -21,6 +21,7 @@ from magrpo.run.store import CONFIG, Pointer, RunStore
 from magrpo.tracking.connection import Unavailable, tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.training.gate import lead_over
+from magrpo.training.keys import list_changes, read_prompts
 from magrpo.training.loop import Outcome
 from magrpo.types import HEADLINE
 
@@ -127,11 +128,16 @@ class _Candidate:
 
     def _protocol(self) -> str:
         """Digest everything an evaluation depends on except the agents; equal digests allow a comparison by problem."""
-        sections = {"eval", "env", "reward", "penalty", "sandbox", "engine", "model", "rollout"}
-        tree = json.loads(self.config.model_dump_json(include=sections))
-        del tree["eval"]["every"]
-        tree["rollout"] = {key: tree["rollout"][key] for key in ("temperature", "top_p", "top_k", "max_new_tokens")}
-        return digest(tree, self.store.file_digest(self.outcome.problems, split_file("test")))
+        sections = ("eval", "env", "reward", "penalty", "sandbox", "engine", "model", "rollout")
+        # Differences from the defaults only: an option that a new version adds changes nothing.
+        tree = {name: list_changes(getattr(self.config, name)) for name in sections}
+        tree["eval"].pop("every", None)
+        sampling = ("temperature", "top_p", "top_k", "max_new_tokens")
+        tree["rollout"] = {key: value for key, value in tree["rollout"].items() if key in sampling}
+        if not tree["penalty"]:
+            del tree["penalty"]
+        problems = self.store.file_digest(self.outcome.problems, split_file("test"))
+        return digest(tree, problems, read_prompts(self.config))
 
     def decide_promotion(self, registered: Pointer, undo: Undo) -> Promotion:
         """Decide once: either the alias moves and the decision is committed, or neither happens."""

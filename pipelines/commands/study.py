@@ -72,9 +72,10 @@ def _run_flow(study: Study, workers: int) -> str:
 
             server.wait_until_ready()
         with name_server():
-            mark_killed(study.name)
+            parameters = {"file": str(study.path.absolute()), "root": str(study.root), "name": study.name}
+            mark_killed(study.name, parameters)
             try:
-                flows.study(str(study.path.absolute()), str(study.root), study.name, workers=workers)
+                flows.study(**parameters, workers=workers)
             except flows.StudyFailed as error:
                 return str(error)
     return ""

@@ -35,7 +35,7 @@ def _run_flow(store: RunStore) -> Result:
 
             with show_activity(LOADING["Prefect"]), name_server():
                 server.wait_until_ready()
-                mark_killed(run_id)
+                mark_killed(run_id, {"root": str(root), "run_id": run_id})
         with name_full_disk(store.path), name_server():
             return train(str(root), run_id)
 

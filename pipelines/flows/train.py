@@ -5,7 +5,7 @@ its output committed and returns within milliseconds. A second memory could only
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,12 +77,17 @@ def execute_in_flow(root: Path, run_id: str) -> Result:
     return execute(root, run_id, run_as_tasks, tags, undo_in_transaction, observers)
 
 
-def mark_killed(run_id: str) -> None:
-    """Mark earlier flow runs of this run as crashed if they were killed before they could report it."""
-    running = {"name": {"any_": [run_id]}, "state": {"type": {"any_": [StateType.RUNNING]}}}
+def mark_killed(name: str, parameters: Mapping[str, str]) -> None:
+    """Mark earlier flow runs as crashed if they were killed before they could report it.
+
+    They are those of this name that were called with these parameters: others on the server may share the name.
+    """
+    running = {"name": {"any_": [name]}, "state": {"type": {"any_": [StateType.RUNNING]}}}
     hurried = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1})
     with hurried, get_client(sync_client=True, httpx_settings={"timeout": 10.0}) as client:
         for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running)):
+            if not parameters.items() <= run.parameters.items():
+                continue
             client.set_flow_run_state(run.id, Crashed(message="the process was killed"), force=True)
 
 

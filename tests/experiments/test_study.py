@@ -27,6 +27,7 @@ from magrpo.reports.budget import build_ledger
 from magrpo.reports.study import StudiedRun, StudyReport
 from magrpo.run.files import is_finished
 from magrpo.run.store import RunStore
+from magrpo.tracking.outbox import find_folder_id
 from pipelines.arguments import STUDIES, list_shipped, locate_config
 from pipelines.cli import main
 from tests.experiments.fake_runs import make_run, run_hanging_study, run_with_a_partner
@@ -175,14 +176,16 @@ def test_a_study_leaves_other_runs_alone(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
-def test_no_run_of_a_study_chooses_its_precision_by_measurement(tmp_path: Path) -> None:
+def test_a_run_of_a_study_has_an_identity_and_does_not_choose_its_precision_by_measurement(tmp_path: Path) -> None:
     measured = 'set = ["model.dtype=auto", "model.device=cpu"]'
     study = load(write_study(tmp_path, ("seeds = [0, 1, 2]", f"seeds = [0]\n{measured}")))
     fix_study(study)
     run, *_ = study.list_pilots()
     assert study.configure_run(run).model.dtype == "auto"
     assert execute_run(study, Runner(), run) == ""
-    assert study.find_store(run.run_id).config().model.dtype == "float32"
+    store = study.find_store(run.run_id)
+    assert store.config().model.dtype == "float32"
+    assert find_folder_id(store.path), "so that MLflow tells it from runs of the same name in other folders"
 
 
 def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:

@@ -64,6 +64,18 @@ def test_sqlite_backup_of_a_database_in_use_comes_back(runs: Path, tmp_path: Pat
     assert (other / "mlartifacts" / "1" / "weights").read_bytes() == bytes(range(256))
 
 
+def test_an_archive_that_is_cut_is_no_backup(runs: Path, tmp_path: Path) -> None:
+    """The status of ``docker compose run`` that fails is the one with which tar says that a file changed."""
+    program = tmp_path / "bin" / "tar"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    result = _run("backup.sh", tmp_path / "backups", RUNS=runs, PATH=f"{program.parent}:{os.environ['PATH']}")
+    assert result.returncode != 0
+    assert "the archive of the artifacts is incomplete" in result.stderr
+    assert list((tmp_path / "backups").iterdir()) == []
+
+
 def test_restore_replaces_only_when_told(runs: Path, tmp_path: Path) -> None:
     backup = _backup(tmp_path / "backups", RUNS=runs)
     with closing(sqlite3.connect(runs / "mlflow.db")) as connection:

@@ -58,7 +58,7 @@ def test_the_night_goes_on_from_the_champion_that_the_week_evaluates() -> None:
         for deployment in FILE["deployments"]
         if "overrides" in deployment["parameters"]
     }
-    night, week = configs["nightly"], configs["weekly-evaluation"]
+    night, week = configs["nightly-champion"], configs["weekly-evaluation"]
     assert night.registry.model == week.registry.model
     assert (night.registry.continue_from_champion, night.registry.promote) == (True, True)
     assert (week.registry.continue_from_champion, week.train.num_iterations) == (True, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -126,6 +127,19 @@ def test_a_run_that_is_refused_before_it_sampled_is_told_without_a_command_to_re
             raise OSError("the disk is full")
     assert [posted.get("resume", "") for posted in receiver.posted] == ["", attempt.resume_command]
     assert "the prompt is too long" in receiver.posted[0]["reason"]
+
+
+def test_a_full_disk_keeps_no_notice_back(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(notices, "atomic_write", fail)
+    with receiving() as receiver:
+        attempt = make_attempt(config, receiver)
+        with pytest.raises(OSError, match="the first error"), observe_attempt(attempt, [Notices()]):
+            raise OSError("the first error")
+    [posted] = receiver.posted
+    assert "the first error" in posted["reason"]
 
 
 def test_a_service_that_refuses_or_hangs_is_one_warning(

@@ -78,6 +78,7 @@ def test_a_stage_that_fails_leaves_the_last_output_and_nothing_else(store: RunSt
     with pytest.raises(RuntimeError, match="boom"):
         store.commit("s", "k2", fail)
     assert store.find("s", "k") == pointer
+    assert [path.name for path in (store.path / "stages").iterdir()] == ["s"], "what it wrote may have filled the disk"
     store.commit("s", "k2", write_text("two"))
     assert [path.name for path in (store.path / "stages").iterdir()] == ["s"]
 
@@ -274,6 +275,15 @@ def test_a_configuration_that_is_damaged_is_named(store: RunStore, data: bytes, 
     lines = str(caught.value).splitlines()
     assert all(line.startswith(f"{path} ") for line in lines)
     assert len(lines) == 1 or all("written by another version?" in line for line in lines), "one line for each mistake"
+
+
+def test_a_run_behind_a_link_belongs_to_the_root_of_the_link(store: RunStore, tmp_path: Path) -> None:
+    """As after its folder was moved to another disk."""
+    elsewhere = tmp_path / "other-disk" / "moved"
+    elsewhere.parent.mkdir()
+    store.path.rename(elsewhere)
+    store.path.symlink_to(elsewhere)
+    assert RunStore(store.path.parent, "run").path == store.path
 
 
 def test_a_folder_in_place_of_a_configuration_is_no_run(store: RunStore) -> None:

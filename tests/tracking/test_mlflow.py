@@ -24,6 +24,7 @@ from magrpo.tracking.connection import (
 from magrpo.tracking.experiment_view import experiment_tags, missing_tags, view_link
 from magrpo.tracking.mlflow_runs import MlflowSink, MlflowTracker
 from magrpo.tracking.model_registry import ModelRegistry
+from magrpo.tracking.outbox import Record
 from magrpo.tracking.provenance import collect_provenance
 from tests.databases import write_database
 from tests.servers import serve_mlflow
@@ -342,9 +343,22 @@ def test_databricks_needs_an_absolute_path(tmp_path: Path, uri: str) -> None:
     assert check_tracking(TrackingConfig(uri=uri, experiment="/Users/me@example.org/magrpo"), tmp_path) == uri
 
 
+RECORD: Record = {"kind": "metrics", "step": 1, "time_ms": 1, "values": {"reward/joint": 1.0}}
+
+
 def test_an_experiment_that_is_deleted_during_a_run_loses_no_record(tmp_path: Path, uri: str) -> None:
     sink = MlflowSink(uri, "magrpo", "one", tmp_path / "artifacts", "magrpo.run_id")
     sink.connect()
     MlflowClient(uri).delete_experiment("1")
     with pytest.raises(Unavailable, match="mlflow experiments restore --experiment-id 1"):
-        sink.deliver([{"kind": "metrics", "step": 1, "time_ms": 1, "values": {"reward/joint": 1.0}}])
+        sink.deliver([RECORD])
+
+
+def test_a_run_that_is_deleted_while_it_trains_is_made_again_with_all_records(tmp_path: Path, uri: str) -> None:
+    sink = MlflowSink(uri, "magrpo", "one", tmp_path / "artifacts", "magrpo.run_id", folder_id="f")
+    deleted = sink.connect()
+    MlflowClient(uri).delete_run(deleted)
+    with pytest.raises(Unavailable, match=f"the run {deleted} was deleted in MLflow"):
+        sink.deliver([RECORD])
+    assert sink.connect() != deleted, "another destination, to which the outbox sends everything"
+    sink.deliver([RECORD])

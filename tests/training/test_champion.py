@@ -164,12 +164,21 @@ def test_the_gate_stays_closed_below_the_champion(world: World) -> None:
     assert_compared(world, promotion, 1.0)
 
 
+OTHER_SETTINGS = "version 1 was evaluated under other settings, so the two cannot be compared"
+
+
 def test_a_champion_that_was_evaluated_otherwise_stays(world: World) -> None:
     world.promote("one", "otherwise")
     world.rewrite("otherwise", 1, lambda facts: facts.update(protocol="another"))
     promotion = world.promote("two", "otherwise")
     assert not promotion.promoted
-    assert "version 1 was evaluated under other settings, so the two cannot be compared" in promotion.reason
+    assert OTHER_SETTINGS in promotion.reason
+
+
+def test_a_champion_that_was_asked_otherwise_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.promote("one", "prompts")
+    monkeypatch.setattr("magrpo.training.promotion.read_prompts", lambda config: "edited")
+    assert OTHER_SETTINGS in world.promote("two", "prompts").reason
 
 
 @contextmanager

@@ -82,5 +82,5 @@ def test_a_server_that_refuses_a_run_is_named(monkeypatch: pytest.MonkeyPatch) -
         url = f"{server}/api"
         reach(url, monkeypatch)
         with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServerError) as named, name_server():
-            mark_killed("run")
+            mark_killed("run", {})
     assert str(named.value).startswith(f"the Prefect server at {url} (PREFECT_API_URL) failed: Client error '401 ")

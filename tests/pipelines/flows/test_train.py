@@ -28,6 +28,7 @@ from magrpo.files.locks import lock_folder
 from magrpo.process.children import list_family, send_signal
 from magrpo.run.steps import Step
 from pipelines.flows.local_server import LocalServer, ServerError
+from pipelines.flows.train import mark_killed
 from tests.pipelines.micro import STAGES, command, fail_stage, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
 from tests.processes import assert_all_end, find_running, wait_until
@@ -163,6 +164,8 @@ def test_a_run_that_is_killed_and_then_fails_is_marked_told_and_resumed(flows: F
     with receiving() as receiver:
         urls = f'notify.urls=["{receiver.url}"]'
         assert flows.train("broken", partial(die_at_work, "rollout.0"), urls) == -signal.SIGKILL
+        with temporary_settings({PREFECT_API_URL: flows.url}):
+            mark_killed("broken", {"root": "/of/somebody/else", "run_id": "broken"})
         assert [run.state_name for run in flows.seen("broken")] == ["Running"]
         assert receiver.posted == []
 
