@@ -28,7 +28,7 @@ from magrpo.sandboxes.jail.zygote import fork_process
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution
-from tests.processes import assert_all_end
+from tests.processes import assert_all_end, wait_until
 
 from .conftest import CHECK, RIGHT, open_pool, the_worker, wait_until_gone
 from .honest import PROGRAMS
@@ -195,8 +195,10 @@ def test_more_workers_than_a_program_may_have_descriptors(level: str) -> None:
     assert {(report.status, report.level) for report in reports} == {("pass", level)}
 
 
-def test_closing_ends_what_runs() -> None:
-    pool = open_pool(workers=1, test_s=100, total_s=100)
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
+def test_closing_ends_what_runs(level: str) -> None:
+    """At once, also where no pid namespace ends with its first process."""
+    pool = open_pool(level=level, workers=1, test_s=100, total_s=100)
     child = psutil.Process(the_worker(pool).process.pid)
     jail = child.children(recursive=True)
     endless = [Execution(f"while True:\n    {number}\n", "f", CHECK) for number in range(2)]
@@ -212,24 +214,29 @@ def test_closing_ends_what_runs() -> None:
     assert wait_for_end([child, *jail], 0.0) == []
 
 
-def _train_until_killed(sender: multiprocessing.connection.Connection) -> None:
+def _train_until_killed(level: str, sender: multiprocessing.connection.Connection) -> None:
     """Keep a pool busy with an endless program, report through ``sender`` once it runs, and wait to be killed."""
-    pool = open_pool(workers=2, test_s=100, total_s=100)
-    pool.threads.submit(pool._run_one, Execution("while True:\n    pass\n", "f", CHECK))
+    pool = open_pool(level=level, workers=2, test_s=100, total_s=100)
+    pool.threads.submit(pool._run_one, Execution("import time\ntime.sleep(1e9)\n", "f", CHECK))
     while not any(worker.jobs for worker in pool.alive):
         time.sleep(0.001)
     sender.send("at work")
     time.sleep(1000)
 
 
-def test_killing_the_trainer_leaves_no_process() -> None:
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
+def test_killing_the_trainer_leaves_no_process(level: str) -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    trainer = multiprocessing.get_context("spawn").Process(target=_train_until_killed, args=(sender,))
+    trainer = multiprocessing.get_context("spawn").Process(
+        target=_train_until_killed, args=(level, sender), daemon=True
+    )
     trainer.start()
     receiver.recv()
     assert trainer.pid is not None
-    family = list_family(trainer.pid)
-    assert len(family) >= 8
+    # Two zygotes, each with a candidate that waits; a tester and its candidate.
+    pid = trainer.pid
+    wait_until(lambda: len(list_family(pid)) >= 6)
+    family = list_family(pid)
     trainer.kill()
     trainer.join()
     assert_all_end(family)

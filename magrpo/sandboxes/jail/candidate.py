@@ -42,22 +42,34 @@ class Watch:
         self.calls = self.depth = 0
         self.hide, self.running = hide, False
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: Any, names: dict[str, Any], name: str) -> Any:
+        """Wrap ``function``, which ``names[name]`` is to hold. It calls itself unwrapped, so as deeply as in Python."""
+
         def watched(*args: Any, **kwargs: Any) -> Any:
             outermost = self.running and self.depth == 0
             if outermost and self.hide == "changes":
                 with suppress(Exception):  # if an argument cannot be copied, changes of it are not hidden
                     args, kwargs = deepcopy((args, kwargs))
+            is_bound = names.get(name) is watched
+            if is_bound:
+                names[name] = function
             self.depth += 1
             try:
                 result = function(*args, **kwargs)
             finally:
                 self.depth -= 1
+                if is_bound and names.get(name) is function:
+                    names[name] = watched
             self.calls += outermost
             if outermost and self.hide == "value":
                 return exchange_value(result)
             return Hidden() if outermost and self.hide == "result" else result
 
+        if not isinstance(function, type):
+            update_wrapper(watched, function)
+            for attribute in ("cache_clear", "cache_info", "cache_parameters"):  # of functools.cache
+                if hasattr(function, attribute):
+                    setattr(watched, attribute, getattr(function, attribute))
         return watched
 
 
@@ -121,7 +133,7 @@ class CandidateProgram:
             del module.__dict__["__watch__"]
             watched = module.__dict__.get(self.watch)
             if callable(watched):
-                module.__dict__[self.watch] = tracer(watched)
+                module.__dict__[self.watch] = tracer(watched, module.__dict__, self.watch)
 
         module.__dict__["__watch__"] = begin
         exec(self.code, module.__dict__)  # running foreign code is the purpose of this process

@@ -6,6 +6,7 @@ Landlock lets a process read listed files only, and denies the rest of the file 
 import ctypes
 import os
 import resource
+import signal
 import struct
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ DEVICES = ("/dev/null", "/dev/urandom")
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 1, 2, 4, 8, 2
 MS_REMOUNT, MS_BIND = 32, 4096
-PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 24, 38, 47
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 24, 38, 47
 PR_CAP_AMBIENT_CLEAR_ALL, SET_MODE_FILTER, NEW_LISTENER = 4, 1, 8
 CAPABILITY_VERSION_3, LAST_CAPABILITY = 0x20080522, 40
 
@@ -55,6 +56,11 @@ def check_call(result: int, what: str) -> None:
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies: without a pid namespace nothing else would."""
+    check_call(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "death signal")
 
 
 def unshare_namespaces(flags: int) -> None:

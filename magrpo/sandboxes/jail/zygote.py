@@ -64,7 +64,7 @@ class Zygote:
                 requests, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with far:
                     life = self.take_ready_candidate()
-                    testing = self.fork_tester(connection, far, life)
+                    testing = self.fork_tester(connection, (far, requests), life)
             with requests:
                 life.channel.close()
                 self.ready = self.fork_candidate()
@@ -135,6 +135,7 @@ class Zygote:
         pid = fork_process()
         if pid == 0:
             try:
+                confine.die_with_parent()
                 os.setsid()
                 listener = self.level.confine_candidate()
                 if self.level.asks:
@@ -152,15 +153,24 @@ class Zygote:
         far.close()
         return LiveCandidate(pid, near)
 
-    def fork_tester(self, connection: socket.socket, requests: socket.socket, life: LiveCandidate) -> int:
+    def fork_tester(
+        self, connection: socket.socket, requests: tuple[socket.socket, socket.socket], life: LiveCandidate
+    ) -> int:
+        """Fork a tester. ``requests``: its end of the channel to the zygote, and the zygote's."""
+        zygote = os.getpid()
         pid = fork_process()
         if pid == 0:
             try:
+                confine.die_with_parent()
+                if os.getppid() != zygote:  # it was too late for that
+                    return 0
                 self.control.close()
+                own, other = requests
+                other.close()  # or it would never notice that the zygote is gone
                 self.level.confine_tester()
                 tester.limit_process(self.level.package_bytes)
                 process = CandidateProcess(life.channel, life.pid, self.proc)
-                tester.serve_jobs(connection, requests, process, self.level.limits, self.level.namespaces)
+                tester.serve_jobs(connection, own, process, self.level.limits, self.level.namespaces)
             finally:
                 os._exit(0)
         return pid
