@@ -49,6 +49,8 @@ def test_a_sampler_and_a_rank_share_each_gpu_if_they_are_colocated(cluster: Clus
     of_samplers, of_ranks = (ray.get([actor.list_gpus.remote() for actor in actors]) for actors in (samplers, ranks))
     assert sorted(of_samplers) == [[0], [1]]
     assert of_ranks == of_samplers
+    ray.util.remove_placement_group(cluster._shared_gpus)  # later tests need all of the node's CPUs
+    cluster._shared_gpus = None
 
 
 @pytest.mark.usefixtures("cluster")

@@ -185,6 +185,10 @@ PLAIN = {
         "def f(items):\n    items.reverse()\n    return items[::-1]\n",
         "items = list(range(120000))\nassert len(f(items)) == 120000\nassert items[0] == 119999",
     ),
+    "more items than an answer may have": (
+        "def f(items):\n    return sum(items)\n",
+        "assert f(list(range(300000))) == 44999850000",
+    ),
     "a function that makes missing items": (
         "from collections import defaultdict\ndef f():\n    found = defaultdict(lambda: 0)\n    found['x'] += 1\n    return found\n",
         "assert f() == {'x': 1}",

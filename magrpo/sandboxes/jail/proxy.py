@@ -18,6 +18,8 @@ from .values import Decoder, Encoder, read_index
 
 HUNG, GONE = b"h", b"g"
 MAX_TRANSCRIPT = 200
+MAX_ARGUMENTS = 2_000_000
+"""Most values in the arguments of a call. They are the test's, and so may be more than an answer may have."""
 START_S = 10.0
 WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
@@ -78,6 +80,7 @@ class Proxy(Callee):
         if self.entry_is_class:
             raise Inexpressible("the entry point is a class")
         encoder = Encoder()
+        encoder.budget = MAX_ARGUMENTS
         try:
             question = encoder.encode((self.surroundings.list_changes(), args, tuple(kwargs.items())))
         except wire.WireError as error:
