@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,28 @@ if TYPE_CHECKING:
 Splits = Mapping[Split, Sequence[Problem]]
 Cache = MutableMapping[Execution, ExecutionReport]
 """Execution reports of the run so far, so that identical programs are executed once."""
+MAX_REPORTS = 200_000
+"""Most reports that a run keeps, of about 2 kB each; a run of many iterations would otherwise fill the memory."""
 
 
-def should_retry(report: ExecutionReport) -> bool:
-    """Whether another attempt may succeed: the sandbox failed. A test that cannot be run fails every time."""
-    return "infra_error" in report.statuses
+def collect_reports(
+    executions: Iterable[Execution], cache: Cache, run: Callable[[list[Execution]], Sequence[ExecutionReport]]
+) -> tuple[dict[Execution, ExecutionReport], dict[Execution, ExecutionReport]]:
+    """Return the reports of programs, and those of them that ``run`` has made because ``cache`` had none.
+
+    A program on which the sandbox failed is run again; a test that cannot be run fails every time. Several threads may
+    share ``cache``.
+    """
+    distinct = list(dict.fromkeys(executions))
+    cached = {one: cache.get(one) for one in distinct}
+    known = {one: report for one, report in cached.items() if report and "infra_error" not in report.statuses}
+    new = [one for one in distinct if one not in known]
+    ran = dict(zip(new, run(new), strict=True)) if new else {}
+    cache.update(ran)
+    if len(cache) > MAX_REPORTS:
+        for oldest in list(cache)[: len(cache) - MAX_REPORTS // 2]:
+            cache.pop(oldest, None)
+    return known | ran, ran
 
 
 @dataclass(frozen=True, slots=True)

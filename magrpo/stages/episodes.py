@@ -19,7 +19,7 @@ from magrpo.errors import PluginFailed, quote_value
 from magrpo.gateway.player import PlayedEpisode, Services
 from magrpo.gateway.sessions import EpisodeTask
 from magrpo.interfaces import TakesReturned
-from magrpo.stages.backend import Backend, Team, should_retry
+from magrpo.stages.backend import Backend, Team, collect_reports
 from magrpo.text import replace_surrogates
 from magrpo.types import Action, Episode, EpisodeStatus, Execution, ExecutionReport, Request, RolloutGroup, Turn
 
@@ -64,9 +64,8 @@ def _generate(backend: Backend, requests: list[Request]) -> list[Action]:
 
 def _run_programs(backend: Backend, executions: list[Execution]) -> list[ExecutionReport]:
     """Run programs that episodes want to see run, unless they have a report that another attempt would repeat."""
-    new = [one for one in dict.fromkeys(executions) if one not in backend.cache or should_retry(backend.cache[one])]
-    backend.cache.update(zip(new, run_executions(backend.sandbox, new, None), strict=True))
-    return [backend.cache[execution] for execution in executions]
+    reports, _ = collect_reports(executions, backend.cache, lambda new: run_executions(backend.sandbox, new, None))
+    return [reports[execution] for execution in executions]
 
 
 def _finish_episode(played: PlayedEpisode, env: AgentProgram, team: Team) -> Episode:

@@ -15,7 +15,7 @@ from magrpo.envs.program import AgentProgram
 from magrpo.errors import quote_value
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.run import files
-from magrpo.stages.backend import Cache, ScoreStats, Team, should_retry
+from magrpo.stages.backend import Cache, ScoreStats, Team, collect_reports
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.penalty import subtract_penalties
 from magrpo.stages.pricing import Pricing
@@ -23,6 +23,7 @@ from magrpo.types import (
     PENDING,
     UNJUDGED,
     Episode,
+    Execution,
     ExecutionReport,
     JointReward,
     Problem,
@@ -103,19 +104,22 @@ def score_texts(
     pricing = Pricing.of(reward, workers, len(items))
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
     open_items = list(range(len(items)))
+
+    def run_programs(new: list[Execution]) -> Sequence[ExecutionReport]:
+        started = perf_counter()
+        try:
+            return run_executions(sandbox, new, progress)
+        finally:
+            stats.seconds += perf_counter() - started
+
     while open_items:
         requested = pricing.list_executions({i: (*items[i], reports[i]) for i in open_items})
-        distinct = dict.fromkeys(execution for executions in requested.values() for execution in executions.values())
-        new = [execution for execution in distinct if execution not in cache or should_retry(cache[execution])]
-        if new:
-            started = perf_counter()
-            ran = dict(zip(new, run_executions(sandbox, new, progress), strict=True))
-            stats.seconds += perf_counter() - started
-            stats.ran |= ran
-            cache.update(ran)
+        wanted = [execution for executions in requested.values() for execution in executions.values()]
+        found, ran = collect_reports(wanted, cache, run_programs)
+        stats.ran |= ran
+        stats.wanted += len(wanted)
         for i, executions in requested.items():
-            stats.wanted += len(executions)
-            reports[i] |= {name: cache[execution] for name, execution in executions.items()}
+            reports[i] |= {name: found[execution] for name, execution in executions.items()}
         # The reward is asked again about items that had requests, until it requests nothing more.
         open_items = [i for i in open_items if requested[i] and not _is_unjudged(reports[i].values())]
     valid = {i: (*items[i], reports[i]) for i in range(len(items)) if not _is_unjudged(reports[i].values())}

@@ -10,6 +10,7 @@ import pytest
 from magrpo.config.agents import AgentConfig
 from magrpo.errors import ConfigError
 from magrpo.rewards.coding import CodingReward
+from magrpo.stages import backend
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.pricing import Workers
 from magrpo.stages.score import Scored, score, score_texts
@@ -54,6 +55,18 @@ def test_identical_programs_run_once_in_a_run() -> None:
     # The helper is empty, so both executions of the reward are the same program.
     assert [len(batch) for batch in sandbox.batches] == [1]
     assert stats.metrics()["sandbox/reused_frac"] == 1.0
+
+
+def test_a_run_keeps_so_many_reports_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "MAX_REPORTS", 4)
+    sandbox = ScriptedSandbox(lambda _: "wrong")
+    cache: Cache = {}
+    items = [(PROBLEM, {"helper": "", "main": str(number)}) for number in range(10)]
+    for _ in range(2):
+        priced, _ = score_texts(items, reward=PassReward(), sandbox=sandbox, cache=cache)
+        assert [report.status for one in priced for report in one.reports.values()] == ["wrong"] * 10
+        assert len(cache) == 2, "the newest, half as many, so that it is not done each time"
+    assert [len(batch) for batch in sandbox.batches] == [10, 8]
 
 
 def test_a_failure_of_the_sandbox_masks_and_is_tried_again_next_time() -> None:
