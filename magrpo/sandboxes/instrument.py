@@ -21,12 +21,11 @@ import base64
 import builtins
 import marshal
 import sys
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from magrpo.python_source import MAX_DEPTH, check_depth, list_nodes, name_import, parse_python
+from magrpo.python_source import MAX_DEPTH, check_depth, compile_tree, list_nodes, name_import, parse_python
 from magrpo.sandboxes.jail.recorder import HOOK
 
 Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast.Match
@@ -60,9 +59,7 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     tree = _Instrument(tree, _find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
     if has_check:
         tree.body += parse_python("check(candidate)").body
-    with warnings.catch_warnings():  # of the test's author
-        warnings.simplefilter("ignore")
-        code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec", dont_inherit=True))
+    code = marshal.dumps(compile_tree(tree, "<test>"))
     return Instrumented(base64.b64encode(code).decode(), needs)
 
 
