@@ -56,7 +56,7 @@ def test_from_the_second_iteration_on_samples_are_of_earlier_weights(runs: Runs)
 def refuse_company() -> None:
     """Fail when two threads compute with torch at the same time."""
     import magrpo.model.side_by_side
-    import magrpo.updates.updater
+    import magrpo.updates.gradients
 
     run, alone = magrpo.model.side_by_side.run_side_by_side, Lock()
 
@@ -69,7 +69,7 @@ def refuse_company() -> None:
             alone.release()
 
     magrpo.model.side_by_side.run_side_by_side = run_alone
-    magrpo.updates.updater.run_side_by_side = run_alone
+    magrpo.updates.gradients.run_side_by_side = run_alone
 
 
 @pytest.mark.slow
