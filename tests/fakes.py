@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from magrpo.interfaces import Progress
 from magrpo.types import (
@@ -114,7 +115,7 @@ class ScriptedSandbox:
         if progress:
             progress(len(executions))
         statuses = [self.script(execution) for execution in executions]
-        return [ExecutionReport(status, (Case(status),), self.level) for status in statuses]  # type: ignore[arg-type]
+        return [ExecutionReport(status, (Case(status),), self.level) for status in statuses]
 
     def close(self) -> None: ...
 
@@ -150,7 +151,7 @@ class TurnsEnv(LengthEnv):
 class PassReward:
     """1 for each of two executions that passes; the second runs only if the first did."""
 
-    maxima: Mapping[str, float] = {"first": 1.0, "second": 1.0}
+    maxima: ClassVar[Mapping[str, float]] = {"first": 1.0, "second": 1.0}
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]

@@ -54,7 +54,7 @@ def test_the_settings_of_the_default_run_are_those_of_its_file() -> None:
     shipped = load_config(ROOT / "pipelines" / "configs" / "embedded.toml")
     for key, embedded, default, _ in read_table(PAGE, "What the default run uses"):
         section, name = key.strip("`").split(".")
-        field: Any = RunConfig.model_fields[section].annotation.model_fields[name]  # type: ignore[union-attr]
+        field: Any = RunConfig.model_fields[section].annotation.model_fields[name]
         assert embedded == str(getattr(getattr(shipped, section), name)), key
         assert default == str(field.default), key
 

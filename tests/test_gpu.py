@@ -21,8 +21,9 @@ from magrpo.model.collate import count_padded, make_attention_mask, plan_batches
 from magrpo.model.policy import Policy
 from magrpo.planning.sizes import UPDATING, estimate_memory
 from magrpo.process.children import list_family, wait_for_end
+from magrpo.run.manifest import MANIFEST
 from magrpo.run.steps import Step
-from magrpo.run.store import MANIFEST, RunStore
+from magrpo.run.store import RunStore
 from magrpo.types import Sample
 from magrpo.updates.updater import Updater
 from pipelines.arguments import locate_config

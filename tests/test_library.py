@@ -49,9 +49,13 @@ def test_the_agents_of_a_run_are_asked(tmp_path: Path) -> None:
 
 def test_metrics_are_one_row_for_each_iteration_with_times_summed_over_turns(config: magrpo.RunConfig) -> None:
     store = RunStore.create(config, "run")
-    for turn, (seconds, tokens) in enumerate([(1.0, 5.0), (2.0, 7.0)]):
-        name = Step("rollout", 1, str(turn)).folder
-        store.commit(name, "key", lambda _, s=seconds, t=tokens: {"time/rollout_s": s, "rollout/tokens": t})
+
+    def commit_turn(turn: int, seconds: float, tokens: float) -> None:
+        metrics = {"time/rollout_s": seconds, "rollout/tokens": tokens}
+        store.commit(Step("rollout", 1, str(turn)).folder, "key", lambda _: metrics)
+
+    commit_turn(0, 1.0, 5.0)
+    commit_turn(1, 2.0, 7.0)
     metrics = magrpo.open_run(store.path).read_metrics()
     assert metrics.index.tolist() == [1]
     assert metrics.loc[1].to_dict() == {"time/rollout_s": 3.0, "rollout/tokens": 7.0}

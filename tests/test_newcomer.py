@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pyte
@@ -100,11 +101,11 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 def prepare_environment(checkout: Path) -> None:
     """Put a ``.venv`` into a checkout as infra/setup.sh leaves it, with the dependencies of the tests: no download."""
     environment = checkout / ".venv"
-    run = {"check": True, "cwd": checkout, "capture_output": True}
+    run: dict[str, Any] = {"check": True, "cwd": checkout, "capture_output": True}
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], **run)
     [packages] = environment.glob("lib/python3*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
     subprocess.run([*pip, "install", "--no-deps", "--no-build-isolation", "--editable", checkout], **run)
     subprocess.run(["bash", "-c", 'source infra/setup.sh && digest cpu >"$STAMP"'], **run)
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,9 +59,10 @@ def test_the_examples_make_a_rollout_with_rewards(config: RunConfig) -> None:
             nodes = child_nodes(levels[-1], config.rollout, 0)[:1]
     finally:
         sandbox.close()
-    bonus = 0.5 * (1 - 4 / config.reward.max_lines)
+    reward: Any = config.reward
+    bonus = 0.5 * (1 - 4 / reward.max_lines)
     assert [turn.reward.total for turn in levels[0][0].turns] == pytest.approx([1 + bonus, 0.0, 1 / 3, 0.0])
-    assert config.reward.fraction(sum(config.reward.maxima.values())) == 1.0
+    assert reward.fraction(sum(reward.maxima.values())) == 1.0
     seen = [bytes(prompt.token_ids).decode() for prompt in levels[-1][0].prompts.values()]
     assert ["# feedback\n3 tests pass" in text for text in seen] == [config.env.num_turns == 2] * 2
     assert ["return aux(n) + 4" in text for text in seen] == [False, config.env.num_turns == 2]

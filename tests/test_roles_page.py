@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from magrpo.config.run import RunConfig, load_config
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit
-from magrpo.stages.rollout import child_nodes, rollout, root_nodes
+from magrpo.stages.rollout import Node, child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
-from magrpo.types import PENDING, Problem, Request
+from magrpo.types import PENDING, Problem, Request, RolloutGroup, ScoredTurn
 from tests.fakes import ScriptedEngine, ScriptedSandbox, render
 
 PAGE = (Path(__file__).parents[1] / "docs" / "roles.md").read_text(encoding="utf-8")
@@ -40,7 +41,7 @@ def test_a_plan_is_worth_what_is_written_after_it(config: RunConfig) -> None:
             return next(plans)
         return "def f(x):\n    return x + 1" if "add one" in prompt else "I cannot."
 
-    def play(nodes):
+    def play(nodes: Sequence[Node]) -> list[RolloutGroup[ScoredTurn]]:
         return score(rollout(nodes, team, backend, config.rollout, seed=0), team, backend.sandbox, cache={})[0]
 
     sandbox = ScriptedSandbox(lambda _: "pass")

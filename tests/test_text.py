@@ -32,7 +32,7 @@ def test_problems_of_any_set_are_prepared_without() -> None:
         def load(self) -> dict[str, list[Problem]]:
             return {split: [Problem(f"{split}\ud800", HALF, tags={"a": "\ud800"})] for split in ("train", "test")}
 
-    splits = prepare(Odd(), 1)  # type: ignore[arg-type]
+    splits = prepare(Odd(), 1)
     assert splits["train"] == [Problem("train\ufffd", "a\ufffd\ufffdb\ufffd", tags={"a": "\ufffd"})]
 
 

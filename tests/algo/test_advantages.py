@@ -39,7 +39,7 @@ def test_std_divides_by_the_population_deviation() -> None:
 def test_equal_returns_have_exactly_no_advantage_over_a_baseline(estimator: str, normalize: str) -> None:
     keeps = not ESTIMATORS[estimator].has_baseline and normalize == "none"
     for group in ([0.1, 0.1, 0.1], [3.7], []):  # the mean of the first is not 0.1
-        found = group_advantages(group, estimator, normalize)  # type: ignore[arg-type]
+        found = group_advantages(group, estimator, normalize)
         assert found == (group if keeps else [0.0] * len(group))
 
 
@@ -48,8 +48,8 @@ def test_equal_returns_have_exactly_no_advantage_over_a_baseline(estimator: str,
 def test_groups_that_can_train_are_those_that_may_have_an_advantage(estimator: str, normalize: str) -> None:
     for size in (1, 2, 5):
         group = [float(value) for value in range(1, size + 1)]
-        found = group_advantages(group, estimator, normalize)  # type: ignore[arg-type]
-        assert any(found) == ESTIMATORS[estimator].can_train(size, normalize)  # type: ignore[arg-type]
+        found = group_advantages(group, estimator, normalize)
+        assert any(found) == ESTIMATORS[estimator].can_train(size, normalize)
 
 
 @given(returns, st.floats(-100, 100, allow_nan=False, width=32))

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_generalised_advantages_by_hand() -> None:
     tree = [node([1.0]), node([2.0], (0, 0)), node([4.0], (1, 0))]
     deltas = [1 + 0.5 * 2 - 3, 2 + 0.5 * 5 - 2, 4 - 5]
     expected = [deltas[0] + 0.4 * deltas[1] + 0.16 * deltas[2], deltas[1] + 0.4 * deltas[2], deltas[2]]
-    returns = tree_returns(tree, gamma, 3, Bootstrap(values, gae_lambda))
+    returns: Any = tree_returns(tree, gamma, 3, Bootstrap(values, gae_lambda))
     assert [found - value for [found], value in zip(returns, values, strict=True)] == pytest.approx(expected)
     assert tree_returns(tree, gamma, 3, Bootstrap(values, 1.0)) == tree_returns(tree, gamma, 3)
     assert tree_returns(tree, gamma, 3, Bootstrap(values, 0.0)) == [[1 + 0.5 * 2], [2 + 0.5 * 5], [4.0]]

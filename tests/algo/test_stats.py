@@ -112,7 +112,7 @@ def test_seed_interval_is_students() -> None:
     # 1, 2 and 3: deviation 1, so 4.303 / sqrt(3) around 2; the quantile with two degrees of freedom is 4.303.
     value = seed_interval([1.0, 2.0, 3.0])
     assert value.mean == 2.0
-    assert (value.low, value.high) == (pytest.approx(2 - 2.4841, abs=1e-4), pytest.approx(2 + 2.4841, abs=1e-4))
+    assert (value.low, value.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
     assert seed_interval([0.5, 0.5]).high == 0.5
     with pytest.raises(AssertionError):
         seed_interval([1.0])

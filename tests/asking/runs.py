@@ -32,8 +32,13 @@ def make_run(path: Path, root: Path, overrides: Sequence[str] = (), name: str = 
 
     store.commit(Step("prepare", 0).folder, "key", write_problems)
     policy = open_policy(config)
+
+    def write_weights(folder: Path) -> dict[str, float]:
+        policy.save(folder / "weights")
+        return {}
+
     for iteration in (0, 1):
-        store.commit(Step("update", iteration).folder, "key", lambda folder: policy.save(folder / "weights") and {})
+        store.commit(Step("update", iteration).folder, "key", write_weights)
         perturb(policy, seed=1, scale=scale)
     return store
 

@@ -56,10 +56,10 @@ def test_turns_are_counted(value: object) -> None:
         (None, "returned None for problem 'add/2'; it must return an Observation"),
         ("text", "returned 'text' for problem 'add/2'; it must return an Observation"),
         (Observation(()), "returned an Observation with messages = () for problem"),
-        (Observation([Message("user", "x")]), "returned an Observation with messages = [Message("),  # type: ignore[arg-type]
-        (Observation(("x",)), "returned the message 'x' for problem"),  # type: ignore[arg-type]
-        (Observation((Message("user", None),)), "returned the message Message(role='user', content=None) for"),  # type: ignore[arg-type]
-        (Observation((Message("partner", "x"),)), "returned a message with the role 'partner' for problem"),  # type: ignore[arg-type]
+        (Observation([Message("user", "x")]), "returned an Observation with messages = [Message("),
+        (Observation(("x",)), "returned the message 'x' for problem"),
+        (Observation((Message("user", None),)), "returned the message Message(role='user', content=None) for"),
+        (Observation((Message("partner", "x"),)), "returned a message with the role 'partner' for problem"),
     ],
 )
 def test_unusable_observations_are_refused(value: object, fault: str) -> None:

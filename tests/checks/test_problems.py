@@ -34,8 +34,8 @@ class Given:
         ({"validation": [ADD]}, "returned the split 'validation'; splits are train, test, ood"),
         ({"train": 5}, "returned 5 for the split 'train'"),
         ({"train": [{"prompt": "p"}]}, "returned {'prompt': 'p'} in the split 'train'"),
-        ({"train": [Problem("add/2", None)]}, "returned the problem 'add/2' with prompt = None; "),  # type: ignore[arg-type]
-        ({"train": [Problem(2, "p")]}, "returned the problem 2 with task_id = 2; "),  # type: ignore[arg-type]
+        ({"train": [Problem("add/2", None)]}, "returned the problem 'add/2' with prompt = None; "),
+        ({"train": [Problem(2, "p")]}, "returned the problem 2 with task_id = 2; "),
         ({"train": [Problem("add/2", "p", tags={"level": 1})]}, "returned the problem 'add/2' with tags = "),  # type: ignore[dict-item]
     ],
 )
@@ -65,7 +65,7 @@ class Parsed(FileProblems):
     kind: str = "parsed"
 
     def parse(self, row: DatasetRow) -> Any:
-        answers = {"text": "p", "problem": ADD, "untyped": Problem("add/2", 3), "nothing": None}  # type: ignore[arg-type]
+        answers = {"text": "p", "problem": ADD, "untyped": Problem("add/2", 3), "nothing": None}
         return answers[row.values["give"]]
 
 

@@ -70,12 +70,12 @@ def full(**parts: Any) -> dict[str, Any]:
         (None, "returned None for problem 'add/2'; it must return a JointReward"),
         (0.5, "returned 0.5 for problem 'add/2'; it must return a JointReward"),
         ((1.0, {}), "returned (1.0, {}) for problem 'add/2'; it must return a JointReward"),
-        (JointReward(None, full()), "returned a JointReward with total = None for problem 'add/2'; "),  # type: ignore[arg-type]
-        (JointReward("1", full()), "returned a JointReward with total = '1' for problem"),  # type: ignore[arg-type]
-        (JointReward(1.0, None), "returned a JointReward with parts = None for problem"),  # type: ignore[arg-type]
+        (JointReward(None, full()), "returned a JointReward with total = None for problem 'add/2'; "),
+        (JointReward("1", full()), "returned a JointReward with total = '1' for problem"),
+        (JointReward(1.0, None), "returned a JointReward with parts = None for problem"),
         (JointReward(1.0, full(tests="1")), "returned a JointReward with parts['tests'] = '1' for problem"),
         (JointReward(1.0, full(tests=np.ones(3))), "returned a JointReward with parts['tests'] = array("),
-        (JointReward(0.0, full(), None), "returned a JointReward with local = None for problem 'add/2'"),  # type: ignore[arg-type]
+        (JointReward(0.0, full(), None), "returned a JointReward with local = None for problem 'add/2'"),
         (JointReward(0.0, full(), {"ada": 1.0}), "gave 'ada' a local reward for problem 'add/2'; "),
         (
             JointReward(1.0, full(test=1.0)),
@@ -101,7 +101,7 @@ def test_a_coroutine_is_named_and_closed() -> None:
 
 
 def test_numbers_of_numpy_and_torch_become_floats() -> None:
-    given = JointReward(np.float32(1.5), full(tests=torch.tensor(1.0), brevity=True and 0.5), {"main": 1})  # type: ignore[arg-type]
+    given = JointReward(np.float32(1.5), full(tests=torch.tensor(1.0), brevity=True and 0.5), {"main": 1})
     priced = price(Brief(given))
     assert priced == JointReward(1.5, {"tests": 1.0, "brevity": 0.5}, {"main": 1.0})
     assert {type(value) for value in (priced.total, *priced.parts.values(), *priced.local.values())} == {float}
@@ -145,7 +145,7 @@ def test_a_fraction_must_be_a_number(value: object, said: str) -> None:
         (None, "returned None for problem"),
         ([Execution("s", "f", "t")], "returned [Execution("),
         ({"program": "def f(): ..."}, "returned {'program': 'def f(): ...'} for problem 'add/2'; it must return a map"),
-        ({"program": Execution(None, "f", "t")}, "returned an Execution whose source is None for problem"),  # type: ignore[arg-type]
+        ({"program": Execution(None, "f", "t")}, "returned an Execution whose source is None for problem"),
         (
             {"first": Execution("s", "f", "t")},
             "asked for 'first' again for problem 'add/2'; return only programs without a report",
@@ -211,7 +211,7 @@ class Broken(Brief):
     """Contains a mistake."""
 
     def price(self, *_: object) -> None:
-        {}["missing"]
+        dict[str, int]()["missing"]
 
     executions = price
 
@@ -235,7 +235,7 @@ def test_an_exception_inside_is_one_block_that_names_the_problem(method: str) ->
     assert first == f"{name.format('Broken', method)} failed for problem 'add/2': KeyError: 'missing'"
     assert frames[0].startswith(f'  File "{__file__}", line ')
     assert frames[0].endswith("in price")
-    assert '{}["missing"]' in frames[1]
+    assert 'dict[str, int]()["missing"]' in frames[1]
     assert "magrpo" not in "\n".join(frames).replace(__file__, ""), "none of the frames of this project"
     assert isinstance(raised.value.__cause__, KeyError)
 

@@ -79,7 +79,7 @@ def test_unusable_reports_are_refused(value: object, fault: str) -> None:
         (["text"], "returned ['text']; it must return a list of Actions"),
         ([], "returned 0 completions; it must return one for each of the 1 requests"),
         ([Action("bob", "", (), (), "stop", 0)], "answered a request of agent 'ada' with Action(agent='bob'"),
-        ([Action("ada", None, (), (), "stop", 0)], "answered a request of agent 'ada' with Action("),  # type: ignore[arg-type]
+        ([Action("ada", None, (), (), "stop", 0)], "answered a request of agent 'ada' with Action("),
         ([Action("ada", "", (1, 2), (-1.0,), "stop", 0)], "returned a completion of 2 tokens with 1 sampling_logps; "),
     ],
 )

@@ -103,7 +103,8 @@ def test_two_samplers_give_the_tokens_and_errors_of_one_process(
     """Also when one of them is killed in the middle of the batch."""
     few, requests, reported, killed = make_requests(2), make_requests(), list[int](), list[int]()
 
-    def kill_one(_: int) -> None:
+    def report_and_kill_one(count: int) -> None:
+        reported.append(count)
         if not killed:
             killed.append(find_actors("SamplerActor")[0].pid)
             os.kill(killed[0], signal.SIGKILL)
@@ -111,7 +112,7 @@ def test_two_samplers_give_the_tokens_and_errors_of_one_process(
     with open_samplers(cluster, trained, 2) as two:
         served = two.serve(3, trained.weights)
         assert list_tokens(served.generate(few)) == expected[: len(few)]
-        assert list_tokens(served.generate(requests, lambda n: (reported.append(n), kill_one(n))[0])) == expected
+        assert list_tokens(served.generate(requests, report_and_kill_one)) == expected
         assert killed
         assert sum(reported) == len(requests)
         assert len(reported) > 2, "progress within a share"

@@ -103,6 +103,7 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
     assert again == config
     assert isinstance(again.problems, plugins.ListedProblems)
     assert again.problems.size == 9
+    assert isinstance(again.engine, plugins.Engine)
     assert again.engine.text == "bad"
 
 

@@ -337,8 +337,8 @@ def test_truncation_restricts_tokens_but_not_the_logps(world: World, top_k: int,
 
 
 def test_one_batch_may_mix_sampling_parameters(world: World) -> None:
-    mix = (GREEDY, SamplingParams(temperature=1.0, max_new_tokens=7), SamplingParams(temperature=0.5, top_k=5))
-    mix = tuple(SamplingParams(s.temperature, s.top_p, s.top_k, min(s.max_new_tokens, 9)) for s in mix)
+    kinds = (GREEDY, SamplingParams(temperature=1.0, max_new_tokens=7), SamplingParams(temperature=0.5, top_k=5))
+    mix = tuple(SamplingParams(s.temperature, s.top_p, s.top_k, min(s.max_new_tokens, 9)) for s in kinds)
     asked = [
         Request(request.agent, request.prompt_ids, mix[i % len(mix)], request.seed)
         for i, request in enumerate(requests(GREEDY))

@@ -20,7 +20,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """Yield a pool of each isolation level that works on this machine, then close it twice, which must be harmless."""
     plugin = build_plugin("sandbox", request.param)
     try:
-        sandbox = plugin.open()  # type: ignore[attr-defined]
+        sandbox = plugin.open()
     except SandboxError as error:
         pytest.skip(str(error))
     yield sandbox

@@ -318,7 +318,8 @@ def make_config(name: str, family: Family) -> PreTrainedConfig:
     if name in _MULTIMODAL:
         text_config = make_config(_MULTIMODAL[name], family).to_dict()
         vision_config = None if name == "gemma4" else _VISION
-        return CONFIG_MAPPING[name](text_config=text_config, vision_config=vision_config, eos_token_id=EOS)
+        parts = {"text_config": text_config, "vision_config": vision_config, "eos_token_id": EOS}
+        return CONFIG_MAPPING[name](**parts)
     settings = {**_COMMON, **family.settings}
     if name.startswith("falcon") and "new_decoder_architecture" in settings:  # which derives both
         del settings["head_dim"], settings["intermediate_size"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -218,8 +219,8 @@ def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
 def replace_return(result: BaselineResult, value: float) -> BaselineResult:
     """The row with the same return on every problem."""
     changed = replace(result)
-    for means in changed.means.values():
-        means["return"] = dict.fromkeys(means["return"], value)
+    for key, means in changed.means.items():
+        changed.means[key] = {**means, "return": dict.fromkeys(means["return"], value)}
     return changed
 
 
@@ -245,7 +246,8 @@ def test_rows_of_one_agent_are_compared_on_what_is_common(root: Path) -> None:
         ("main", [("solo", "untrained")])
     ] * 2
     assert (rows["single"].max_new_tokens, rows["naive"].max_new_tokens) == (2 * 6, 6)
-    assert (rows["discussion"].env.num_turns, rows["discussion"].env.feedback) == (2, "discussion")
+    discussion: Any = rows["discussion"].env
+    assert (discussion.num_turns, discussion.feedback) == (2, "discussion")
     left_out = RunStore.open(root, name).config().baselines.left_out
     assert "not trained" in left_out["magrpo"]
     assert "--single-run" in left_out["single_grpo"]
@@ -288,7 +290,8 @@ def test_a_single_agent_needs_no_feedback(root: Path) -> None:
     store = create_baselines(Source(str(root.parent / "run.toml"), None, root, overrides), "single,voting", None)
     rows = rows_of(root, store.run_id)
     assert list(rows) == ["single", "naive", "voting"]
-    assert (rows["single"].env.num_turns, rows["single"].env.feedback) == (1, "plain")
+    single: Any = rows["single"].env
+    assert (single.num_turns, single.feedback) == (1, "plain")
 
 
 def test_beside_a_single_agent_stands_the_reference_that_rows_are_compared_with(root: Path) -> None:
@@ -317,7 +320,8 @@ def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) 
         "sequential": ("sequential", 2),
         "discussion": ("coding", 2),
     }
-    assert {row.env.prompt for row in rows.values()} == {"bare"}
+    envs: list[Any] = [row.env for row in rows.values()]
+    assert {env.prompt for env in envs} == {"bare"}
     authors = [
         f"agents.{i}.{key}={role}" for i, role in enumerate(("summary", "elaboration")) for key in ("name", "role")
     ]

@@ -135,7 +135,7 @@ def test_a_shipped_study_is_usable(name: str, tmp_path: Path) -> None:
     for run in pilots:
         config = study.configure_run(run)
         assert (config.optim.lr, config.train.seed) == (run.rate, run.seed)
-        assert config.train.max_tokens == study.config.pilots.tokens  # type: ignore[union-attr]
+        assert config.train.max_tokens == study.config.pilots.tokens
 
 
 def test_the_runs_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,7 +189,7 @@ class OpenGateway:
         self.executions: list[Execution] = []
         completions: Batcher[Request, Action] = Batcher(self._generate, lambda: True, env.batch_wait_s)
         programs: Batcher[Execution, ExecutionReport] = Batcher(self._run_programs, lambda: True, env.batch_wait_s)
-        self.batchers = [completions, programs]
+        self.batchers: list[Batcher[Any, Any]] = [completions, programs]
         roles = {name: name for name in AGENTS}
         self.live = LiveSession(self.session, Stage(roles, completions, programs, model.lineup.max_length))
         self.gateway.sessions[self.TOKEN] = self.live

@@ -48,7 +48,7 @@ def test_items_that_come_during_a_batch_are_the_next() -> None:
     batches = []
 
     async def use(batcher: Batcher[int, int]) -> list[tuple[int, int]]:
-        return await asyncio.gather(batcher.submit(1), submit_later(batcher))
+        return list(await asyncio.gather(batcher.submit(1), submit_later(batcher)))
 
     computing = []
 

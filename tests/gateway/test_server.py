@@ -23,7 +23,7 @@ from magrpo.types import Action, Request, SamplingParams
 from tests.gateway.playing import SAMPLING, FakeModel, OpenGateway, make_lineup, open_gateway
 from tests.processes import wait_until
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
@@ -260,7 +260,8 @@ def test_a_token_in_the_address_or_as_the_key(gateway: OpenGateway) -> None:
 def test_a_sealed_session_refuses_everything(client: openai.OpenAI, gateway: OpenGateway) -> None:
     client.chat.completions.create(model="planner", messages=HELLO)
     calls = gateway.session.seal()
-    for path, body in [("chat/completions", {"messages": HELLO}), ("completions", {"prompt": "x"})]:
+    requests: dict[str, dict[str, Any]] = {"chat/completions": {"messages": HELLO}, "completions": {"prompt": "x"}}
+    for path, body in requests.items():
         assert gateway.send(f"v1/{path}", {"model": "planner", **body}).status == 409
     assert gateway.send("run", {"source": ""}).status == 409
     with pytest.raises(openai.ConflictError, match="the episode has ended"):
@@ -295,7 +296,7 @@ def test_an_episode_may_not_ask_for_ever(model: FakeModel) -> None:
 
 
 def test_clients_do_not_repeat_what_is_refused_for_good(model: FakeModel) -> None:
-    sent = []
+    sent: list[httpx.Request] = []
     with open_gateway(model, max_calls=1) as gateway, httpx.Client(event_hooks={"request": [sent.append]}) as http:
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", http_client=http)
         client.chat.completions.create(model="planner", messages=HELLO)
@@ -484,7 +485,7 @@ def test_a_request_that_is_sent_again_while_the_first_is_sampled(lineup: Lineup)
 
 def test_the_client_itself_repeats_a_request_whose_connection_broke(gateway: OpenGateway) -> None:
     """The first answer is lost on its way, so the client asks again."""
-    lost = []
+    lost: list[bytes] = []
 
     class LosingTransport(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:

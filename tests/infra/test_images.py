@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Podman:
     def wait_until_healthy(self, *containers: str) -> None:
         """Ask each container's health check, as systemd would: machines without it have nobody who does."""
         for container in containers:
-            wait_for(lambda name=container: self.succeeds("healthcheck", "run", name), f"{container} is not healthy")
+            wait_for(partial(self.succeeds, "healthcheck", "run", container), f"{container} is not healthy")
 
     def list_what_is_left(self) -> list[str]:
         kinds = ("container", "pod", "volume")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from prefect import Flow
 from prefect.cli.deploy._models import PrefectYamlModel
 from prefect.flows import load_flow_from_entrypoint
 from prefect.server.schemas.schedules import CronSchedule
@@ -27,9 +29,9 @@ def test_prefect_reads_it() -> None:
 
 
 @pytest.mark.parametrize("deployment", FILE["deployments"], ids=lambda deployment: deployment["name"])
-def test_a_deployment_fits_its_flow(deployment: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_fits_its_flow(deployment: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    flow = load_flow_from_entrypoint(deployment["entrypoint"])
+    flow: Flow[..., Any] = load_flow_from_entrypoint(deployment["entrypoint"])
     inspect.signature(flow.fn).bind(**deployment["parameters"])
     if "config" in deployment["parameters"]:
         load_config(locate_shipped(deployment["parameters"]["config"]), deployment["parameters"]["overrides"])

@@ -25,7 +25,7 @@ def records(**arguments: Any) -> tuple[TokenInputs, LossOptions]:
 
 def case(
     num_tokens: int, vocabulary: int, seed: int, *, ratio: bool = False, kl: bool = False, support: bool = False
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Arguments of a loss: every fourth token does not count, and old policies are near the current one.
 
     Supports hold each other id at random, some nearly all, some nearly none, in no order.
@@ -43,7 +43,7 @@ def case(
     kept |= torch.nn.functional.one_hot(ids, vocabulary).bool()
     inside = logits.masked_fill(~kept, -torch.inf) if support else logits
     logps = inside.log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
-    arguments: dict[str, object] = {"logits": logits, "token_ids": ids, "coefficients": coefficients}
+    arguments: dict[str, Any] = {"logits": logits, "token_ids": ids, "coefficients": coefficients}
     if ratio:
         arguments |= {"old_logps": logps + 0.3 * normal(num_tokens), "clip_low": 0.2, "clip_high": 0.3}
     if kl:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable
 from itertools import chain, repeat
 from pathlib import Path
@@ -25,7 +26,7 @@ def make_case(**options: Any) -> bench.BenchmarkCase:
 def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> None:
     """Let the benchmark read these times from its clock, one after another."""
     ticks = iter(seconds)
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
 
 
 def test_it_measures_ours_against_the_floor_and_eager(

@@ -22,7 +22,7 @@ def test_the_loss_from_returns_is_the_loss_from_stored_advantages(normalize: Nor
     results = []
     for inputs in (fused, stored):
         leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
-        result = group_policy_loss(*leaves, inputs, options)
+        result = group_policy_loss(leaves[0], leaves[1], inputs, options)
         results.append((result.loss.detach(), result.logps, *torch.autograd.grad(result.loss, leaves)))
     assert all(torch.equal(ours, wanted) for ours, wanted in zip(*results, strict=True))
     assert bool((results[0][1] == 0).any()) is not checked, "a token of a group of equal returns is left out"

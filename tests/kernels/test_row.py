@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
+from torch import Tensor
 
 from magrpo_kernels import (
     Groups,
@@ -107,7 +109,9 @@ def test_the_error_is_that_of_the_dtype(dtype: torch.dtype) -> None:
     )
 
 
-def head_case(dtype: torch.dtype = torch.float64, support: bool = False):
+def head_case(
+    dtype: torch.dtype = torch.float64, support: bool = False
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """Hidden states, head and bias, with loss arguments whose old and reference policies are near the current one."""
     arguments = case(12, 30, 3, ratio=True, kl=True, support=support)
     generator = torch.Generator().manual_seed(0)
@@ -130,7 +134,7 @@ def test_hidden_states_in_chunks_give_what_whole_logits_give(
     hidden, weight, bias, arguments = head_case(support=support)
     ours = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     truth = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
-    result = group_policy_loss(*ours[:2], *records(temperature=0.7, impl="torch", **arguments), bias=ours[2])
+    result = group_policy_loss(ours[0], ours[1], *records(temperature=0.7, impl="torch", **arguments), bias=ours[2])
     expected, logps = loss_by_definition(truth[0] @ truth[1].t() + truth[2], temperature=0.7, **arguments)
     for gradient, wanted in zip(
         torch.autograd.grad(-2 * result.loss, ours), torch.autograd.grad(-2 * expected, truth), strict=True
@@ -295,7 +299,8 @@ def test_capped_logits_are_not_capped_again() -> None:
         )
     with pytest.raises(ValueError, match="soft_cap must be positive"):
         group_policy_loss(
-            *(torch.zeros(size, 2) for size in (1, 3)),
+            torch.zeros(1, 2),
+            torch.zeros(3, 2),
             TokenInputs(torch.tensor([0]), torch.ones(1)),
             LossOptions(soft_cap=0.0),
         )

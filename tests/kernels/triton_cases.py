@@ -8,6 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -28,10 +29,10 @@ from tests.kernels.oracle import VARIANTS, case, head_factors, loss_by_definitio
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def on_device(arguments: dict[str, object]) -> dict[str, object]:
+def on_device(arguments: dict[str, Any]) -> dict[str, Any]:
     """A copy of the loss arguments with every tensor and ``Support`` moved to ``DEVICE``."""
 
-    def move(value: object) -> object:
+    def move(value: Any) -> Any:
         if isinstance(value, Support):
             return Support(*(values.to(DEVICE) for values in value))
         return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
@@ -313,7 +314,7 @@ def test_from_hidden_states_both_implementations_agree(support: bool) -> None:
     gradients = []
     for impl in ("triton", "torch"):
         leaves = [tensor.clone().to(DEVICE).requires_grad_() for tensor in (hidden, weight)]
-        loss = group_policy_loss(*leaves, *records(impl=impl, **arguments)).loss
+        loss = group_policy_loss(leaves[0], leaves[1], *records(impl=impl, **arguments)).loss
         gradients.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
 

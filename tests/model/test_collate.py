@@ -149,5 +149,5 @@ def test_any_plan_covers_every_token_once_with_its_own_context(
 
 def _context(row_ids: torch.Tensor, attended: torch.Tensor | None, column: int) -> list[int]:
     if attended is None:
-        return row_ids[: column + 1].tolist()  # type: ignore[no-any-return]
-    return row_ids[attended].tolist()  # type: ignore[no-any-return]
+        return row_ids[: column + 1].tolist()
+    return row_ids[attended].tolist()

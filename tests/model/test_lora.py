@@ -17,13 +17,13 @@ def make_layer(dtype: torch.dtype, *, bias: bool) -> FusedLoraLinear:
     """A fused layer with the adapters ``one``, which is active, and ``two``, both random so that neither adds zero."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 40, bias=bias, dtype=dtype))
-    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=["0"]), adapter_name="one")  # type: ignore[arg-type]
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=["0"]), adapter_name="one")
     adapted.add_adapter("two", LoraConfig(r=3, target_modules=["0"]))
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             nn.init.normal_(parameter, std=0.2)
     fuse_adapters(adapted)
-    layer = adapted.eval().base_model.model[0]
+    layer = adapted.eval().get_submodule("base_model.model.0")
     assert isinstance(layer, FusedLoraLinear)
     return layer
 

@@ -32,15 +32,15 @@ def test_outputs_and_gradients_are_those_of_the_mask(repeats: int, scaling: floa
     torch.manual_seed(0)
     num_rows, length = SEGMENTS.shape
     shapes = [(num_rows, 2 * repeats, length, 8), (num_rows, 2, length, 8), (num_rows, 2, length, 8)]
-    states = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    query, key, value = (torch.randn(shape, requires_grad=True) for shape in shapes)
     weights = torch.randn(num_rows, length, 2 * repeats, 8) * (SEGMENTS >= 0)[:, :, None, None]  # nothing reads padding
 
     mask = make_attention_mask(SEGMENTS, torch.float32)
 
     def compute(packing: Packing | None) -> tuple[Tensor, ...]:
-        output, _ = attend_packed(Layer(repeats), *states, mask, packing=packing, scaling=scaling)
+        output, _ = attend_packed(Layer(repeats), query, key, value, mask, packing=packing, scaling=scaling)
         weighted = output * weights
-        return weighted, *torch.autograd.grad(weighted.sum(), states)
+        return weighted, *torch.autograd.grad(weighted.sum(), [query, key, value])
 
     for packed, masked in zip(compute(find_packing(SEGMENTS, mask)), compute(None), strict=True):
         torch.testing.assert_close(packed, masked, rtol=1e-5, atol=1e-5)
@@ -87,8 +87,8 @@ def test_a_layer_with_a_mask_of_its_own_keeps_it() -> None:
     """As Doge, whose layers add a mask that depends on their states."""
     torch.manual_seed(0)
     mask = make_attention_mask(SEGMENTS, torch.float32)
-    states = [torch.randn(len(SEGMENTS), 2, SEGMENTS.shape[1], 8) for _ in range(3)]
+    query, key, value = (torch.randn(len(SEGMENTS), 2, SEGMENTS.shape[1], 8) for _ in range(3))
     more = mask + torch.randn(mask.shape)
-    packed, _ = attend_packed(Layer(1), *states, more, packing=find_packing(SEGMENTS, mask))
-    assert packed.equal(attend_packed(Layer(1), *states, more)[0])
-    assert not packed.equal(attend_packed(Layer(1), *states, mask)[0])
+    packed, _ = attend_packed(Layer(1), query, key, value, more, packing=find_packing(SEGMENTS, mask))
+    assert packed.equal(attend_packed(Layer(1), query, key, value, more)[0])
+    assert not packed.equal(attend_packed(Layer(1), query, key, value, mask)[0])

@@ -43,7 +43,7 @@ def open_policy(base: Path, seed: int = 0, model: ModelConfig | None = None, **w
 
 def logits(policy: Policy, agent: str) -> torch.Tensor:
     with policy.active(agent) as model, torch.no_grad():
-        return model(input_ids=IDS).logits  # type: ignore[no-any-return]
+        return model(input_ids=IDS).logits
 
 
 def shake(policy: Policy, agent: str) -> None:
@@ -356,7 +356,7 @@ SIBLINGS = [Sample((5, 6, 7), ids, (0.0,) * len(ids), 0.0, 1.0, 0, 0) for ids in
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_siblings_in_one_row_are_computed_as_if_alone(tmp_path: Path, architecture: str) -> None:
-    folder = tiny_base(tmp_path, tiny_config(architecture))  # type: ignore[arg-type]
+    folder = tiny_base(tmp_path, tiny_config(architecture))
     policy = open_policy(folder, main="lora")
     with policy.active("main") as model, torch.no_grad():
         assert can_share_prompts(model, torch.float32)

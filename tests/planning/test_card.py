@@ -51,8 +51,9 @@ FOR_GPUS = [
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Configurations of the models of the shipped configurations, without weights."""
     folder = tmp_path_factory.mktemp("bases")
-    named = {"Qwen/Qwen2.5-Coder-3B-Instruct": QWEN25_3B, "Qwen/Qwen3-1.7B": QWEN3_1_7B}
-    for number, (name, described) in enumerate(named.items()):
+    configs = {"Qwen/Qwen2.5-Coder-3B-Instruct": QWEN25_3B, "Qwen/Qwen3-1.7B": QWEN3_1_7B}
+    named = {}
+    for number, (name, described) in enumerate(configs.items()):
         described.save_pretrained(folder / str(number))
         tiny_tokenizer().save_pretrained(folder / str(number))
         named[name] = folder / str(number)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
 
-from magrpo.progress import activity as module
 from magrpo.progress.activity import LOADING, ActivityLine, begin_startup, end_startup, show_activity
 from tests.fakes import Clock
 
@@ -16,7 +16,7 @@ from tests.fakes import Clock
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock(1000.0)
-    monkeypatch.setattr(module.time, "time", clock.monotonic)
+    monkeypatch.setattr(time, "time", clock.monotonic)
     end_startup()
     yield clock
     end_startup()

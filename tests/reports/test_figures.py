@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -128,9 +129,9 @@ def test_with_one_turn_problems_are_set_before_against_after() -> None:
 def test_points_that_coincide_are_one_with_their_area() -> None:
     rows = (*(_row(f"p{i}", (1, 3), (1, 3)) for i in range(3)), _row("q", (0, 0), (1, 3)))
     [axes] = map(draw, turn_panels([_report(0, 0.5, rows), _report(5, 0.5, rows)], REWARD))
-    sizes = dict(
-        zip(map(tuple, axes.collections[0].get_offsets().tolist()), axes.collections[0].get_sizes(), strict=True)
-    )
+    points = axes.collections[0]
+    assert isinstance(points, PathCollection)
+    sizes = dict(zip(map(tuple, points.get_offsets().tolist()), points.get_sizes(), strict=True))
     assert sizes[100.0, 100.0] == pytest.approx(3 * sizes[0.0, 100.0])
 
 

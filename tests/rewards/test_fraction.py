@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ REWARDS = (CodingReward, SoloReward, TeamReward, WritingReward)
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("shift", [0.0, -2.0, -4.0, 3.0])
 @pytest.mark.parametrize("scale", [1.0, 0.5, 2.0])
-def test_shift_and_scale_leave_the_share_alone(reward: type[ScaledReward], shift: float, scale: float) -> None:
+def test_shift_and_scale_leave_the_share_alone(reward: Callable[..., ScaledReward], shift: float, scale: float) -> None:
     plugin = reward(scale=scale, shift=shift)
     largest = sum(plugin.maxima.values())
     for share in (0.0, 0.75, 1.0):

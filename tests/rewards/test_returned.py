@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from magrpo.interfaces import Reward
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.types import JointReward, Problem
 
@@ -73,7 +74,7 @@ def test_refusals(reward: ReturnedReward, result: Any, message: str) -> None:
 
 
 def test_it_prices_nothing_itself() -> None:
-    reward = ReturnedReward()
+    reward: Reward = ReturnedReward()
     assert reward.executions(Problem("task", ""), {}, {}) == {}
     assert reward.passed({}) is None
     with pytest.raises(TypeError):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magrpo.interfaces import Reward
 from magrpo.rewards.writing import (
     FORMS,
     MAXIMA,
@@ -158,7 +159,7 @@ def test_transition_scale() -> None:
 
 # -------------------------------------------------------------------------------------------------------- the plug-in
 def test_nothing_runs_and_nothing_passes() -> None:
-    reward = WritingReward()
+    reward: Reward = WritingReward()
     assert reward.executions(PROBLEM, {"summary": "a", "elaboration": "b"}, {}) == {}
     assert reward.passed({}) is None
     assert reward.fraction(3.0) == 1.0

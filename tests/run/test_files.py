@@ -45,6 +45,6 @@ def test_scores_are_read_with_the_completions_of_their_rollout(folders: tuple[Pa
 def test_scores_of_another_rollout_are_refused(folders: tuple[Path, Path], change: dict[str, tuple[object]]) -> None:
     rollout, score = folders
     write_scores(score, [SCORED])
-    write_records(rollout / GROUPS, [replace(GROUP, **change)])  # type: ignore[arg-type]
+    write_records(rollout / GROUPS, [replace(GROUP, **change)])
     with pytest.raises(ConfigError, match=r"score\.1: .*rollout\.1 was sampled again"):
         read_scored(score)

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -42,7 +43,7 @@ def store(tmp_path: Path) -> RunStore:
     return RunStore(tmp_path, "run")
 
 
-def write_text(text: str):
+def write_text(text: str) -> Callable[[Path], dict[str, float]]:
     """A function for ``RunStore.commit`` that writes the text to ``sub/a.txt`` and returns one metric."""
 
     def write(folder: Path) -> dict[str, float]:

@@ -77,7 +77,7 @@ class Game:
         for turn in group.turns:
             reward = self.rewards.get((*before, *map(int, group.texts(turn).values())))
             scored.append(ScoredTurn(turn.picks, PENDING if reward is None else JointReward(reward, {}), {}))
-        return replace(group, turns=tuple(scored))  # type: ignore[arg-type,return-value]
+        return replace(group, turns=tuple(scored))  # type: ignore[return-value]
 
     def exact_gradient(self, gamma: float) -> NDArray[np.float64]:
         """Of ``E[sum_t gamma^t r_t]`` with respect to all logits, flat; an ended episode earns its reward on and on."""

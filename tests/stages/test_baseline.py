@@ -11,16 +11,16 @@ from magrpo.config.run import BaselineRow
 from magrpo.config.sections import EvalConfig, RolloutConfig
 from magrpo.plugins import Plugin
 from magrpo.stages.backend import Backend
-from magrpo.stages.baseline import baseline, count_votes, elect_rows, time_answers
+from magrpo.stages.baseline import Behaviour, baseline, count_votes, elect_rows, time_answers
 from magrpo.stages.evaluate import spread_problems
-from magrpo.types import EvalReport, EvalRow, Interval, Problem, TimedAnswer
+from magrpo.types import EvalReport, EvalRow, Interval, Problem, Request, TimedAnswer
 from tests.fakes import ScriptedEngine, ScriptedSandbox, render
 from tests.plugins import Env, Reward, TakingTurns
 
 SPLITS = {"train": [Problem("never", "n")], "test": [Problem("a", "easy"), Problem("b", "hard")], "ood": []}
 
 
-def answer(request) -> str:
+def answer(request: Request) -> str:
     prompt = bytes(request.prompt_ids).decode()
     return "good" if "easy" in prompt or request.seed % 3 == 0 else "bad"
 
@@ -141,7 +141,7 @@ BALLOT = [row(0, 0.0, "x"), row(1, 1.0, "y"), row(2, 0.5, "x"), row(3, 1.0, "non
         (None, ["y", "none"]),  # the oracle takes the largest return
     ],
 )
-def test_votes_by_hand(behaviour, elected: Sequence[str]) -> None:
+def test_votes_by_hand(behaviour: Behaviour | None, elected: Sequence[str]) -> None:
     kept = elect_rows(BALLOT, 3, behaviour)
     assert [one.texts["m"] for one in kept] == elected
     assert [(one.index, one.generated_tokens) for one in kept] == [(0, 10 + 11 + 12), (1, 13 + 14 + 15)]

@@ -98,7 +98,7 @@ def test_an_agents_own_part_is_added_to_its_returns_alone() -> None:
     """
     joint = [group("a", aligned(1.0, 2.0)), group("a", aligned(3.0, 5.0), path=(0,))]
     joint.append(group("a", aligned(0.0, 1.0), path=(1,)))
-    local = [[{}, {"main": 1.0}], [{"main": 4.0}, {"main": 0.0}], [{}, {}]]
+    local: list[list[dict[str, float]]] = [[{}, {"main": 1.0}], [{"main": 4.0}, {"main": 0.0}], [{}, {}]]
     mixed = [
         replace(
             node,

@@ -14,7 +14,7 @@ from magrpo.algo.episodes import Siblings
 from magrpo.config.sections import AlgoConfig
 from magrpo.stages.credit import credit
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, Sample, ScoredTurn
-from tests.stages.program_game import GROUP_SIZE, Played, Policies, ask_coder, choose_length, make_group
+from tests.stages.program_game import GROUP_SIZE, Played, Policies, Step, ask_coder, choose_length, make_group
 from tests.stages.test_exact_game import agrees
 
 DRAWS = 4000
@@ -116,7 +116,9 @@ def test_the_plain_mean_shrinks_the_gradient_of_every_draw(coder: Drawn) -> None
 # ------------------------------------------------------------------------------------------------- worked out by hand
 def play(reward: float, **num_calls: int) -> Played:
     """An episode in which agents are asked so often; every prompt is one of its own."""
-    steps = [((agent, (place, turn)), turn) for place, (agent, n) in enumerate(num_calls.items()) for turn in range(n)]
+    steps: list[tuple[Step, int]] = [
+        ((agent, (place, turn)), turn) for place, (agent, n) in enumerate(num_calls.items()) for turn in range(n)
+    ]
     return steps, JointReward(reward, {})
 
 

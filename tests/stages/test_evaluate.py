@@ -17,7 +17,7 @@ from magrpo.rewards.writing import WritingReward
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.evaluate import evaluate, spread_problems, write_eval_report
-from magrpo.types import EvalReport, Execution, Problem
+from magrpo.types import EvalReport, Execution, Problem, Request
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
 
 AGENTS = (AgentConfig(name="helper", role="helper", model="m"), AgentConfig(name="main", role="main", model="m"))
@@ -49,7 +49,7 @@ def run(
     return report
 
 
-def answer(request) -> str:
+def answer(request: Request) -> str:
     prompt = bytes(request.prompt_ids).decode()
     return "good" if "easy" in prompt or "|" in prompt else "bad"
 

@@ -16,7 +16,7 @@ class Listed:
     def __init__(self, **splits: list[str]) -> None:
         self.splits = splits
 
-    def load(self):
+    def load(self) -> dict[str, list[Problem]]:
         return {split: [Problem(task_id, "p") for task_id in ids] for split, ids in self.splits.items()}
 
 
@@ -29,7 +29,7 @@ class Listed:
         ({"train": ["a", "a"], "test": ["b"]}, "'a' is both in train and in train"),
     ],
 )
-def test_what_a_run_cannot_use_is_refused(splits, message: str) -> None:
+def test_what_a_run_cannot_use_is_refused(splits: dict[str, list[str]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         prepare(Listed(**splits), 2)
 
@@ -46,7 +46,7 @@ class Bytes:
 
 
 AGENTS = [AgentConfig(name=name, role=role, model="m") for name, role in (("h", "helper"), ("m", "main"))]
-ROOM = Room(Bytes(), [(Team(AGENTS, LengthEnv(), PassReward()), 10)])  # type: ignore[arg-type]
+ROOM = Room(Bytes(), [(Team(AGENTS, LengthEnv(), PassReward()), 10)])
 
 
 class Sized:
@@ -55,7 +55,7 @@ class Sized:
     def __init__(self, train: list[int], test: list[int]) -> None:
         self.sizes = {"train": train, "test": test}
 
-    def load(self):
+    def load(self) -> dict[str, list[Problem]]:
         return {split: [Problem(f"of {n}", "x" * n) for n in sizes] for split, sizes in self.sizes.items()}
 
 
@@ -73,19 +73,19 @@ class Sized:
 )
 def test_a_problem_that_does_not_fit_is_named_before_training(train: list[int], test: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        prepare(Sized(train, test), 1, ROOM)  # type: ignore[arg-type]
+        prepare(Sized(train, test), 1, ROOM)
     assert "\n" not in str(caught.value)
 
 
 def test_problems_that_do_not_fit_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    splits = prepare(Sized([1, 13, 14, 10**6], [2, 50]), 2, ROOM, leave_out_long=True)  # type: ignore[arg-type]
+    splits = prepare(Sized([1, 13, 14, 10**6], [2, 50]), 2, ROOM, leave_out_long=True)
     assert {split: [p.task_id for p in members] for split, members in splits.items()} == {
         "train": ["of 1", "of 13"],
         "test": ["of 2"],
     }
     assert "skipped 3 problems: 'of 14': the prompt of agent 'h' has 21 tokens" in caplog.text
     with pytest.raises(ConfigError, match=r"rollout\.problems_per_iteration = 3, but the train split has only 2"):
-        prepare(Sized([1, 13, 14, 10**6], [2, 50]), 3, ROOM, leave_out_long=True)  # type: ignore[arg-type]
+        prepare(Sized([1, 13, 14, 10**6], [2, 50]), 3, ROOM, leave_out_long=True)
 
 
 @given(size=st.integers(1, 30), count=st.integers(1, 30), seed=st.integers(0, 5))

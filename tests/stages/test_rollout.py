@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,20 +14,28 @@ from magrpo.config.sections import RolloutConfig
 from magrpo.engines import PromptTooLong
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
-from magrpo.stages.rollout import child_nodes, joint_actions, rollout, root_nodes
-from magrpo.types import PENDING, JointReward, Problem, Request, RolloutGroup, SamplingParams, ScoredTurn
+from magrpo.stages.rollout import Node, child_nodes, joint_actions, rollout, root_nodes
+from magrpo.types import PENDING, JointReward, Problem, Request, RolloutGroup, SamplingParams, ScoredTurn, Turn
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, TurnsEnv, render
 
 AGENTS = (AgentConfig(name="h", role="helper", model="m"), AgentConfig(name="m", role="main", model="m"))
 PROBLEMS = [Problem("t/0", "zero"), Problem("t/1", "one")]
 
 
-def sample(engine: ScriptedEngine, nodes, config: RolloutConfig, seed: int = 0, env: LengthEnv = LengthEnv(2)):  # noqa: B008
+def sample(
+    engine: ScriptedEngine,
+    nodes: Sequence[Node],
+    config: RolloutConfig,
+    seed: int = 0,
+    env: LengthEnv = LengthEnv(2),  # noqa: B008
+) -> list[RolloutGroup[Turn]]:
     backend = Backend(engine=engine, sandbox=NoSandbox().open(), render=render)
     return rollout(nodes, Team(AGENTS, env, PassReward()), backend, config, seed)
 
 
-def scored(groups, rewards, masked=()):
+def scored(
+    groups: Sequence[RolloutGroup[Turn]], rewards: Sequence[Sequence[float]], masked: Sequence[int] = ()
+) -> list[RolloutGroup[ScoredTurn]]:
     """Give the joint actions of each group the rewards listed for it."""
     out = []
     for group, values in zip(groups, rewards, strict=True):
@@ -160,7 +170,7 @@ def test_unbalanced_pairs_are_refused() -> None:
 def test_only_those_whose_turn_it_is_are_asked() -> None:
     config = RolloutConfig(group_size=2, joint_mode="crossed", termination_threshold=-1.0)
     engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 97}")
-    first = sample(engine, root_nodes(PROBLEMS, config), config, env=TurnsEnv(2))
+    first: list[RolloutGroup[Any]] = sample(engine, root_nodes(PROBLEMS, config), config, env=TurnsEnv(2))
     assert {request.agent for request in engine.batches[0]} == {"h"}
     assert [turn.picks for turn in first[0].turns] == [{"h": 0}, {"h": 1}]
     assert first[0].prompts.keys() == first[0].actions.keys() == {"h"}

@@ -71,7 +71,7 @@ def check(trace: Trace, uri: str, experiment: str) -> None:
     tags = {key: value for key, value in trace.info.tags.items() if key.startswith("magrpo.")}
     assert tags == {"magrpo.iteration": "20", "magrpo.split": "test", "magrpo.mode": "sampled"}
     assert trace.info.token_usage == {"input_tokens": 12, "output_tokens": 8, "total_tokens": 20}
-    feedback = {found.name: found.value for found in trace.info.assessments}
+    feedback = {found.name: found.feedback.value for found in trace.info.assessments}
     assert feedback == {"reward": 2.0, "tests": 2.0}
     assert len(trace.info.assessments) == 2
     root, *children = sorted(trace.data.spans, key=lambda span: span.start_time_ns)
@@ -107,7 +107,7 @@ def test_a_trajectory_becomes_one_trace_however_often_it_is_delivered(tmp_path: 
 def test_a_turn_done_again_replaces_its_trace(tmp_path: Path, uri: str) -> None:
     record(uri, tmp_path, [TRAJECTORY])
     [trace] = traces(uri, record(uri, tmp_path, [replace(TRAJECTORY, steps=(step(1, 0.5), step(2, 3.0)))]))
-    assert {found.name: found.value for found in trace.info.assessments} == {"reward": 3.0, "tests": 3.0}
+    assert {found.name: found.feedback.value for found in trace.info.assessments} == {"reward": 3.0, "tests": 3.0}
     assert len(trace.data.spans) == 7
 
 

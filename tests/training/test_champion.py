@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ class World:
     def tags(self, model: str, version: int) -> dict[str, str]:
         return self.client.get_model_version(model, str(version)).tags
 
-    def rewrite(self, model: str, version: int, change: Callable[[dict], None]) -> None:
+    def rewrite(self, model: str, version: int, change: Callable[[dict[str, Any]], None]) -> None:
         """Change what a registered version says of its evaluation."""
         source = self.client.get_model_version(model, str(version)).source
         path = Path(source.removeprefix("file://")) / "evaluation.json"
@@ -85,8 +86,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("world"))
 
 
-def set_returns(value: float) -> Callable[[dict], None]:
-    def change(facts: dict) -> None:
+def set_returns(value: float) -> Callable[[dict[str, Any]], None]:
+    def change(facts: dict[str, Any]) -> None:
         facts["returns"] = dict.fromkeys(facts["returns"], value)
 
     return change
@@ -109,7 +110,7 @@ def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
     assert (Path("agents") / "helper" / "chat_template.jinja").exists()
     [snippet] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     monkeypatch.chdir("agents")
-    names: dict = {}
+    names: dict[str, Any] = {}
     exec(snippet, names)
     loaded = names["model"].state_dict()
     for agent in ("helper", "main"):
@@ -191,7 +192,7 @@ def fail_commit(
     def commit_or_fail(store: RunStore, name: str, *rest: object) -> object:
         if fails(store, name):
             raise error
-        return commit(store, name, *rest)  # type: ignore[arg-type]
+        return commit(store, name, *rest)
 
     with monkeypatch.context() as block:
         block.setattr(RunStore, "commit", commit_or_fail)

@@ -72,9 +72,10 @@ def test_groups_are_the_whole_ones_of_problems_whose_probes_differ(mode: str, pr
     assert len(expected) >= 3
     whole = {group.problem.task_id: group for group in expected[:3]}
     assert [group.problem.task_id for group in selection.groups] == list(whole)
-    for group in selection.groups:
-        assert group.actions == whole[group.problem.task_id].actions
-        assert [turn.picks for turn in group.turns] == [turn.picks for turn in whole[group.problem.task_id].turns]
+    for selected in selection.groups:
+        scored = whole[selected.problem.task_id]
+        assert selected.actions == scored.actions
+        assert [turn.picks for turn in selected.turns] == [turn.picks for turn in scored.turns]
     last = PROBLEMS.index(selection.groups[-1].problem)
     dropped = {group.problem.task_id for group in selection.dropped}
     assert dropped == {p.task_id for p in PROBLEMS[: last + 1]} - whole.keys()

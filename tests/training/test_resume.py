@@ -50,7 +50,7 @@ def die_after_commit(folder: str = "") -> None:
     commit = RunStore.commit
 
     def commit_and_die(store: RunStore, name: str, *rest: object) -> object:
-        pointer = commit(store, name, *rest)  # type: ignore[arg-type]
+        pointer = commit(store, name, *rest)
         if folder in ("", name):
             die()
         return pointer
@@ -80,7 +80,7 @@ def die_at_work(stage: str) -> None:
         advance = start_step(self, step)
         return die if step.name == stage and step.iteration > 0 else advance
 
-    RunConsole.start_step = start_to_die  # type: ignore[method-assign,assignment]
+    RunConsole.start_step = start_to_die  # type: ignore[method-assign]
 
 
 def wait_at_work(stage: str) -> None:
@@ -101,7 +101,7 @@ def wait_at_work(stage: str) -> None:
         advance = start_step(self, step)
         return wait if step.name == stage and step.iteration > 0 else advance
 
-    RunConsole.start_step = start_to_wait  # type: ignore[method-assign,assignment]
+    RunConsole.start_step = start_to_wait  # type: ignore[method-assign]
 
 
 class Runs:
@@ -126,7 +126,7 @@ class Runs:
         commit = RunStore.commit
 
         def commit_and_stop(*arguments: object) -> object:
-            pointer = commit(*arguments)  # type: ignore[arg-type]
+            pointer = commit(*arguments)
             if pointer["dir"].endswith(folder):
                 raise KeyboardInterrupt
             return pointer

@@ -68,8 +68,9 @@ def refuse_company() -> None:
         finally:
             alone.release()
 
-    magrpo.model.side_by_side.run_side_by_side = run_alone
-    magrpo.updates.gradients.run_side_by_side = run_alone
+    patches = pytest.MonkeyPatch()
+    patches.setattr(magrpo.model.side_by_side, "run_side_by_side", run_alone)
+    patches.setattr(magrpo.updates.gradients, "run_side_by_side", run_alone)
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ def config(request: pytest.FixtureRequest) -> RunConfig:
 def report(config: RunConfig, version: int, cooperation: float) -> EvalReport:
     """Two trajectories of one problem whose parts add up to 2.5 and the cooperation."""
     parts = {"structure": 1.0, "syntax": 0.5, "tests": 0.5, "cooperation": cooperation}
+    assert isinstance(config.reward, CodingReward)
     total = sum(parts.values()) + config.reward.shift
     answers = dict.fromkeys(("helper", "main"), AnswerStats(0, False, 0.0, 0.0))
     one = EvalRow("t", "test", "sampled", 0, (total,), (parts,), (False,), dict.fromkeys(answers, ""), answers, 9)
@@ -44,7 +45,7 @@ def report(config: RunConfig, version: int, cooperation: float) -> EvalReport:
     return EvalReport(version, rows, summarise_rows(rows, config.reward, 0))
 
 
-def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunConfig) -> None:
+def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path: Path, config: RunConfig) -> None:
     made = report(config, 0, 1.0)
     assert made.summary[HEADLINE]["return"].mean == 0.75
     assert mean_returns(made, config.reward) == {"t": 0.75}
@@ -61,6 +62,7 @@ def test_examples(tmp_path: Path, config: RunConfig) -> None:
 
 
 def test_console_and_state(config: RunConfig) -> None:
+    assert isinstance(config.reward, CodingReward)
     state, out = RunState(2, config.reward), io.StringIO()
     with RunConsole(state, Console(file=out, soft_wrap=True)) as console:
         console.start_step(Step("credit", 1))

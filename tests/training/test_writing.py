@@ -11,6 +11,7 @@ import pytest
 
 from magrpo.experiments.derive import Source, create_baselines
 from magrpo.reports.baselines import BaselineTable, read_baselines
+from magrpo.rewards.writing import WritingReward
 from magrpo.run.store import RunStore
 from pipelines.cli import main
 from tests.asking.runs import make_run
@@ -87,9 +88,10 @@ def test_the_rows_of_the_paper_for_introductions(tmp_path: Path) -> None:
     for result in rows.values():
         sampled = [row for row in result.report.rows if (row.split, row.mode) == ("test", "sampled")]
         roles_by_name = {agent.name: agent.role for agent in result.row.agents}
+        reward = result.row.reward
+        assert isinstance(reward, WritingReward)
         measured = [
-            result.row.reward.measure_texts({roles_by_name[name]: text for name, text in row.texts.items()})
-            for row in sampled
+            reward.measure_texts({roles_by_name[name]: text for name, text in row.texts.items()}) for row in sampled
         ]
         for name in ("structure", "consistency", "coherence"):
             mean = fmean(result.means["test/sampled"][f"paper/{name}"].values())

@@ -27,7 +27,7 @@ from magrpo.process.faults import is_out_of_memory
 from magrpo.types import Request, Sample, SamplingParams
 from magrpo.updates.optimizers import learning_rate
 from magrpo.updates.updater import NonFiniteLoss, SamplingGapTooLarge, Updater
-from magrpo_kernels import LossOptions, TokenInputs
+from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, unmarked_base
 from tests.updates.updating import (
     TEMPERATURE,
@@ -190,11 +190,10 @@ def test_the_update_forms_the_advantages_of_the_paper_and_takes_others_as_given(
     updater = make(base, dump, algo=options)
     expected = updater.gradient("main", [replace(sample, returns=0.0) for sample in samples])
     formed: list[bool] = []
-    group_loss = model_runs.group_policy_loss
 
     def spy(hidden: Tensor, weight: Tensor, inputs: TokenInputs, options: LossOptions, **rest: Any) -> Any:
         formed.append(inputs.groups is not None)
-        return group_loss(hidden, weight, inputs, options, **rest)
+        return group_policy_loss(hidden, weight, inputs, options, **rest)
 
     monkeypatch.setattr(model_runs, "group_policy_loss", spy)
     assert_equal(updater.gradient("main", samples), expected)

@@ -121,7 +121,7 @@ def distribution(updater: Updater, ids: Sequence[int]) -> Tensor:
 
 def enumerate_two(updater: Updater, prompt: tuple[int, ...], top_p: float, top_k: int) -> list[tuple[Sample, Tensor]]:
     """Every completion of at most two tokens that truncated sampling may draw, with its probability."""
-    found = []
+    found: list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], Tensor]] = []
     logits = distribution(updater, prompt)
     support = kept(logits.detach(), top_p, top_k)
     for i, one in zip(support, over(logits, support), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,8 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     scale = max(float(value.abs().max()) for value in theirs.values())
     for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
+        name_it = partial("{}: {}".format, name)
+        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5 * scale, msg=name_it)
 
 
 def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

@@ -46,9 +46,9 @@ def test_conventions_are_drawn_in_their_shares_and_independently(problems: list[
                 conventions_of(problem, "main", main.completion)[0],
             ] += 1
     total = sum(pairs.values())
-    for helper, share in WEIGHTS["helper"].items():
-        for main, other in WEIGHTS["main"].items():
-            assert pairs[helper, main] / total == pytest.approx(share * other, abs=0.025)
+    for first, share in WEIGHTS["helper"].items():
+        for second, other in WEIGHTS["main"].items():
+            assert pairs[first, second] / total == pytest.approx(share * other, abs=0.025)
 
 
 def test_examples_follow_from_the_seed(problems: list[Problem]) -> None:

@@ -67,7 +67,7 @@ def test_time_at_work_leaves_pauses_out() -> None:
 
     metrics = {"kind": "metrics", "step": 1, "time_ms": 24_000, "values": {}}
     first = [status("RUNNING", 1_000), status("KILLED", 4_000)]
-    killed = [*first, status("RUNNING", 20_000), {"kind": "tags", "values": {}}, metrics]
+    killed: list[dict[str, object]] = [*first, status("RUNNING", 20_000), {"kind": "tags", "values": {}}, metrics]
     assert sum_attempts(first, None) == 3
     assert sum_attempts(killed, None) == 7
     assert sum_attempts(killed, 30_000) == 13
@@ -248,6 +248,7 @@ def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
     assert (same.low, same.mean, same.high) == (0, 0, 0), "which an unpaired interval would not be"
 
     task_id = one.last.rows[0].task_id
+    assert isinstance(two.problems, dict)
     two.problems[task_id] = next(problem for key, problem in two.problems.items() if key != task_id)
     unpaired, how = compare_means(one, two, f"{one.last.rows[0].split}/sampled", "return")
     assert how == "other problems, unpaired; 1 in both"

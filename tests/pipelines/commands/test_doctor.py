@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,6 @@ def test_servers_that_do_not_answer_are_named_with_a_remedy(
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     (result,) = doctor.check_disk(tmp_path / "runs")
     assert (result.verdict, result.remedy) == ("missing", "choose another folder with --root")

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -37,10 +39,8 @@ from tests.training.test_resume import Runs, die_at_work, wait_at_work
 
 def fail(stage: str, times: int, error: type[Exception]) -> None:
     """As ``fail_stage``; retries come at once."""
-    import pipelines.flows.train
-
     fail_stage(stage, times, error)
-    pipelines.flows.train.exponential_backoff = lambda _: lambda retries: [0.0] * retries  # type: ignore[attr-defined]
+    pytest.MonkeyPatch().setattr("pipelines.flows.train.exponential_backoff", lambda _: lambda retries: [0.0] * retries)
 
 
 class Flows:
@@ -101,7 +101,7 @@ class Flows:
         """The flow runs of a run, oldest first."""
         named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
         with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as client:
-            return sorted(client.read_flow_runs(flow_run_filter=named), key=lambda run: run.created)
+            return sorted(client.read_flow_runs(flow_run_filter=named), key=attrgetter("created"))
 
     def tasks(self, run: FlowRun, last: str) -> dict[str, TaskRun]:
         """The task runs of an ended flow run by name, in the order in which they started; ``last`` is one of them.
@@ -118,7 +118,7 @@ class Flows:
             return last in ended and len(ended) == len(found)
 
         wait_until(settled)
-        return {task.name: task for task in sorted(found, key=lambda task: task.start_time)}
+        return {task.name: task for task in sorted(found, key=attrgetter("start_time"))}
 
     def tracked(self, name: str, root: Path | None = None) -> tuple[str, dict[str, str]]:
         """Status and tags of the one MLflow run of a run; ``root``: the folder of its runs, if it is another."""
@@ -366,7 +366,7 @@ def meet_in_the_middle() -> None:
             return advance if step.stage == "update" else fail_rollout
         return advance
 
-    RunConsole.start_step = start_together  # type: ignore[method-assign,assignment]
+    RunConsole.start_step = start_together  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -378,7 +378,8 @@ def test_with_a_lag_tasks_of_one_flow_run_overlap_and_a_failed_one_is_retried(fl
     [run] = flows.seen("lag")
     tasks = flows.tasks(run, "report")
     assert {name: task.run_count for name, task in tasks.items() if task.run_count > 1} == {"00003/rollout.0": 2}
-    update, rollout = tasks["00002/update"], tasks["00003/rollout.0"]
+    update: Any = tasks["00002/update"]
+    rollout: Any = tasks["00003/rollout.0"]
     assert update.start_time < rollout.end_time
     assert rollout.start_time < update.end_time
     runs = Runs(flows.root.parent, [str(flows.config)])
