@@ -213,6 +213,7 @@ class Call:
     ``extends``: the earlier call of the episode, by number from 0, whose messages, prompt and completion begin those of
     this one; -1: none. ``prompt_ids`` and ``messages``: what follows these. ``messages`` have OpenAI's form.
     ``overruled``: sampling parameters that the program asked for and did not get, because the run decides them.
+    ``ends_early``: whether the program chose where the answer ends, by a lower limit of tokens or by stop strings.
     """
 
     agent: str
@@ -221,6 +222,7 @@ class Call:
     messages: tuple[dict[str, Any], ...]
     action: Action
     overruled: dict[str, Any] = field(default_factory=dict)
+    ends_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,32 @@
 """Statistics of answers that need no reward: their length, whether they were cut off, and what they repeat."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
-from magrpo.algo.repetition import find_copied, find_repeated, marked_share, share_prompt_words
-from magrpo.types import Action, AnswerStats, Episode, PastTurn, Prompt, RolloutGroup, T, TrajectoryStep
+from magrpo.algo.repetition import find_copied, find_repeated, leave_out, marked_share, share_prompt_words
+from magrpo.types import Action, AnswerStats, Episode, Prompt, RolloutGroup, T, TrajectoryStep
+
+Texts = Mapping[str, str]
+"""The texts of one turn, by agent."""
 
 ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated_frac", "prompt_words_frac")
 """Names of the quantities measured for the answers of each agent."""
 
 
-def measure_answer(action: Action, asked: str, written: Iterable[str] = ()) -> AnswerStats:
-    """Measure one completion. ``asked``: its prompt; ``written``: earlier texts of all agents, which that may quote."""
+def measure_answer(action: Action, asked: str, own: Sequence[str] = (), others: Sequence[str] = ()) -> AnswerStats:
+    """Measure one completion.
+
+    ``asked``: its prompt, which may quote earlier texts, the agent's ``own`` and those of ``others``. A revision may
+    keep its own words, so they do not count as copied. None of these texts shows what the prompt is about.
+    """
     return AnswerStats(
         tokens=len(action.token_ids),
         cut_off=action.finish_reason == "length",
-        copied_frac=marked_share(find_copied(action.text, asked, written)),
+        copied_frac=marked_share(find_copied(action.text, asked, own)),
         repeated_frac=marked_share(find_repeated(action.text)),
-        prompt_words_frac=share_prompt_words(action.text, asked),
+        prompt_words_frac=share_prompt_words(action.text, leave_out(asked, [*own, *others])),
     )
 
 
@@ -33,16 +41,17 @@ def measure_calls(episode: Episode) -> dict[str, list[AnswerStats]]:
     for number, call in enumerate(episode.calls):
         asked = "\n".join(str(message.get("content", "")) for message in episode.messages(number))
         written = [earlier.action.text for earlier in episode.calls[:number]]
-        measured[call.agent].append(measure_answer(call.action, asked, written))
+        stats = measure_answer(call.action, asked, written)
+        measured[call.agent].append(replace(stats, cut_off=stats.cut_off and not call.ends_early))
     return measured
 
 
-def measure_step(step: TrajectoryStep, written: Iterable[str] = ()) -> dict[str, AnswerStats]:
-    """Measure the latest completion of each agent in one turn. ``written``: texts of earlier turns."""
+def measure_step(step: TrajectoryStep, earlier: Sequence[Texts] = ()) -> dict[str, AnswerStats]:
+    """Measure the latest completion of each agent in one turn. ``earlier``: the texts of earlier turns, by agent."""
     if step.episode is not None:
         return {agent: measured[-1] for agent, measured in measure_calls(step.episode).items()}
     return {
-        agent: measure_answer(action, read_prompt(step.prompts[agent]), written)
+        agent: measure_answer(action, read_prompt(step.prompts[agent]), *split_written(agent, earlier))
         for agent, action in step.actions.items()
     }
 
@@ -59,18 +68,20 @@ def list_quantities(stats: AnswerStats) -> dict[str, float]:
     return dict(zip(ANSWER_QUANTITIES, (float(stats.tokens), float(stats.cut_off), *shares), strict=True))
 
 
-def list_written(history: Sequence[PastTurn]) -> list[str]:
-    """The texts of all agents in earlier turns."""
-    return [text for past in history for text in past.texts.values()]
+def split_written(agent: str, earlier: Sequence[Texts]) -> tuple[list[str], list[str]]:
+    """The texts of earlier turns: those of ``agent``, and those of the others."""
+    own = [texts[agent] for texts in earlier if agent in texts]
+    others = [text for texts in earlier for name, text in texts.items() if name != agent]
+    return own, others
 
 
 def measure_completions(group: RolloutGroup[T]) -> dict[str, list[AnswerStats]]:
     """Measure every completion of a node or of its episodes, by agent."""
-    written = list_written(group.history)
-    measured = {
-        agent: [measure_answer(action, read_prompt(group.prompts[agent]), written) for action in actions]
-        for agent, actions in group.actions.items()
-    }
+    earlier = [past.texts for past in group.history]
+    measured = {}
+    for agent, actions in group.actions.items():
+        asked, written = read_prompt(group.prompts[agent]), split_written(agent, earlier)
+        measured[agent] = [measure_answer(action, asked, *written) for action in actions]
     for episode in group.episodes:
         for agent, stats in measure_calls(episode).items():
             measured.setdefault(agent, []).extend(stats)

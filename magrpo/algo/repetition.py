@@ -15,6 +15,8 @@ RUN = 8
 """Number of words in a run."""
 STEM = 5
 """Number of letters by which long words are compared, so that *package* is *packages*; shorter words say little."""
+FEW_LONG = 8
+"""Texts are expected to have one long word for this many words. In English prose every third word is long."""
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
 Span = tuple[int, int]
 """Start and end of a part of a text, in characters."""
@@ -23,8 +25,7 @@ Span = tuple[int, int]
 def find_copied(text: str, prompt: str, written: Iterable[str] = ()) -> list[bool]:
     """For each word of ``text``, whether it lies in a run of words that also occurs in ``prompt``.
 
-    Runs of ``written``, earlier texts of the agents, do not count: later prompts quote them, and an answer may keep
-    them.
+    Runs of ``written``, earlier texts that the prompt may quote, do not count: an answer may keep them.
     """
     runs = _collect_runs(prompt)
     for earlier in written:
@@ -49,14 +50,27 @@ def find_repeated(text: str) -> list[bool]:
     return marks
 
 
-def share_prompt_words(text: str, prompt: str) -> float:
-    """The share of the long words of ``text`` that begin as a word of ``prompt``; 1 for a text without long words.
+def leave_out(prompt: str, written: Iterable[str]) -> str:
+    """The prompt without one place at which it quotes each text of ``written``, if it does."""
+    for text in map(str.strip, written):
+        # A text of a few words may stand in the prompt by chance.
+        if len(_read_words(text)) >= RUN:
+            prompt = prompt.replace(text, " ", 1)
+    return prompt
 
-    A low share says that a text is not about its prompt; a high one does not say that it is true.
+
+def share_prompt_words(text: str, prompt: str) -> float:
+    """The share of the long words of ``text`` that begin as a word of ``prompt``; 1 for a text of few words.
+
+    A text without a long word for every :data:`FEW_LONG` words counts as if it had them, and as if they were not the
+    prompt's: short words say nothing about a prompt. Scripts without spaces have no long words, so their share is 1. A
+    low share says that a text is not about its prompt; a high one does not say that it is true.
     """
     known = _collect_stems(prompt)
-    stems = [word[:STEM] for word in _read_words(text) if len(word) >= STEM]
-    return sum(stem in known for stem in stems) / len(stems) if stems else 1.0
+    words = [word for word in _read_words(text) if len(word) > 1]  # no punctuation, no characters of such scripts
+    stems = [word[:STEM] for word in words if len(word) >= STEM]
+    num_long = max(len(stems), len(words) // FEW_LONG)
+    return sum(stem in known for stem in stems) / num_long if num_long else 1.0
 
 
 def marked_share(marks: Sequence[bool]) -> float:

@@ -314,6 +314,11 @@ class RunConfig(Section):
                     'would never train; set group_size to 2 or more, or algo.estimator to "iac" or "mareinforce" with '
                     'algo.normalize = "none"'
                 )
+        if self.algo.gamma == 0 and self.count_acting()[0] < len(self.agents):
+            raise ValueError(
+                "algo.gamma = 0 trains the first turn only and ignores the rewards after it, but not every agent acts "
+                "at the first turn: set it above 0"
+            )
         if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
             raise ValueError(
                 "rollout: with branching = 1 no joint action is credited for later turns; set it to 2 or more, or "
@@ -413,8 +418,18 @@ class RunConfig(Section):
 
     @property
     def own_estimators(self) -> dict[str, EstimatorName]:
-        """The estimator of each agent that has one of its own."""
-        return {agent.name: agent.estimator for agent in self.agents if agent.estimator is not None}
+        """The estimator of each agent whose completions are not credited by ``algo.estimator``.
+
+        There are no critics for untrained agents. An estimator without one credits their completions, for the metrics.
+        """
+        own: dict[str, EstimatorName] = {}
+        for agent in self.agents:
+            estimator = self.estimator_of(agent)
+            if not agent.trained and ESTIMATORS[estimator].critic != "none":
+                own[agent.name] = "magrpo"
+            elif agent.estimator is not None:
+                own[agent.name] = agent.estimator
+        return own
 
     def list_warnings(self) -> list[str]:
         """Warnings about valid values that users of the run should know of, one line each."""

@@ -61,6 +61,11 @@ class RolloutConfig(Section):
     def _check_tree(self) -> RolloutConfig:
         if self.crossed_pairs is not None and self.crossed_pairs % self.group_size:
             raise ValueError(f"crossed_pairs must be a multiple of group_size ({self.group_size})")
+        if self.crossed_pairs is not None and self.joint_mode != "crossed":
+            raise ValueError(
+                f'crossed_pairs needs joint_mode = "crossed", not {self.joint_mode!r}: remove it, or set '
+                "rollout.joint_mode"
+            )
         if self.branching is not None and self.tree != "full":
             raise ValueError(f'branching needs tree = "full", not {self.tree!r}: remove it, or set rollout.tree')
         if self.probe_size is not None and self.probe_size > self.group_size:
@@ -75,7 +80,8 @@ class PenaltyConfig(Section):
     """
 
     cut_off: float = Field(0.0, ge=0, le=10)
-    """Cost of an answer that reaches ``rollout.max_new_tokens`` before its end."""
+    """Cost of an answer that reaches ``rollout.max_new_tokens`` before its end. A program that chose where its answer
+    ends pays nothing."""
     copied: float = Field(0.0, ge=0, le=10)
     """Cost of an answer whose every word lies in a passage of eight or more words copied from its prompt; in proportion
     if only a part does. Leave it at 0 for programs, which repeat their specification."""

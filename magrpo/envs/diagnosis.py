@@ -108,7 +108,8 @@ def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
     failures = tuple(
         Case(case.status, "" if report.forgeable else case.message) for case in report.cases if case.status != "pass"
     )
-    return Diagnosis(*verdicts, report.tests_passed, report.tests_total, failures)
+    is_refused = report.forgeable and parts.get("tests") == 0  # the reward does not believe that any test passed
+    return Diagnosis(*verdicts, 0 if is_refused else report.tests_passed, report.tests_total, failures)
 
 
 def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:

@@ -241,9 +241,12 @@ class Gateway:
         requests = [Request(agent, prompt_ids, sampling, seed) for _, seed in begun]
         with session.wait():
             results = await asyncio.gather(*map(live.stage.completions.submit, requests))
+        has_low_limit = sampling.max_new_tokens < session.task.sampling.max_new_tokens
+        all_overruled = {**overruled, **constrains}
         for (number, _), (batch, action) in zip(begun, results, strict=True):
+            ends_early = has_low_limit or cut_text(action.text, request.stops)[1]
             session.calls.append(
-                SampledCall(agent, number, batch, prompt_ids, messages, action, {**overruled, **constrains})
+                SampledCall(agent, number, batch, prompt_ids, messages, action, all_overruled, ends_early)
             )
         return first, [action for _, action in results]
 

@@ -43,6 +43,7 @@ class SampledCall:
     messages: Messages
     action: Action
     overruled: Mapping[str, Any]
+    ends_early: bool = False
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -129,7 +130,7 @@ class Session:
         if extends >= 0:
             prompt_ids = prompt_ids[len(self.calls[extends].token_ids) :]
             messages = messages[len(self.calls[extends].messages) :]
-        return Call(call.agent, extends, prompt_ids, messages, call.action, dict(call.overruled))
+        return Call(call.agent, extends, prompt_ids, messages, call.action, dict(call.overruled), call.ends_early)
 
 
 def _extends(call: SampledCall, earlier: SampledCall) -> bool:

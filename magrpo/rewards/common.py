@@ -1,5 +1,6 @@
 """Base classes of rewards: scale and shift of parts, and the test results of programs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -31,7 +32,8 @@ class ScaledReward(Plugin):
         return (total - self.shift) / (self.scale * sum(self.maxima.values()))
 
     def _scale_parts(self, parts: Mapping[str, float]) -> float:
-        return self.scale * sum(parts.values()) + self.shift
+        # Rounded once, so that parts with equal sums give equal totals, which are ties.
+        return self.scale * math.fsum(parts.values()) + self.shift
 
 
 class ProgramReward(ScaledReward):

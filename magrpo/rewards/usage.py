@@ -25,6 +25,8 @@ _CONTAINERS = ast.Tuple | ast.List | ast.Dict | ast.Set | ast.Starred
 _PARTS = ast.Yield | ast.Lambda | ast.arguments | ast.arg | ast.Name | ast.Constant | ast.expr_context
 _CARRYING = _STATEMENTS | _CONTAINERS | _PARTS
 """Nodes that pass values on without changing them."""
+# Builtins that prepare an argument without doing work on it.
+_CONVERSIONS = frozenset({"len", "list", "tuple"})
 # Builtins with an effect that tests can see.
 _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
 
@@ -130,7 +132,10 @@ def packs_lists(source: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def find_forwarding_call(source: str, name: str, to: str) -> str:
-    """The first call of ``to``, in the function ``name``, with its parameters, perhaps packed; empty if none."""
+    """The first call of ``to``, in the function ``name``, with nothing but its parameters and constants; else empty.
+
+    They may be packed or measured (``aux(list(xs), len(xs), -1)``).
+    """
     functions = find_functions(parse_source(source), name)
     if not functions:
         return ""
@@ -139,23 +144,33 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
     for node in list_nodes(function):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == to):
             continue
-        given = [part for argument in (*node.args, *node.keywords) for part in _walk_carrying(argument)]
-        names = {part.id for part in given if isinstance(part, ast.Name)}
-        if names and names <= parameters and all(isinstance(part, _CARRYING | ast.keyword) for part in given):
+        given = [part for argument in (*node.args, *node.keywords) for part in _walk_argument(argument)]
+        names = {part.id for part in given if isinstance(part, ast.Name)} - _CONVERSIONS
+        if names and names <= parameters and all(map(_prepares, given)):
             return ast.get_source_segment(source, node) or ""
     return ""
+
+
+def _prepares(node: ast.AST) -> bool:
+    """Whether the node of an argument passes values on, or does too little with them to be work."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name in _CONVERSIONS
+        case ast.UnaryOp(operand=ast.Constant()) | ast.BinOp(left=ast.Constant(), right=ast.Constant()):
+            return True
+    return isinstance(node, _CARRYING | ast.keyword | ast.operator | ast.unaryop)
 
 
 def _list_parameters(function: ast.FunctionDef) -> set[str]:
     return {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
 
 
-def _walk_carrying(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and the nodes below it, but none below a node that does more than carry, for the sake of speed."""
+def _walk_argument(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and the nodes below it, but none below a node that does work, for the sake of speed."""
     waiting = [node]
     for part in waiting:
         yield part
-        if isinstance(part, _CARRYING | ast.keyword):
+        if _prepares(part):
             waiting += ast.iter_child_nodes(part)
 
 

@@ -221,11 +221,14 @@ class _Forest:
         returns = tree_returns(tree, self._algo.gamma, self._num_turns, bootstrap)
         weights = tree_weights(tree, returns, self._algo.gamma)
         nodes = []
+        root_sizes: dict[str, int] = {}
         for n, (group, values) in enumerate(zip(self._groups, returns, strict=True)):
             turns = [group.turns[j] for j, value in zip(self._unmasked[n], values, strict=True) if value is not None]
-            # A later node may hold fewer completions than a root: each then stands for several.
-            size = max(map(len, group.actions.values()))
-            weight = weights[n] * self._rollout.group_size / size if group.path else 1.0
+            # Only completions that are part of a valid joint action are trained on. A later node may hold fewer of them
+            # than its root: each then stands for several.
+            size = max(len({turn.picks[agent] for turn in turns}) for agent in group.actions)
+            root_size = root_sizes.setdefault(group.problem.task_id, size)
+            weight = weights[n] * root_size / size if group.path and size else 1.0
             absorbed = [reward for reward in tree[n].absorbed if reward is not None]
             value = None if bootstrap is None else bootstrap.values[n]
             valid = [value for value in values if value is not None]

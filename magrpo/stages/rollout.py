@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from magrpo.algo.answers import answer_metrics, list_actions, list_written, measure_answer, read_prompt
+from magrpo.algo.answers import answer_metrics, list_actions, measure_answer, read_prompt, split_written
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.runners import generate_completions
 from magrpo.config.sections import RolloutConfig
@@ -116,9 +116,11 @@ def has_ended(turn: ScoredTurn, threshold: float | None) -> bool:
 def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingParams, group_size: int) -> Node:
     """The child node that joint action ``index`` opens."""
     turn = group.turns[index]
-    written = list_written(group.history)
+    earlier = [past.texts for past in group.history]
     answers = {
-        agent: measure_answer(group.actions[agent][i], read_prompt(group.prompts[agent]), written)
+        agent: measure_answer(
+            group.actions[agent][i], read_prompt(group.prompts[agent]), *split_written(agent, earlier)
+        )
         for agent, i in turn.picks.items()
     }
     past = PastTurn(group.texts(turn), turn.reward, turn.reports, answers)

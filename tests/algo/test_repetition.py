@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.algo.repetition import RUN, find_copied, find_repeated, marked_share, marked_spans, share_prompt_words
+from magrpo.algo.repetition import (
+    RUN,
+    find_copied,
+    find_repeated,
+    leave_out,
+    marked_share,
+    marked_spans,
+    share_prompt_words,
+)
 
 PROMPT = "Write a summary. The library reads and writes files of the format that older versions of the program made."
 COPY = "The library reads and writes files of the format"
@@ -26,7 +34,16 @@ def test_case_and_line_breaks_do_not_hide_a_copy() -> None:
 def test_words_of_the_prompt_are_those_that_begin_alike() -> None:
     """By hand: libraries, formatted and PROGRAM begin as words of the prompt; seamless does not; the rest is short."""
     assert share_prompt_words("Seamless libraries, formatted for a PROGRAM", PROMPT) == 3 / 4
-    assert share_prompt_words("It is as it was", PROMPT) == 1, "without a long word there is none that left"
+    assert share_prompt_words("It is as it was", PROMPT) == 1, "a few words say nothing"
+    assert share_prompt_words("So it was but all in all it is not as it was", PROMPT) == 0, "nor do many short ones"
+    assert share_prompt_words("図書館は古い形式を読む", PROMPT) == 1, "scripts without spaces have no long words"
+
+
+def test_a_text_that_the_prompt_quotes_is_left_out_once() -> None:
+    own = "Bread and cheese are all that anybody needs for a walk by the river."
+    assert leave_out(f"{PROMPT}\n{own}\nRevise it.", [f" {own}\n"]) == f"{PROMPT}\n \nRevise it."
+    assert leave_out(f"{own}\n{own}", [own]) == f" \n{own}", "a text that copies its prompt leaves it as it was"
+    assert leave_out(PROMPT, ["The library", ""]) == PROMPT
 
 
 def test_a_run_of_fewer_words_is_no_copy() -> None:

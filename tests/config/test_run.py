@@ -137,6 +137,7 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("problems.kind=tests.plugins:NotAPlugin", "is not a subclass of magrpo.plugins.Plugin"),
         ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
         ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),
+        ("rollout.crossed_pairs=8", "crossed_pairs needs joint_mode = \"crossed\", not 'aligned': remove it, or"),
         ("rollout.branching=2", "branching needs tree = \"full\", not 'chains'"),
         ("optim.lr=inf", r"optim.lr: must be a finite number, not inf"),
         ("algo.importance_cap=inf", r"algo.importance_cap: must be a finite number"),
@@ -324,6 +325,8 @@ def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
         load_config(path, several)
     assert len(str(caught.value).splitlines()) == 1
     load_config(path, [*several, "algo.gamma=0"])
+    with pytest.raises(ConfigError, match=r"algo\.gamma = 0 trains the first turn only .* not every agent acts"):
+        load_config("pipelines/configs/sequential.toml", ["algo.gamma=0"])
 
 
 def test_agents_that_share_weights_have_one_learning_rate(path: Path) -> None:

@@ -225,6 +225,14 @@ def test_a_test_that_ran_beside_the_program_is_not_quoted() -> None:
     assert full(forged).splitlines()[1] == "- wrong"
 
 
+def test_tests_whose_results_the_reward_refuses_have_not_passed() -> None:
+    refused, believed = past((1.0, 0.5, 0.0, 0.0), (PASS, PASS)), past((1.0, 0.5, 1.0, 0.0), (PASS, PASS))
+    for turn, passed in ((refused, 0), (believed, 2)):
+        forged = replace(turn, reports={"program": replace(turn.reports["program"], forgeable=True)})
+        assert full(forged).splitlines()[0].startswith(f"{passed} of 2 tests passed")
+        assert ("failed" in bare(forged, feedback="passed")) is (passed == 0)
+
+
 def test_an_entry_point_that_ran_is_not_missing() -> None:
     """``f = partial(aux, 2)`` earns no structure, and is tested."""
     assert full(past((0.4, 0.5, 1.0, 0.5), (PASS,), 1)).splitlines()[0] == "1 of 1 tests passed."

@@ -131,6 +131,7 @@ def test_stop_cuts_the_text_but_not_the_completion(gateway: OpenGateway) -> None
     assert answer.body["choices"][0]["finish_reason"] == "stop"
     [call] = gateway.session.seal()
     assert call.action.text == "planner: hello", "the agent's action is all that was sampled"
+    assert call.ends_early
 
 
 def test_a_limit_of_tokens_may_be_smaller_only(gateway: OpenGateway) -> None:
@@ -142,7 +143,9 @@ def test_a_limit_of_tokens_may_be_smaller_only(gateway: OpenGateway) -> None:
     gateway.chat(max_tokens=100_000)
     limits = [request.sampling.max_new_tokens for request in gateway.model.requests]
     assert limits == [4, 5, SAMPLING.max_new_tokens, SAMPLING.max_new_tokens]
-    assert [call.overruled for call in gateway.session.seal()] == [{}, {}, {}, {"max_tokens": 100_000}]
+    calls = gateway.session.seal()
+    assert [call.overruled for call in calls] == [{}, {}, {}, {"max_tokens": 100_000}]
+    assert [call.ends_early for call in calls] == [True, True, False, False]
 
 
 def test_sampling_is_that_of_the_run(gateway: OpenGateway) -> None:

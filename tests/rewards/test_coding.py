@@ -337,6 +337,8 @@ CASES = {
     "wrapper": (DOUBLE, main("return aux(xs)"), HALF),
     "filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs)"), HALF),
     "live filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs) + 0 * n"), HALF),
+    "wrapper with a number": ("def aux(xs, k):\n    return 2 * sum(xs)", main("return aux(xs, -1)"), HALF),
+    "wrapper with a length": ("def aux(xs, k):\n    return 2 * sum(xs)", main("return aux(xs, len(xs))"), HALF),
     "half right": (AUX, main("return 2 * aux(xs) if len(xs) == 1 else -1"), (1.0, 0.5, 0.5, 1.5)),
     "aux raises": ("def aux(xs):\n    raise ValueError\n    return 1", MAIN, (1.0, 0.5, 0.0, 0.0)),
     "aux raises sometimes": (AUX, main("return 2 * aux(xs[0]) if xs else 0"), (1.0, 0.5, 0.25, 0.0)),

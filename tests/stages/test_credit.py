@@ -169,6 +169,33 @@ def test_every_turn_weighs_the_same_whatever_the_tree() -> None:
     assert [sample.weight for sample in samples["main"]] == [1.0, 1.0, 0.25, 0.25, 0.25, 0.25]
 
 
+@pytest.mark.parametrize("rollout", [CHAINS, FULL], ids=["chains", "full"])
+@pytest.mark.parametrize(
+    ("root", "child"), [((1.0, None, None, 2.0), (1.0, 2.0, 3.0, 4.0)), ((1.0, 2.0, 3.0, 4.0), (1.0, None, None, 2.0))]
+)
+def test_every_turn_weighs_the_same_whatever_is_masked(
+    rollout: RolloutConfig, root: tuple[float | None, ...], child: tuple[float | None, ...]
+) -> None:
+    """Of four joint actions two may be masked at the root, or below each of them."""
+    size = 1 if rollout is CHAINS else 4
+    levels = [group("a", aligned(*root), size=4)]
+    levels += [group("a", aligned(*child[:size]), size, (i,)) for i, reward in enumerate(root) if reward is not None]
+    rollout = rollout.model_copy(update={"group_size": 4})
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=rollout, num_turns=2)
+    by_turn = {1: 0.0, 2: 0.0}
+    for sample in samples["main"]:
+        by_turn[sample.prompt_ids[1]] += sample.weight  # the prompt ends with the number of the turn
+    assert by_turn[1] == by_turn[2] == sum(reward is not None for reward in root)
+
+
+def test_lost_futures_leave_turns_their_weight() -> None:
+    levels = [group("a", aligned(1.0, 2.0, 3.0, 4.0), size=4)]
+    futures = (None, 1.0, None, 2.0)
+    levels += [group("a", aligned(reward), size=1, path=(i,)) for i, reward in enumerate(futures)]
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=RolloutConfig(group_size=4), num_turns=2)
+    assert [sample.weight for sample in samples["main"]] == [1.0] * 4
+
+
 def chains() -> list[RolloutGroup[ScoredTurn]]:
     """Two episodes of two turns: rewards 1 and 3, and 2 and 0."""
     levels = [group("a", aligned(1.0, 2.0))]

@@ -186,6 +186,9 @@ def test_metrics_say_how_episodes_ended() -> None:
         "rollout/overruled_frac": 0.2,
     }
     assert answer_metrics(groups)["rollout/c/cut_off_frac"] == 0.5
+    chosen = [replace(call, ends_early=True) for call in calls]
+    groups = play(make_team(), made(WELL, calls=chosen))
+    assert answer_metrics(groups)["rollout/c/cut_off_frac"] == 0, "the program chose where its answers end"
     assert episode_metrics([]) == {}
 
 

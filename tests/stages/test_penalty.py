@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from magrpo.algo.answers import measure_completions, read_prompt
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import load_config
 from magrpo.config.sections import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig
@@ -24,7 +25,19 @@ from magrpo.stages.credit import credit
 from magrpo.stages.evaluate import evaluate
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
-from magrpo.types import PENALTY, PENDING, Action, JointReward, Problem, Prompt, Request, RolloutGroup, ScoredTurn, Turn
+from magrpo.types import (
+    PENALTY,
+    PENDING,
+    Action,
+    JointReward,
+    PastTurn,
+    Problem,
+    Prompt,
+    Request,
+    RolloutGroup,
+    ScoredTurn,
+    Turn,
+)
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
 from tests.stages.test_rollout import AGENTS as PROGRAMMERS
 
@@ -200,6 +213,19 @@ def test_an_answer_of_a_pending_turn_costs_when_its_text_is_rewarded() -> None:
     report, _ = evaluate(team, backend, {"test": [POST]}, EvalConfig(num_samples=8), config, 0)
     sampled = {row.texts["h"]: row.returns for row in report.rows if row.mode == "sampled"}
     assert sampled == {"good...": (0.0, 1.5), "good": (0.0, 2.0)}
+
+
+def test_a_text_that_left_its_post_costs_at_every_turn_that_keeps_it() -> None:
+    """The prompts of later turns quote it, but it is not what they are about. Its author may keep it, no other may."""
+    env = WritingEnv(num_turns=2, feedback="discussion")
+    past = PastTurn({"summary": SUMMARY, "elaboration": ANYTHING}, JointReward(0.0, {}), {})
+    texts = {"summary": ANYTHING, "elaboration": ANYTHING}
+    prompts = {name: Prompt(env.observe(POST, name, (past,), name), (1,)) for name in texts}
+    actions = {name: (make_action(name, text),) for name, text in texts.items()}
+    measured = measure_completions(RolloutGroup(POST, (0,), (past,), prompts, actions, ()))
+    assert ANYTHING in read_prompt(prompts["elaboration"])
+    assert min(measured[name][0].strayed_frac for name in texts) > 0.5, "a few words are those of the instructions"
+    assert [measured[name][0].copied_frac for name in texts] == [1.0, 0.0]
 
 
 def test_masked_turns_stay_masked() -> None:

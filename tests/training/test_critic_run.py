@@ -50,6 +50,14 @@ def test_metrics(runs: Runs) -> None:
     assert "critic/main/value_loss" not in metrics
 
 
+def test_an_untrained_agent_needs_no_critic(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path), [*CRITIC, "agents.0.trained=false", "tracking.traces=0"])
+    store, _, _ = run_locally(config)
+    assert "critic/value_loss" in store.stored_metrics("00001/critic")
+    assert "critic/helper/value_loss" not in store.stored_metrics("00001/critic")
+    assert store.stored_metrics("00001/credit")["credit/helper/advantage_std"] == 0, "a group of 1 has no siblings"
+
+
 def test_two_turns_hold_values_of_the_second(tmp_path: Path) -> None:
     """A chain of two turns: with lambda 0 the first turn's return is its reward and the value of the second."""
     overrides = ["env.num_turns=2", "critic.gae_lambda=0", "algo.gamma=0.5", "tracking.traces=0"]
