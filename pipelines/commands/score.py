@@ -24,7 +24,8 @@ from magrpo.stages.score import Scored, score_texts
 from magrpo.types import UNJUDGED, ExecutionReport, Problem
 from pipelines.arguments import Overrides
 
-ROLES = ("helper", "main")
+_ROLES = {"coding": ("helper", "main"), "solo": ("solo",)}
+"""The roles whose texts a reward of programs needs, by kind; those of ``coding`` for plug-ins of others."""
 _CHUNK = 512
 LineT = TypeVar("LineT")
 
@@ -74,15 +75,21 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
         overrides: Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
         problems: JSON lines (.gz too) or a JSON array with task_id, prompt, entry_point, test, and optionally
             canonical_solution.
-        completions: JSON lines (.gz too) with task_id and completions, an object with the answers of helper and main.
-            A task may have several lines.
+        completions: JSON lines (.gz too) with task_id and completions, an object with the answers of helper and main,
+            or of solo with reward.kind=solo. A task may have several lines.
         output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
             tests_total, reward, parts, level, duration_s, forgeable.
     """
     tree: dict[str, Any] = {"reward": {"kind": "coding"}, "sandbox": {"kind": "pool"}}
     config = validate_config(ScoreConfig, tree, overrides, "score")
+    kind = config.reward.kind
+    if kind not in _ROLES and ":" not in kind:
+        raise ConfigError(
+            f"reward.kind = {kind!r}: magrpo score runs programs of {' and '.join(_ROLES['coding'])} "
+            '(reward.kind="coding") or of one programmer (reward.kind="solo")'
+        )
     problem_of = _read_problems(problems)
-    lines = _read_completions(completions, problem_of)
+    lines = _read_completions(completions, problem_of, _ROLES.get(kind, _ROLES["coding"]))
     if not output.parent.is_dir():
         raise ConfigError(f"{output}: the folder {output.parent} does not exist")
     console = Console(stderr=True, highlight=False)
@@ -182,14 +189,15 @@ def _check_test(where: str, field: str, test: str, entry_point: str) -> None:
         raise ConfigError(f"{where}: field {field!r} is not Python: {quote_error(error)}") from None
 
 
-def _read_completions(path: Path, problems: dict[str, Problem]) -> list[CompletionLine]:
+def _read_completions(path: Path, problems: dict[str, Problem], roles: Sequence[str]) -> list[CompletionLine]:
     lines = []
     for where, line in _read_lines(path, CompletionLine):
         if line.task_id not in problems:
             raise ConfigError(f"{where}: task_id {quote_value(line.task_id)} is not among the problems")
-        if sorted(line.completions) != sorted(ROLES):
+        if sorted(line.completions) != sorted(roles):
             got = ", ".join(line.completions) or "none"
-            raise ConfigError(f"{where}: completions needs the keys {' and '.join(ROLES)}, got {got:.{MAX_QUOTED}}")
+            keys = " and ".join(roles)
+            raise ConfigError(f"{where}: completions needs the keys {keys}, got {got:.{MAX_QUOTED}}")
         lines.append(line)
     return lines
 

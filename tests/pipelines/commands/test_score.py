@@ -42,22 +42,35 @@ def test_an_unusable_row_is_named(
     completion: dict[str, Any],
     message: str,
 ) -> None:
-    problems, completions = tmp_path / "problems.jsonl", tmp_path / "completions.jsonl"
-    problems.write_text(json.dumps(PROBLEM | problem))
-    completions.write_text(json.dumps(COMPLETION | completion))
-    arguments = [
-        "--problems",
-        str(problems),
-        "--completions",
-        str(completions),
-        "--output",
-        str(tmp_path / "out.jsonl"),
-    ]
-    assert main(["score", *arguments]) == 2
+    assert main(["score", *write_inputs(tmp_path, problem, completion)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
     assert len(line) < 600
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def write_inputs(folder: Path, problem: dict[str, Any], completion: dict[str, Any]) -> list[str]:
+    """Write a problem and a completion with these changes; returns the arguments that name the files."""
+    (folder / "problems.jsonl").write_text(json.dumps(PROBLEM | problem))
+    (folder / "completions.jsonl").write_text(json.dumps(COMPLETION | completion))
+    files = {"problems": "problems.jsonl", "completions": "completions.jsonl", "output": "out.jsonl"}
+    return [word for flag, name in files.items() for word in (f"--{flag}", str(folder / name))]
+
+
+def test_a_program_of_one_programmer_is_scored(tmp_path: Path) -> None:
+    completion = {"completions": {"solo": "def f(x):\n    return x"}}
+    assert main(["score", *write_inputs(tmp_path, {}, completion), "reward.kind=solo"]) == 0
+    report = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (report["status"], report["reward"]) == ("pass", 2.5)
+
+
+def test_a_reward_of_texts_is_refused_before_a_report_is_touched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.jsonl").write_text("an earlier report")
+    assert main(["score", *write_inputs(tmp_path, {}, {}), "reward.kind=writing"]) == 2
+    assert "reward.kind = 'writing': magrpo score runs programs of helper and main" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_text() == "an earlier report"
 
 
 def test_a_test_that_cannot_be_run_is_not_the_sandboxs_failure(
