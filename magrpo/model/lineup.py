@@ -208,7 +208,7 @@ class Lineup:
         if isinstance(value, str):
             return self._uncontrolled.sub(REPLACEMENT, value)
         if isinstance(value, Mapping):
-            return {key: self._clean(item) for key, item in value.items()}
+            return {self._clean(key): self._clean(item) for key, item in value.items()}
         return [self._clean(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _check_template(self, agent: str) -> None:
@@ -342,9 +342,16 @@ def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
 
 
 def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
-    """The context window and the size of the vocabulary of a base model, in tokens."""
+    """The context window and the size of the vocabulary of a base model, in tokens.
+
+    A model with LongRoPE has other positions as soon as one text of a batch exceeds its original window, so that window
+    is its own here: in it the positions of a text are the same in every batch, in the trainer and in vLLM.
+    """
     text = base.get_text_config()
     window, vocab_size = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        window = rope.get("original_max_position_embeddings") or text.original_max_position_embeddings
     if not (isinstance(window, int) and isinstance(vocab_size, int) and min(window, vocab_size) > 0):
         raise ConfigError(
             f"agent {config.name!r}: the config.json of {config.model!r} does not state max_position_embeddings or "

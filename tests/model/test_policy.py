@@ -203,6 +203,9 @@ def test_text_holds_no_special_token_of_any_agent(base: Path, tmp_path: Path) ->
     assert lineup.render("q", observation).count(EOS) == 1
     assert call not in lineup.render("q", observation)
     assert "<|call|>" not in lineup.tokenizer("p").decode(lineup.render("p", observation))
+    # Arguments of a tool call are read from JSON, in which a special token may be written with escapes.
+    named = [{"role": "user", "content": {"<eos>": ["<eos>"]}}]
+    assert lineup.render_chat("q", named).count(EOS) == 1
     harmless = Observation((Message("user", "a < b | c"),))
     assert lineup.tokenizer("p").decode(lineup.render("p", harmless)) == "a < b | c\n"
 
@@ -228,6 +231,15 @@ def test_stop_tokens_and_window(tmp_path: Path) -> None:
     policy = open_policy(folder, main="lora")
     assert policy.lineup.stop_token_ids("main") == (EOS, 77)
     assert policy.lineup.max_length("main") == 256
+
+
+def test_the_window_of_longrope_is_the_one_in_which_batches_change_nothing(tmp_path: Path) -> None:
+    """One longer text in a batch, and a longer window of vLLM, would give all texts other positions."""
+    config = tiny_config(max_length=128)
+    factors = {"short_factor": [1.0] * 16, "long_factor": [8.0] * 16, "original_max_position_embeddings": 32}
+    config.rope_parameters = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    policy = open_policy(tiny_base(tmp_path, config), main="lora")
+    assert policy.lineup.max_length("main") == 32
 
 
 def test_mistakes_are_named(base: Path, tmp_path: Path) -> None:
