@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
+from math import inf, log2
 from statistics import fmean
 
 import torch
@@ -128,11 +128,13 @@ def estimate_memory(
     layers = sum((m.num_parameters - m.outer_parameters) * size for m, size in zip(frozen, layer_bytes, strict=True))
     device = _find_device(config)
     at_once = count_updated_at_once(holders, device, torch.get_num_threads())
+    # Several lanes: the gradient of a lane, its copy, and a sum for each level of the tree in which lanes are added.
+    gradients = 1 if config.optim.lanes == 1 else 2 + log2(config.optim.lanes)
     sizes = {
         "frozen parameters": layers + sum(model.outer_parameters for model in frozen) * dtype_bytes,
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
         "full copies": sum(models[name].num_parameters for name in full) * 4,
-        GRADIENTS: sum(sorted(trained)[-at_once:]) * 4,
+        GRADIENTS: sum(sorted(trained)[-at_once:]) * 4 * gradients,
         "optimizer": sum(trained) * 8,
         ACTIVATIONS_OF: at_once * num_tokens * (count_token_activations(config, dtype_bytes) + mask_bytes),
         "logits": at_once * max(_count_logits(agent, models[agent.model], num_tokens, logit_bytes) for agent in apart),

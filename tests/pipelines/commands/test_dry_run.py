@@ -161,6 +161,8 @@ def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
     # Agents with adapters are computed side by side on a CPU, one with a full copy alone.
     at_once = min(len(trained), torch.get_num_threads()) if weights == "lora" else 1
     assert sizes[GRADIENTS] == 4 * sum(sorted(trained.values())[-at_once:])
+    lanes = config(runs, f"agents.0.weights={weights}", "model.device=cpu", "optim.lanes=4")
+    assert estimate_memory(lanes, 4, None)[GRADIENTS] == (2 + 2) * sizes[GRADIENTS], "a tree of two levels"
     assert sizes["adapters"] == 4 * sum(n for name, n in trained.items() if policy.lineup.weights(name) == "lora")
     assert sizes.get("full copies", 0) == 4 * (trained["helper"] if weights == "full" else 0)
     assert sizes["frozen parameters"] == 4 * frozen
