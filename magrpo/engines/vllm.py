@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from magrpo.engines.vllm_server import (
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress
 from magrpo.plugins import Plugin
-from magrpo.process.child import Child, ProcessDied
+from magrpo.process.child import Child, ProcessDied, wait_for_any
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
@@ -136,11 +136,20 @@ class VllmClient:
             self._load_models(served.models)
             for server, share in enumerate(shares):
                 self._send_requests(served.number, server, share, deadlines)
-            for server, share in enumerate(shares):
-                for i, completion in self._read_completions(served.number, server, share, deadlines):
-                    actions[i] = make_action(self._lineup, requests[i], completion, served.version)
-                    if progress is not None:
-                        progress(1)
+            reading = {
+                server: self._read_completions(served.number, server, share, deadlines)
+                for server, share in enumerate(shares)
+            }
+            while reading:
+                for server in self._wait_for_replies(reading):
+                    completions = next(reading[server], None)
+                    if completions is None:
+                        del reading[server]
+                        continue
+                    for i, completion in completions.items():
+                        actions[i] = make_action(self._lineup, requests[i], completion, served.version)
+                        if progress is not None:
+                            progress(1)
         return [actions[i] for i in range(len(requests))]
 
     def unload(self, served: VllmWeights) -> None:
@@ -218,15 +227,16 @@ class VllmClient:
 
     def _read_completions(
         self, served: int, server: int, share: Mapping[int, Request], deadlines: ExitStack
-    ) -> Iterator[tuple[int, Completion]]:
-        """A server's completions by number of the request. If it dies, a new one generates the rest."""
+    ) -> Iterator[Mapping[int, Completion]]:
+        """A server's completions by number of the request, as it sends them. If it dies, a new one generates the rest.
+        """
         missing = dict(share)
         for left in reversed(range(_RESTARTS + 1)):
             try:
                 while isinstance(reply := self._receive(server), Finished):
                     for i in reply.completions:
                         del missing[i]
-                    yield from reply.completions.items()
+                    yield reply.completions
                 return
             except EngineError as error:
                 if not left or self._closed or self._servers[server].missed_deadline_s is not None:
@@ -237,6 +247,14 @@ class VllmClient:
                 for calls in (*self._adapters.values(), self._models):
                     self._call({i: call for i, call in calls.items() if i == server})
                 self._send_requests(served, server, missing, deadlines)
+
+    def _wait_for_replies(self, servers: Iterable[int]) -> list[int]:
+        """Wait until one of ``servers`` has sent a message or died; returns all that did.
+
+        None of them may be left unread for long: its socket fills, and then it stops generating.
+        """
+        children = {self._servers[server]: server for server in servers}
+        return [children[child] for child in wait_for_any([*children])]
 
     def _call(self, calls: Mapping[int, ServerCall], deadline_s: float | None = None) -> None:
         """Make one call to each server at the same time. The deadline is by default that of a batch."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
 
 _HANG_UP_S = 10.0
@@ -36,7 +37,7 @@ class Child:
         """Whether it ended otherwise than by :meth:`kill`."""
         self.missed_deadline_s: float | None = None
         """The deadline at which it was killed, in seconds; None if it missed none."""
-        self._channel, theirs = Pipe()
+        self.channel, theirs = Pipe()
         fd = theirs.fileno()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -69,14 +70,14 @@ class Child:
     def send(self, message: bytes) -> None:
         """Send one message. Raises ProcessDied if the child can no longer read it."""
         try:
-            self._channel.send_bytes(message)
+            self.channel.send_bytes(message)
         except OSError:
             raise self._died() from None
 
     def receive(self) -> bytes:
         """Wait for the next message. Raises ProcessDied if there will be none."""
         try:
-            return self._channel.recv_bytes()
+            return self.channel.recv_bytes()
         except (EOFError, OSError):
             raise self._died() from None
 
@@ -84,7 +85,7 @@ class Child:
         """Kill the command and its process group, and wait for its end. May be called twice."""
         self._kill_group()
         self._process.wait()
-        self._channel.close()
+        self.channel.close()
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):  # all of it has ended
@@ -103,6 +104,14 @@ class Child:
         self.kill()
         last = read_last_words(self.log)
         return ProcessDied(f"{self.name} {why}{f' ({last})' if last else ''}; log: {self.log}")
+
+
+def wait_for_any(children: Sequence[Child]) -> list[Child]:
+    """Wait until one of the children has sent a message or died; returns all those whose ``receive`` will not wait."""
+    if dead := [child for child in children if child.channel.closed]:
+        return dead
+    by_channel = {child.channel: child for child in children}
+    return [by_channel[channel] for channel in wait(by_channel)]
 
 
 def read_last_words(log: Path) -> str:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.vllm import VllmEngine
 from magrpo.model.host import EngineHost
@@ -20,7 +22,8 @@ from tests.engines.scripted import script_servers
 from tests.tiny import EOS, tiny_policy
 
 # Appends every call to a file. Answers one item at a time with its seed, and dies after as many as the file `die-after`
-# says; each server takes one word from it. Where there is a file `hangs`, it says so and never answers.
+# says; each server takes one word from it. Where there is a file `hangs`, it says so and never answers. Where there is a
+# file `waits`, the server of the agent `first` waits until that of `second` has sent more than a socket holds.
 SERVER = """
 import os, sys, time
 from multiprocessing.connection import Connection
@@ -43,7 +46,15 @@ while True:
         if not left:
             raise RuntimeError("out of breath")
         left -= 1
-        channel.send_bytes(msgspec.msgpack.encode(Finished({number: ([item.seed, STOP], [-1.0, -1.0])})))
+        length = 1
+        if (folder / "waits").exists():
+            while item.agent == "first" and not (folder / "sent").exists():
+                time.sleep(0.01)
+            length = 100_000
+        tokens = [item.seed] * length + [STOP]
+        channel.send_bytes(msgspec.msgpack.encode(Finished({number: (tokens, [-1.0] * len(tokens))})))
+        if item.agent == "second":
+            (folder / "sent").touch()
     channel.send_bytes(msgspec.msgpack.encode(Done()))
 """
 ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=5), seed) for seed in range(10, 18)]
@@ -98,6 +109,19 @@ def test_the_third_death_is_an_error(tmp_path: Path, policy: Policy) -> None:
     finally:
         engine.close()
     assert asked(tmp_path) == [list(range(done, 8)) for done in range(3)]
+
+
+def test_no_server_waits_until_another_is_done(tmp_path: Path, policy: Policy) -> None:
+    (tmp_path / "waits").touch()
+    base = policy.lineup.base("main")
+    agents = [AgentConfig(name=name, role=name, model=base, weights="full") for name in ("first", "second")]
+    both = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
+    engine = VllmEngine(deadline_s=30).open(EngineHost.of(both))
+    try:
+        actions = engine.serve(0, {}).generate([replace(ASKED[0], agent=agent.name) for agent in agents])
+    finally:
+        engine.close()
+    assert [(action.agent, action.token_ids[0]) for action in actions] == [("first", 10), ("second", 10)]
 
 
 def test_a_server_that_hangs_is_killed_and_not_asked_again(tmp_path: Path, policy: Policy) -> None:
