@@ -63,7 +63,11 @@ class BaselineResult:
             means_by_key[key] |= measured
         means_by_key[HEADLINE] |= {
             "seconds": {answer.task_id: answer.seconds for answer in self.timed},
-            "tokens_per_s": {answer.task_id: answer.tokens / answer.seconds for answer in self.timed},
+            "tokens_per_s": {
+                answer.task_id: answer.tokens / answer.seconds
+                for answer in self.timed
+                if answer.seconds  # an episode of a program may ask no agent
+            },
         }
         return dict(means_by_key)
 
