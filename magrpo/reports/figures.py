@@ -14,6 +14,7 @@ from rich.table import Table
 from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
 from magrpo.reports.budget import UNITS, Budget, format_count
+from magrpo.reports.evaluations import shared_keys
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import PENALTY, EvalReport, Interval
 
@@ -55,8 +56,7 @@ def closing_table(
     table.add_column("")
     for title in columns:
         table.add_column(title.replace(" (", "\n(").replace("after ", "after\n"), justify="right")
-    last = reports[-1].summary
-    for key in sort_summary_keys(last):
+    for key in sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
         split, mode = key.split("/")
         if mode == "sampled":
             table.add_section()
@@ -70,12 +70,12 @@ def closing_table(
 
 
 def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Interval]:
-    """The quantities of the last report that all reports have.
+    """The quantities of the last report that all reports, each with the summary ``key``, have.
 
     Where the sandbox failed on a sample, its evaluation may lack the pass@k that needs all samples of a problem.
     """
     last = reports[-1].summary[key]
-    return {name: value for name, value in last.items() if all(name in one.summary.get(key, {}) for one in reports)}
+    return {name: last[name] for name in shared_keys([report.summary[key] for report in reports])}
 
 
 def start_title(config: RunConfig) -> str:

@@ -61,6 +61,7 @@ ONE_TURN = [
     _report(0, 0.5, (_row("a", (0, 0)), _row("a", (1, 1), index=1), _row("b", (1, 0)))),
     _report(40, 0.9, (_row("a", (1, 3)), _row("a", (1, 1), index=1), _row("b", (1, 3)))),
 ]
+NEW_COMPOSITIONS = {"ood/sampled": ONE_TURN[1].summary["test/sampled"]}
 TWO_TURNS = [
     _report(0, 0.5, (_row("a", (0, 0), (1, 0)), _row("b", (1, 0), (1, 1)))),
     _report(40, 0.9, (_row("a", (1, 0), (1, 3)), _row("b", (1, 3)))),  # b ended after its first turn
@@ -99,6 +100,22 @@ def test_quantities_that_one_evaluation_lacks_are_left_out() -> None:
     said = console.export_text()
     assert "pass@3" in said
     assert "pass@10" not in said
+
+
+def test_the_closing_table_leaves_out_a_split_that_one_evaluation_lacks() -> None:
+    before, after = ONE_TURN
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(closing_table([before, replace(after, summary=after.summary | NEW_COMPOSITIONS)], MAXIMA))
+    assert "new compositions" not in console.export_text()
+
+
+def test_a_curve_begins_where_its_split_could_be_judged() -> None:
+    before, after = ONE_TURN
+    reports = [before, replace(after, summary=after.summary | NEW_COMPOSITIONS)]
+    axes = draw(learning_panels(reports, MAXIMA, (), {"test": {}, "ood": {}})[0])
+    assert [list(line.get_xdata()) for line in axes.lines] == [[0, 40], [40]]
+    scatter = draw(turn_panels([TWO_TURNS[0], replace(TWO_TURNS[1], summary=reports[1].summary)], REWARD)[0])
+    assert len(scatter.get_legend().get_texts()) == 2
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:
