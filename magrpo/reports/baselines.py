@@ -11,6 +11,7 @@ from statistics import fmean
 
 from magrpo.algo.stats import cross_play_values, crossed_interval
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.reports import figures
 from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
@@ -58,9 +59,10 @@ class BaselineResult:
             }
             if not self.comparable:
                 del means["return"]
-        roles = {agent.name: agent.role for agent in self.row.agents}
-        for key, measured in measure_texts(self.report, self.row.reward, roles).items():
-            means_by_key[key] |= measured
+        if not isinstance(self.row.env, AgentProgram):  # its texts are not what its agents said
+            roles = {agent.name: agent.role for agent in self.row.agents}
+            for key, measured in measure_texts(self.report, self.row.reward, roles).items():
+                means_by_key[key] |= measured
         means_by_key[HEADLINE] |= {
             "seconds": {answer.task_id: answer.seconds for answer in self.timed},
             "tokens_per_s": {
@@ -74,7 +76,7 @@ class BaselineResult:
     def list_paper_columns(self) -> list[str]:
         """Return the quantities that the paper tabulates between response time and return.
 
-        They are the parts of the reward, unless the reward measures texts in another way.
+        They are the parts of the reward, unless the reward measures the texts of agents in another way.
         """
         measured = [name for name in self.means[HEADLINE] if name.startswith(PAPER)]
         return measured or list(self.row.reward.maxima)

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from magrpo.config.run import BaselineRow, RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.reports.baselines import BaselineResult
-from magrpo.types import EvalReport, TimedAnswer
+from magrpo.rewards.writing import WritingReward
+from magrpo.stages.evaluate import summarise_rows
+from magrpo.types import EvalReport, EvalRow, TimedAnswer
 
 
 def make_result(
@@ -22,8 +25,8 @@ def make_result(
         reward=config.reward,
         agents=config.agents,
         max_new_tokens=config.rollout.max_new_tokens,
-    )
-    return BaselineResult(row.model_copy(update=fields), report, timed, config.reward.maxima, comparable=True)
+    ).model_copy(update=fields)
+    return BaselineResult(row, report, timed, row.reward.maxima, comparable=True)
 
 
 def test_an_answer_without_time_has_no_speed(config: RunConfig, reports: list[EvalReport]) -> None:
@@ -34,3 +37,16 @@ def test_an_answer_without_time_has_no_speed(config: RunConfig, reports: list[Ev
     assert result.compute_mean("seconds") == pytest.approx(0.25)
     silent = make_result(config, reports[0], timed[1:])
     assert silent.format_mean("tokens_per_s") == "-"
+
+
+def test_what_agents_said_to_a_program_is_not_measured_as_its_texts(config: RunConfig) -> None:
+    """The program may have failed before its second call, and may edit what its agents said."""
+    reward = WritingReward(kind="writing")
+    parts = dict.fromkeys(reward.maxima, 0.5)
+    texts = {"helper": "a draft"}
+    row = EvalRow("test/a", "test", "sampled", 0, (2.0,), (parts,), (None,), texts, {}, 7)
+    report = EvalReport(0, (row,), summarise_rows([row], reward, 0))
+    env = AgentProgram(run="my:program", writes=("summary", "elaboration"))
+    result = make_result(config, report, env=env, reward=reward)
+    assert not any(name.startswith("paper/") for name in result.means["test/sampled"])
+    assert result.list_paper_columns() == ["structure", "length_ratio", "unique_words", "style"]
