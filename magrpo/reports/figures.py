@@ -25,6 +25,8 @@ UNDEFINED = "-"
 MIN_SEEDS = 3
 """Fewest seeds for an interval in tables of baselines. With two, Student's t has one degree of freedom: 12.7 standard
 errors to each side."""
+_COUNTS = ("generated_tokens", "response_tokens", "seconds", "tokens_per_s")
+"""Quantities that are no fractions, by name or, if each agent has its own, by the end of the name."""
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
 
 
@@ -146,8 +148,11 @@ def hide_interval(text: str, num_seeds: int) -> str:
 
 
 def quantity_scale(name: str) -> float:
-    """Return the factor from stored values to values in tables: 100 for fractions, 1 for tokens and times."""
-    return 1.0 if name.endswith("_tokens") or name in ("seconds", "tokens_per_s") else 100.0
+    """Return the factor from stored values to values in tables: 100 for fractions, 1 for tokens and times.
+
+    No part of a reward has the name of a count (:mod:`magrpo.checks.part_names`).
+    """
+    return 1.0 if name.rpartition("/")[2] in _COUNTS else 100.0
 
 
 def format_difference(difference: Interval, scale: float = 100.0) -> str:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from magrpo.reports.charts import Panel, _spread, learning_panels, render_svg, turn_panels
-from magrpo.reports.figures import closing_table, format_tested_difference
+from magrpo.reports.figures import closing_table, format_interval, format_tested_difference
 from magrpo.reports.page import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.types import EvalReport, EvalRow, Interval, Split
@@ -178,6 +178,14 @@ def test_a_change_is_called_one_only_where_its_interval_is_without_0() -> None:
     up, none = Interval(0.02, 0.001, 0.04), Interval(0.02, -0.001, 0.04)
     assert [format_tested_difference(gain) for gain in (up, none)] == ["+2.0 [+0.1, +4.0]", "~ +2.0 [-0.1, +4.0]"]
     assert format_tested_difference(Interval(-28000.0, -30000.0, -26000.0), 1.0) == "-28,000.0 [-30,000.0, -26,000.0]"
+
+
+def test_parts_are_percent_whatever_their_names_end_in() -> None:
+    half = Interval(0.5, 0.25, 0.75)
+    assert format_interval("few_tokens", half) == "50.0 [25.0, 75.0]"
+    counts = ("generated_tokens", "helper/response_tokens", "few_tokens/response_tokens")
+    assert {format_interval(name, half) for name in counts} == {"0.5 [0.2, 0.8]"}
+    assert format_interval("few_tokens/cut_off_frac", half) == "50.0 [25.0, 75.0]"
 
 
 def test_brackets_of_tables_are_printed() -> None:
