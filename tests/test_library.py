@@ -49,7 +49,7 @@ def test_the_agents_of_a_run_are_asked(tmp_path: Path) -> None:
 
 def test_metrics_are_one_row_for_each_iteration_with_times_summed_over_turns(config: magrpo.RunConfig) -> None:
     store = RunStore.create(config, "run")
-    for turn, (seconds, tokens) in enumerate([(1.0, 5.0), (2.0, 7.0)]):
+    for turn, (seconds, tokens) in enumerate([*[(0.0, 5.0)] * 9, (1.0, 5.0), (2.0, 7.0)]):
         name = Step("rollout", 1, str(turn)).folder
         store.commit(name, "key", lambda _, s=seconds, t=tokens: {"time/rollout_s": s, "rollout/tokens": t})
     metrics = magrpo.open_run(store.path).read_metrics()
