@@ -180,7 +180,7 @@ class BaselineTable:
         other = trained or others[0]
         lead = self._subtract(best, other, HEADLINE, quantity)
         assert lead is not None, "rows are evaluated on the same problems"
-        is_clear = lead.low > 0 and figures.has_interval(self._num_runs)
+        is_clear = lead.sign > 0 and figures.has_interval(self._num_runs)
         word = "clear winner" if is_clear else "no clear winner"
         mean, _, interval = figures.format_difference(lead).partition(" ")
         certainty = interval if figures.has_interval(self._num_runs) else "too few seeds for an interval"

@@ -120,7 +120,7 @@ def learning_panels(
 
 def largest_reliable_change(gains: Mapping[str, Interval]) -> str | None:
     """Return the part with the largest gain among those whose interval excludes 0; None if there is none."""
-    reliable = {part: gain for part, gain in gains.items() if not gain.low <= 0 <= gain.high}
+    reliable = {part: gain for part, gain in gains.items() if gain.sign}
     return max(reliable, key=lambda part: abs(reliable[part].mean), default=None)
 
 

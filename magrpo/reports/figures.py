@@ -166,7 +166,7 @@ def format_tested_difference(difference: Interval | None, scale: float = 100.0) 
     """:func:`format_difference`, preceded by ``~`` if the interval holds 0 (:data:`NO_DIFFERENCE`); a dash for None."""
     if difference is None:
         return UNDEFINED
-    mark = "~ " if difference.low <= 0 <= difference.high else ""
+    mark = "" if difference.sign else "~ "
     return mark + format_difference(difference, scale)
 
 

@@ -94,9 +94,9 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
 
 def judge_gain(gain: Interval, num_problems: int) -> Word:
     """Choose the word for a change whose interval over ``num_problems`` problems is paired by problem."""
-    if num_problems < MIN_PROBLEMS or gain.low <= 0 <= gain.high:
+    if num_problems < MIN_PROBLEMS or gain.sign == 0:
         return "no reliable change"
-    return "better" if gain.low > 0 else "worse"
+    return "better" if gain.sign > 0 else "worse"
 
 
 def _find_unmoved(reports: Sequence[EvalReport], config: RunConfig) -> dict[str, float]:
@@ -109,7 +109,7 @@ def _find_unmoved(reports: Sequence[EvalReport], config: RunConfig) -> dict[str,
     for part in config.reward.maxima:
         gain = paired_gain(before[part], after[part], config.eval.seed)
         share = reports[-1].summary[HEADLINE][part].mean
-        if gain is not None and gain.low <= 0 <= gain.high and share < NEAR_FULL:
+        if gain is not None and gain.sign == 0 and share < NEAR_FULL:
             unmoved[part] = share
     return unmoved
 
