@@ -172,6 +172,8 @@ class BaselineTable:
             (result for result in self.rows if _may_be_ranked(result.row)),
             key=lambda result: -result.compute_mean(quantity),
         )
+        if not ranked:
+            return Banner("Verdict", "no verdict", "No row answers on its own, without an oracle, so none is ranked.")
         best, *others = ranked
         share = f"{best.format_mean(quantity)} % of the {_name_maximum(quantity)}"
         if not others:
@@ -193,7 +195,7 @@ class BaselineTable:
     def paper_table(self) -> ReportTable:
         """Tabulate the paper's rows in its columns: speed, response time, quality and return, as means."""
         results = [result for result in self.rows if result.row.name in PAPER_ROWS]
-        widest = max((result.list_paper_columns() for result in results), key=len)
+        widest = max((result.list_paper_columns() for result in results), key=len, default=[])
         titles = {"tokens_per_s": "speed,\ntok/s", "seconds": "time,\ns"}
         quantities = [*titles, *widest, "return"]
         columns = [titles.get(name, figures.quantity_title(name.removeprefix(PAPER))) for name in quantities]

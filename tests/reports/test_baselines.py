@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.envs.program import AgentProgram
-from magrpo.reports.baselines import BaselineResult
+from magrpo.reports.baselines import BaselineResult, BaselineTable
 from magrpo.rewards.writing import WritingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import EvalReport, EvalRow, TimedAnswer
+from tests.reports.pages import Page
 
 
 def make_result(
@@ -50,3 +52,13 @@ def test_what_agents_said_to_a_program_is_not_measured_as_its_texts(config: RunC
     result = make_result(config, report, env=env, reward=reward)
     assert not any(name.startswith("paper/") for name in result.means["test/sampled"])
     assert result.list_paper_columns() == ["structure", "length_ratio", "unique_words", "style"]
+
+
+def test_a_table_of_an_oracle_alone_ranks_nothing(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    timed = [TimedAnswer("test/a", 0.5, 10)]
+    oracle = make_result(config, reports[0], timed, name="oracle_stop", title="an oracle", stop_above=1.0)
+    table = BaselineTable(config, [oracle])
+    assert table.paper_table().rows == []
+    assert table.judge_rows().word == "no verdict"
+    table.write_files(tmp_path)
+    assert Page((tmp_path / "baselines.html").read_text(encoding="utf-8")).headings[0] == "Verdict"
