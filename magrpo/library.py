@@ -35,7 +35,7 @@ from magrpo.run.files import (
     read_scored,
 )
 from magrpo.run.steps import Step
-from magrpo.run.store import RunStore, check_run_name, merge_metrics
+from magrpo.run.store import RunStore, check_run_name, merge_metrics, sort_stages
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import rollout, root_nodes
@@ -138,7 +138,7 @@ class Run:
         import pandas  # half a second
 
         rows: dict[int, dict[str, float]] = defaultdict(dict)
-        for iteration, _, metrics in sorted(self.store.stage_metrics(), key=lambda entry: entry[:2]):
+        for iteration, _, metrics in sort_stages(self.store.stage_metrics()):
             merge_metrics(rows[iteration], metrics)
         return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("iteration").sort_index()
 

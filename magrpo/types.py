@@ -467,6 +467,10 @@ class Comparison:
     samples: dict[str, tuple[int, ...]]
 
 
+ROUNDING = 1e-12
+"""Largest size of a difference that is no difference, because rounding makes as much between equal fractions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A mean with a 95 % interval: over problems, or over seeds and problems (:mod:`magrpo.algo.stats`)."""
@@ -474,6 +478,13 @@ class Interval:
     mean: float
     low: float
     high: float
+
+    @property
+    def sign(self) -> Literal[-1, 0, 1]:
+        """1 if the interval lies above 0, -1 if it lies below, 0 if it holds or touches 0, up to :data:`ROUNDING`."""
+        if self.low > ROUNDING:
+            return 1
+        return -1 if self.high < -ROUNDING else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,10 @@ def test_metrics_are_one_row_for_each_iteration_with_times_summed_over_turns(con
         metrics = {"time/rollout_s": seconds, "rollout/tokens": tokens}
         store.commit(Step("rollout", 1, str(turn)).folder, "key", lambda _: metrics)
 
-    commit_turn(0, 1.0, 5.0)
-    commit_turn(1, 2.0, 7.0)
+    for turn in range(9):
+        commit_turn(turn, 0.0, 5.0)
+    commit_turn(9, 1.0, 5.0)
+    commit_turn(10, 2.0, 7.0)
     metrics = magrpo.open_run(store.path).read_metrics()
     assert metrics.index.tolist() == [1]
     assert metrics.loc[1].to_dict() == {"time/rollout_s": 3.0, "rollout/tokens": 7.0}

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from magrpo.types import Interval
+from magrpo.types import ROUNDING, Interval
 
 
 def mean_or_zero(values: Sequence[float]) -> float:
@@ -131,13 +131,18 @@ def _student_interval(mean: float, variance: float, freedom: float, error: float
 
 
 def paired_p_value(differences: Sequence[float]) -> float:
-    """The two-sided p-value of the paired t test that the mean of ``differences``, two at least, is 0."""
+    """The two-sided p-value of the paired t test that the mean of ``differences``, two at least, is 0.
+
+    It is 1 for a mean that rounding may have made, and 0 for differences without any spread.
+    """
     from scipy.special import stdtr  # half a second, which commands that print no interval need not spend
 
     count, mean = len(differences), fmean(differences)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (count - 1))
+    if abs(mean) <= ROUNDING:
+        return 1.0
     if deviation == 0:
-        return 0.0 if mean else 1.0
+        return 0.0
     return float(2 * stdtr(count - 1, -abs(mean) / (deviation / math.sqrt(count))))
 
 

@@ -12,9 +12,7 @@ from magrpo.asking.teams import UNTRAINED, AskedTeam
 from magrpo.checks.rewards import request_executions
 from magrpo.checks.runners import open_engine_plugin, open_sandbox, serve_weights
 from magrpo.config.agents import start_weights
-from magrpo.config.run import RunConfig
 from magrpo.config.sections import RolloutConfig
-from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Sandbox, Served
 from magrpo.model.host import EngineHost
@@ -198,22 +196,14 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
         open_player(config.env, policy.lineup) as player,
     ):
         yield AskedAgents(
-            trained=_make_team(config),
-            untrained=None if untrained is None else _make_team(untrained),
+            trained=Team.of(config).tolerate_failures(),  # the answer says that its program failed
+            untrained=None if untrained is None else Team.of(untrained).tolerate_failures(),
             engine=serve_weights(engine, 0, start_weights(agents)),
             sandbox=sandbox,
             lineup=policy.lineup,
             rollout=config.rollout,
             player=player,
         )
-
-
-def _make_team(config: RunConfig) -> Team:
-    """The team of a configuration. Its program, if it has one, may fail: the answer says so."""
-    team = Team.of(config)
-    if isinstance(team.env, AgentProgram):
-        return replace(team, env=team.env.model_copy(update={"max_failed_frac": 1.0}))
-    return team
 
 
 def _make_step(group: RolloutGroup[Turn], turn: ScoredTurn, prefix: str) -> TrajectoryStep:

@@ -13,7 +13,7 @@ from magrpo.errors import check_name
 RESERVED_PARTS = frozenset(
     {
         *("return", "response_tokens", "generated_tokens"),  # of every evaluation: eval/<quantity>
-        *("seconds", "tokens_per_s"),  # of tables of baselines
+        *("seconds", "tokens_per_s", "common", "votes"),  # of tables of baselines
         *("joint", "masked_frac", "frac_groups_equal"),  # of every iteration: reward/<quantity>
         "reward",  # of a trace, beside its parts
     }

@@ -11,6 +11,7 @@ from statistics import fmean
 
 from magrpo.algo.stats import cross_play_values, crossed_interval
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.reports import figures
 from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
@@ -58,19 +59,24 @@ class BaselineResult:
             }
             if not self.comparable:
                 del means["return"]
-        roles = {agent.name: agent.role for agent in self.row.agents}
-        for key, measured in measure_texts(self.report, self.row.reward, roles).items():
-            means_by_key[key] |= measured
+        if not isinstance(self.row.env, AgentProgram):  # its texts are not what its agents said
+            roles = {agent.name: agent.role for agent in self.row.agents}
+            for key, measured in measure_texts(self.report, self.row.reward, roles).items():
+                means_by_key[key] |= measured
         means_by_key[HEADLINE] |= {
             "seconds": {answer.task_id: answer.seconds for answer in self.timed},
-            "tokens_per_s": {answer.task_id: answer.tokens / answer.seconds for answer in self.timed},
+            "tokens_per_s": {
+                answer.task_id: answer.tokens / answer.seconds
+                for answer in self.timed
+                if answer.seconds  # an episode of a program may ask no agent
+            },
         }
         return dict(means_by_key)
 
     def list_paper_columns(self) -> list[str]:
         """Return the quantities that the paper tabulates between response time and return.
 
-        They are the parts of the reward, unless the reward measures texts in another way.
+        They are the parts of the reward, unless the reward measures the texts of agents in another way.
         """
         measured = [name for name in self.means[HEADLINE] if name.startswith(PAPER)]
         return measured or list(self.row.reward.maxima)
@@ -166,6 +172,8 @@ class BaselineTable:
             (result for result in self.rows if _may_be_ranked(result.row)),
             key=lambda result: -result.compute_mean(quantity),
         )
+        if not ranked:
+            return Banner("Verdict", "no verdict", "No row answers on its own, without an oracle, so none is ranked.")
         best, *others = ranked
         share = f"{best.format_mean(quantity)} % of the {_name_maximum(quantity)}"
         if not others:
@@ -174,7 +182,7 @@ class BaselineTable:
         other = trained or others[0]
         lead = self._subtract(best, other, HEADLINE, quantity)
         assert lead is not None, "rows are evaluated on the same problems"
-        is_clear = lead.low > 0 and figures.has_interval(self._num_runs)
+        is_clear = lead.sign > 0 and figures.has_interval(self._num_runs)
         word = "clear winner" if is_clear else "no clear winner"
         mean, _, interval = figures.format_difference(lead).partition(" ")
         certainty = interval if figures.has_interval(self._num_runs) else "too few seeds for an interval"
@@ -187,7 +195,7 @@ class BaselineTable:
     def paper_table(self) -> ReportTable:
         """Tabulate the paper's rows in its columns: speed, response time, quality and return, as means."""
         results = [result for result in self.rows if result.row.name in PAPER_ROWS]
-        widest = max((result.list_paper_columns() for result in results), key=len)
+        widest = max((result.list_paper_columns() for result in results), key=len, default=[])
         titles = {"tokens_per_s": "speed,\ntok/s", "seconds": "time,\ns"}
         quantities = [*titles, *widest, "return"]
         columns = [titles.get(name, figures.quantity_title(name.removeprefix(PAPER))) for name in quantities]

@@ -120,7 +120,7 @@ def learning_panels(
 
 def largest_reliable_change(gains: Mapping[str, Interval]) -> str | None:
     """Return the part with the largest gain among those whose interval excludes 0; None if there is none."""
-    reliable = {part: gain for part, gain in gains.items() if not gain.low <= 0 <= gain.high}
+    reliable = {part: gain for part, gain in gains.items() if gain.sign}
     return max(reliable, key=lambda part: abs(reliable[part].mean), default=None)
 
 
@@ -142,8 +142,7 @@ def _draw_series(axes: Axes, series: Mapping[str, Sequence[Point]], unit: str) -
 
 def describe_scatter(reports: Sequence[EvalReport], reward: Reward) -> str:
     """Count the held-out problems that gained and lost: ``80 of 96 held-out problems improved, 3 got worse``."""
-    before, after = (_problem_returns(report, "test", reward) for report in (reports[0], reports[-1]))
-    changes = [round(value - before[task_id], 6) for task_id, value in after.items() if task_id in before]
+    changes = [round(after - before, 6) for before, after in _pair_returns(reports, "test", reward)]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     return f"{gained} of {len(changes)} held-out problems improved, {lost or 'none'} got worse"
 
@@ -184,7 +183,9 @@ def budget_panels(title: str, curves: Mapping[str, Curve]) -> list[Panel]:
 
 
 def _make_curve(reports: Sequence[EvalReport], split: str, name: str) -> Curve:
-    return [(report.policy_version, report.summary[f"{split}/{MODE}"][name]) for report in reports]
+    """Return the mean of a quantity at each evaluation in which any answer of the split could be judged."""
+    key = f"{split}/{MODE}"
+    return [(report.policy_version, report.summary[key][name]) for report in reports if key in report.summary]
 
 
 def _draw_curves(
@@ -278,12 +279,12 @@ def turn_panels(reports: Sequence[EvalReport], reward: Reward) -> list[Panel]:
         _finish_scatter(axes, "turn 1", f"turn {last}")
 
     def draw_problems(axes: Axes, split: str) -> None:
-        x, y = _problem_returns(before, split, reward), _problem_returns(after, split, reward)
-        _draw_points(axes, [(x[task_id], y[task_id]) for task_id in x if task_id in y], AFTER, "problem")
+        _draw_points(axes, _pair_returns(reports, split, reward), AFTER, "problem")
         _finish_scatter(axes, "before training", "after training")
 
     draw = draw_turns if last > 1 else draw_problems
-    return [Panel(SPLIT_TITLES[split].capitalize(), partial(draw, split=split), 4.6) for split in _list_splits(reports)]
+    splits = [split for split in _list_splits(reports) if last > 1 or _pair_returns(reports, split, reward)]
+    return [Panel(SPLIT_TITLES[split].capitalize(), partial(draw, split=split), 4.6) for split in splits]
 
 
 def longest_episode(reports: Sequence[EvalReport]) -> int:
@@ -303,7 +304,15 @@ def _problem_returns(report: EvalReport, split: str, reward: Reward) -> dict[str
     return {task_id: fmean(values) for task_id, values in returns.items()}
 
 
+def _pair_returns(reports: Sequence[EvalReport], split: str, reward: Reward) -> list[Point]:
+    """Return the mean returns before and after training of every problem that could be judged in both evaluations."""
+    before, after = (_problem_returns(report, split, reward) for report in (reports[0], reports[-1]))
+    return [(before[task_id], after[task_id]) for task_id in before if task_id in after]
+
+
 def _draw_points(axes: Axes, points: Sequence[Point], colour: str, label: str, hollow: bool = False) -> None:
+    if not points:
+        return
     counts = Counter((round(x, 1), round(y, 1)) for x, y in points)
     x, y = zip(*counts, strict=True)
     areas = [max(14.0, 1200 * count / len(points)) for count in counts.values()]

@@ -159,8 +159,8 @@ def compare_means(
     """
     subtrahend, minuend = (run.means[i][key][quantity] for run, i in zip((first, second), indices, strict=True))
     same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]
-    if same and len(same) == min(len(minuend), len(subtrahend)):
-        value = paired_gain(subtrahend, {t: minuend[t] for t in same}, _SEED)
-        return value, f"{format_count(len(same), 'problems')}, paired"
+    paired = paired_gain(subtrahend, {t: minuend[t] for t in same}, _SEED)
+    if paired is not None and len(same) == min(len(minuend), len(subtrahend)):
+        return paired, f"{format_count(len(same), 'problems')}, paired"
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
     return value, f"other problems, unpaired; {len(same)} in both"

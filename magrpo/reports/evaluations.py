@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Self
 
-from magrpo.algo.stats import bootstrap_interval, crossed_interval
+from magrpo.algo.stats import crossed_interval
 from magrpo.config.run import RunConfig
 from magrpo.errors import ConfigError
 from magrpo.interfaces import MeasuresTexts, Reward
@@ -154,9 +154,9 @@ def subtract_means(minuend: Mapping[str, float], subtrahend: Mapping[str, float]
     return {task_id: value - subtrahend[task_id] for task_id, value in minuend.items() if task_id in subtrahend}
 
 
-def paired_gain(before: Mapping[str, float], after: Mapping[str, float], seed: int) -> Interval:
-    """Compute the mean difference on shared problems, with its bootstrap interval over problems."""
-    return bootstrap_interval([[value] for value in subtract_means(after, before).values()], seed)
+def paired_gain(before: Mapping[str, float], after: Mapping[str, float], seed: int) -> Interval | None:
+    """Compute the mean difference on shared problems, with its bootstrap interval; None if there is no such problem."""
+    return interval_over_seeds([subtract_means(after, before)], seed)
 
 
 def common_parts(maxima: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
 from magrpo.reports.budget import UNITS, Budget, format_count
+from magrpo.reports.evaluations import shared_keys
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import PENALTY, EvalReport, Interval
 
@@ -24,6 +25,8 @@ UNDEFINED = "-"
 MIN_SEEDS = 3
 """Fewest seeds for an interval in tables of baselines. With two, Student's t has one degree of freedom: 12.7 standard
 errors to each side."""
+_COUNTS = ("generated_tokens", "response_tokens", "seconds", "tokens_per_s")
+"""Quantities that are no fractions, by name or, if each agent has its own, by the end of the name."""
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
 
 
@@ -55,8 +58,7 @@ def closing_table(
     table.add_column("")
     for title in columns:
         table.add_column(title.replace(" (", "\n(").replace("after ", "after\n"), justify="right")
-    last = reports[-1].summary
-    for key in sort_summary_keys(last):
+    for key in sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
         split, mode = key.split("/")
         if mode == "sampled":
             table.add_section()
@@ -70,12 +72,12 @@ def closing_table(
 
 
 def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Interval]:
-    """The quantities of the last report that all reports have.
+    """The quantities of the last report that all reports, each with the summary ``key``, have.
 
     Where the sandbox failed on a sample, its evaluation may lack the pass@k that needs all samples of a problem.
     """
     last = reports[-1].summary[key]
-    return {name: value for name, value in last.items() if all(name in one.summary.get(key, {}) for one in reports)}
+    return {name: last[name] for name in shared_keys([report.summary[key] for report in reports])}
 
 
 def start_title(config: RunConfig) -> str:
@@ -146,8 +148,11 @@ def hide_interval(text: str, num_seeds: int) -> str:
 
 
 def quantity_scale(name: str) -> float:
-    """Return the factor from stored values to values in tables: 100 for fractions, 1 for tokens and times."""
-    return 1.0 if name.endswith("_tokens") or name in ("seconds", "tokens_per_s") else 100.0
+    """Return the factor from stored values to values in tables: 100 for fractions, 1 for tokens and times.
+
+    No part of a reward has the name of a count (:mod:`magrpo.checks.part_names`).
+    """
+    return 1.0 if name.rpartition("/")[2] in _COUNTS else 100.0
 
 
 def format_difference(difference: Interval, scale: float = 100.0) -> str:
@@ -161,7 +166,7 @@ def format_tested_difference(difference: Interval | None, scale: float = 100.0) 
     """:func:`format_difference`, preceded by ``~`` if the interval holds 0 (:data:`NO_DIFFERENCE`); a dash for None."""
     if difference is None:
         return UNDEFINED
-    mark = "~ " if difference.low <= 0 <= difference.high else ""
+    mark = "" if difference.sign else "~ "
     return mark + format_difference(difference, scale)
 
 

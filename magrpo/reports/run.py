@@ -13,7 +13,7 @@ from pathlib import Path
 from magrpo.algo.repetition import RUN
 from magrpo.reports import charts, figures
 from magrpo.reports.budget import UNITS, format_count
-from magrpo.reports.evaluations import EvaluatedRun, paired_gain
+from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
 from magrpo.reports.exhibits import choose_best_answers, choose_examples, describe_choice
 from magrpo.reports.health import Finding, answer_rows, list_findings
 from magrpo.reports.origin import describe_origin, list_next_commands
@@ -103,14 +103,15 @@ class RunReport(EvaluatedRun):
         units = "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."
         note = f"{units} {figures.NO_DIFFERENCE}"
         tables: list[ReportTable] = []
-        for key in figures.sort_summary_keys(self.last.summary):
+        for key in figures.sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
             has_one_problem = figures.count_problems(self.last, key.partition("/")[0]) == 1
             lines = []
             shared = figures.share_quantities([*columns.values()], key)
+            gains = self._list_gains(key)
             for name in figures.shown_quantities(shared, self.config.reward.maxima):
                 cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if shows_gain:
-                    cells.append(figures.format_tested_difference(self._gain(key, name), figures.quantity_scale(name)))
+                    cells.append(figures.format_tested_difference(gains.get(name), figures.quantity_scale(name)))
                 if has_one_problem:  # a single problem has no interval over problems
                     cells = [cell.partition(" [")[0] for cell in cells]
                 lines.append([figures.quantity_title(name), *cells])
@@ -122,13 +123,19 @@ class RunReport(EvaluatedRun):
     def _trained(self) -> bool:
         return self.budgets[-1].updates > 0
 
-    def _gain(self, key: str, name: str) -> Interval:
-        """Return the change from the first evaluation to the last, paired by problem."""
-        return paired_gain(self.means[0][key][name], self.means[-1][key][name], self.config.eval.seed)
+    def _list_gains(self, key: str) -> dict[str, Interval]:
+        """Return the change of every quantity from the first evaluation to the last, paired by problem.
+
+        A quantity that the two measured on no common problem is left out: a program may rarely ask an agent.
+        """
+        first, last = (means.get(key, {}) for means in (self.means[0], self.means[-1]))
+        gains = {name: paired_gain(first[name], last[name], self.config.eval.seed) for name in last if name in first}
+        return {name: gain for name, gain in gains.items() if gain is not None}
 
     def _part_gains(self, split: str) -> dict[str, Interval]:
         """Return the gain of every part of the reward on the sampled answers to the problems of a split."""
-        return {part: self._gain(f"{split}/sampled", part) for part in self.config.reward.maxima}
+        gains = self._list_gains(f"{split}/sampled")
+        return {part: gains[part] for part in self.config.reward.maxima if part in gains}
 
     def _describe_run(self) -> str:
         config = self.config
@@ -141,8 +148,8 @@ class RunReport(EvaluatedRun):
     def _list_facts(self) -> Iterator[tuple[str, str, str]]:
         """Yield the figures of the summary: title, value and remark."""
         yield self._make_fact("held-out return", HEADLINE, "return")
-        if len(self.reports) > 1:
-            value, _, limits = figures.format_difference(self._gain(HEADLINE, "return")).partition(" ")
+        if self.verdict.gain is not None:
+            value, _, limits = figures.format_difference(self.verdict.gain).partition(" ")
             num_problems = self.verdict.num_problems
             interval = f"{limits} points, {format_count(num_problems, 'problems')}"
             yield "gain, paired by problem", value, interval if num_problems > 1 else _ONE_PROBLEM
@@ -157,13 +164,13 @@ class RunReport(EvaluatedRun):
             yield "training generated", tokens, f"in {seconds} of stage time; {rest}"
 
     def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
-        first, last = (report.summary[key][name] for report in (self.reports[0], self.last))
-        is_change = len(self.reports) > 1
-        value = f"{first.mean:.1%} \u2192 {last.mean:.1%}" if is_change else f"{last.mean:.1%}"
-        if figures.count_problems(self.last, key.partition("/")[0]) == 1:
-            return title, value, _ONE_PROBLEM
-        interval = f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
-        return title, value, f"now {interval}" if is_change else interval
+        last = self.last.summary[key][name]
+        value, interval = f"{last.mean:.1%}", f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
+        first = self.reports[0].summary.get(key, {}).get(name)
+        if len(self.reports) > 1 and first is not None:
+            value, interval = f"{first.mean:.1%} \u2192 {value}", f"now {interval}"
+        is_single = figures.count_problems(self.last, key.partition("/")[0]) == 1
+        return title, value, _ONE_PROBLEM if is_single else interval
 
     def _find_largest_change(self) -> str:
         """Return a heading for the first table: the part of the return that changed most on held-out problems."""
@@ -229,11 +236,10 @@ class RunReport(EvaluatedRun):
 
     def _collect_figures(self) -> dict[str, object]:
         """Collect every figure of the report, as fractions of the maximum."""
-        first, last = self.means[0], self.means[-1]
-        keys = sorted(first.keys() & last.keys()) if len(self.reports) > 1 else []
+        keys = sorted(shared_keys([self.means[0], self.means[-1]])) if len(self.reports) > 1 else []
         return {
             "run": self.run_id,
             "evaluations": [{"policy_version": one.policy_version, "summary": one.summary} for one in self.reports],
-            "gains": {key: {name: self._gain(key, name) for name in last[key] if name in first[key]} for key in keys},
+            "gains": {key: self._list_gains(key) for key in keys},
             "budget": self.budgets,  # cumulative; ``executions`` depends on interruptions of the run
         }

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from magrpo.run.steps import TRAINING_STAGES
-from magrpo.run.store import merge_metrics
+from magrpo.run.store import merge_metrics, sort_stages
 
 StageMetrics = Sequence[tuple[int, str, Mapping[str, float]]]
 """Iteration, stage and metrics of every committed stage, in any order."""
@@ -18,7 +18,7 @@ def metrics_by_iteration(
     With several turns, times are summed, and every other metric is that of the last turn.
     """
     merged: dict[int, dict[str, float]] = defaultdict(dict)
-    for iteration, stage, values in sorted(metrics, key=lambda entry: entry[:2]):
+    for iteration, stage, values in sort_stages(metrics):
         if iteration > 0 and stage.partition(".")[0] in stages:
             merge_metrics(merged[iteration], values)
     return dict(merged)

@@ -66,14 +66,14 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     """Judge the evaluations of a run, at least one, in order of iteration."""
     last = reports[-1].summary[HEADLINE]["return"]
     after = mean_returns(reports[-1], config.reward)
-    if len(reports) == 1:
+    before = mean_returns(reports[0], config.reward)
+    gain = paired_gain(before, after, config.eval.seed)
+    if len(reports) == 1 or gain is None:  # or no problem could be judged in both evaluations
         over = format_count(len(after), "held-out problems")
         interval = f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
         text = f"the joint return on {over} is {last.mean:.1%} {interval} of the maximum"
         return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after))
     first = reports[0].summary[HEADLINE]["return"]
-    before = mean_returns(reports[0], config.reward)
-    gain = paired_gain(before, after, config.eval.seed)
     num_problems = len(subtract_means(after, before))
     word = judge_gain(gain, num_problems)
     verb = {"better": "rose", "worse": "fell"}.get(word, "went")
@@ -94,9 +94,9 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
 
 def judge_gain(gain: Interval, num_problems: int) -> Word:
     """Choose the word for a change whose interval over ``num_problems`` problems is paired by problem."""
-    if num_problems < MIN_PROBLEMS or gain.low <= 0 <= gain.high:
+    if num_problems < MIN_PROBLEMS or gain.sign == 0:
         return "no reliable change"
-    return "better" if gain.low > 0 else "worse"
+    return "better" if gain.sign > 0 else "worse"
 
 
 def _find_unmoved(reports: Sequence[EvalReport], config: RunConfig) -> dict[str, float]:
@@ -109,7 +109,7 @@ def _find_unmoved(reports: Sequence[EvalReport], config: RunConfig) -> dict[str,
     for part in config.reward.maxima:
         gain = paired_gain(before[part], after[part], config.eval.seed)
         share = reports[-1].summary[HEADLINE][part].mean
-        if gain.low <= 0 <= gain.high and share < NEAR_FULL:
+        if gain is not None and gain.sign == 0 and share < NEAR_FULL:
             unmoved[part] = share
     return unmoved
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.config.sections import PenaltyConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import Env, Progress, Reward, Sandbox, Served
 from magrpo.sandboxes import STRENGTH
 from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split
@@ -64,6 +65,12 @@ class Team:
     def roles(self) -> dict[str, str]:
         """The role of each agent, by name."""
         return {agent.name: agent.role for agent in self.agents}
+
+    def tolerate_failures(self) -> Team:
+        """The same team, whose program, if it has one, may fail in every episode of a batch."""
+        if isinstance(self.env, AgentProgram):
+            return replace(self, env=self.env.model_copy(update={"max_failed_frac": 1.0}))
+        return self
 
 
 @dataclass(slots=True)

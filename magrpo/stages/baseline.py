@@ -72,13 +72,17 @@ def time_answers(
     rollout_config: RolloutConfig,
     num_votes: int,
 ) -> list[TimedAnswer]:
-    """Time one answer to each of the ``test`` problems, asked one at a time after an untimed warm-up."""
+    """Time one answer to each of the ``test`` problems, asked one at a time after an untimed warm-up.
+
+    An episode of a program that fails costs its time as well.
+    """
+    team = Team.of(row).tolerate_failures()  # each batch is a single episode
     timed = []
     for problem in [problems[0], *problems]:  # the first answer is the warm-up
         cost = SamplingStats()
         start = TrajectoryStart("test", "sampled", Node(problem, (), (), _sampling(row, rollout_config), num_votes))
         timed_backend = replace(backend, sampling=cost)
-        play_trajectories([start], Team.of(row), timed_backend, config.seed, row.stop_above, row.max_tries)
+        play_trajectories([start], team, timed_backend, config.seed, row.stop_above, row.max_tries)
         timed.append(TimedAnswer(problem.task_id, cost.seconds, cost.num_tokens))
     return timed[1:]
 

@@ -29,7 +29,7 @@ class Lead(NamedTuple):
     @property
     def passes(self) -> bool:
         """Whether the interval lies above 0."""
-        return self.difference.low > 0
+        return self.difference.sign > 0
 
     def __str__(self) -> str:
         problems = format_count(self.num_problems, "held-out problems")

@@ -21,6 +21,7 @@ from magrpo.progress.activity import open_console, show_activity
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import (
     SPLIT_TITLES,
+    UNDEFINED,
     format_budget,
     format_interval,
     format_wall_time,
@@ -159,13 +160,14 @@ def _print_screen(
 def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
     """Tabulate the mean return of each split at each evaluation, with its interval unless ``narrow``.
 
-    On held-out problems it also tabulates the penalty and pass@1, as far as they were measured.
+    On held-out problems it also tabulates the penalty and pass@1, as far as they were measured. A dash: not measured.
     """
     last = len(reports) - 1
     chosen: Sequence[int] = range(last + 1)
     if last >= MAX_ROWS:
         chosen = sorted({round(i * last / (MAX_ROWS - 1)) for i in range(MAX_ROWS)})
-    keys = [key for key in sort_summary_keys(reports[-1].summary) if key.endswith("/sampled")]
+    measured = {key for report in reports for key in report.summary}
+    keys = [key for key in sort_summary_keys(measured) if key.endswith("/sampled")]
     title = "return, % of the maximum" if narrow else "return, % of the maximum [95 %]"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.add_column("iteration", justify="right")
@@ -175,8 +177,9 @@ def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
     for name in others:
         table.add_column(f"{quantity_title(name)} (held-out)", justify="right")
     for report in (reports[i] for i in chosen):
-        cells = [format_interval("return", report.summary[key]["return"]) for key in keys if key in report.summary]
+        cells = [format_interval("return", report.summary.get(key, {}).get("return")) for key in keys]
         cells = [cell.partition(" ")[0] if narrow else cell for cell in cells]
-        cells += [f"{report.summary[HEADLINE][name].mean:.1%}" for name in others]
+        headline = report.summary[HEADLINE]
+        cells += [f"{headline[name].mean:.1%}" if name in headline else UNDEFINED for name in others]
         table.add_row(str(report.policy_version), *cells)
     return table

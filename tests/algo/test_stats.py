@@ -249,6 +249,13 @@ def test_paired_p_by_hand() -> None:
     """t = 2 / (1 / sqrt(3)) with two degrees of freedom, whose distribution is known: p = 1 - t / sqrt(2 + t^2)."""
     assert paired_p_value([1.0, 2.0, 3.0]) == pytest.approx(1 - 12**0.5 / 14**0.5)
     assert paired_p_value([0.0, 0.0]) == 1.0
+    assert paired_p_value([0.5, 0.5]) == 0.0
+
+
+@pytest.mark.parametrize("rounded", [[2**-54] * 3, [-(2**-54)] * 3, [2**-54, 2**-53, 2**-54]])
+def test_seeds_that_differ_by_rounding_are_ties(rounded: list[float]) -> None:
+    """Two arms that both stay at 1/3 differ by 2^-54 where one sums its parts in another order."""
+    assert paired_p_value(rounded) == 1.0
 
 
 def test_area_under_a_curve_by_hand() -> None:

@@ -22,8 +22,8 @@ from tests.engines.scripted import script_servers
 from tests.tiny import EOS, tiny_policy
 
 # Appends every call to a file. Answers one item at a time with its seed, and dies after as many as the file `die-after`
-# says; each server takes one word from it. Where there is a file `hangs`, it says so and never answers. Where there is a
-# file `waits`, the server of the agent `first` waits until that of `second` has sent more than a socket holds.
+# says; each server takes one word from it. Where there is a file `hangs`, it says so and never answers. Where there is
+# a file `waits`, the server of the agent `first` waits until that of `second` has sent more than a socket holds.
 SERVER = """
 import os, sys, time
 from multiprocessing.connection import Connection

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from magrpo.reports.charts import Panel, _spread, learning_panels, render_svg, turn_panels
-from magrpo.reports.figures import closing_table, format_tested_difference
+from magrpo.reports.figures import closing_table, format_interval, format_tested_difference
 from magrpo.reports.page import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.types import EvalReport, EvalRow, Interval, Split
@@ -62,6 +62,7 @@ ONE_TURN = [
     _report(0, 0.5, (_row("a", (0, 0)), _row("a", (1, 1), index=1), _row("b", (1, 0)))),
     _report(40, 0.9, (_row("a", (1, 3)), _row("a", (1, 1), index=1), _row("b", (1, 3)))),
 ]
+NEW_COMPOSITIONS = {"ood/sampled": ONE_TURN[1].summary["test/sampled"]}
 TWO_TURNS = [
     _report(0, 0.5, (_row("a", (0, 0), (1, 0)), _row("b", (1, 0), (1, 1)))),
     _report(40, 0.9, (_row("a", (1, 0), (1, 3)), _row("b", (1, 3)))),  # b ended after its first turn
@@ -100,6 +101,22 @@ def test_quantities_that_one_evaluation_lacks_are_left_out() -> None:
     said = console.export_text()
     assert "pass@3" in said
     assert "pass@10" not in said
+
+
+def test_the_closing_table_leaves_out_a_split_that_one_evaluation_lacks() -> None:
+    before, after = ONE_TURN
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(closing_table([before, replace(after, summary=after.summary | NEW_COMPOSITIONS)], MAXIMA))
+    assert "new compositions" not in console.export_text()
+
+
+def test_a_curve_begins_where_its_split_could_be_judged() -> None:
+    before, after = ONE_TURN
+    reports = [before, replace(after, summary=after.summary | NEW_COMPOSITIONS)]
+    axes = draw(learning_panels(reports, MAXIMA, (), {"test": {}, "ood": {}})[0])
+    assert [list(line.get_xdata()) for line in axes.lines] == [[0, 40], [40]]
+    scatter = draw(turn_panels([TWO_TURNS[0], replace(TWO_TURNS[1], summary=reports[1].summary)], REWARD)[0])
+    assert len(scatter.get_legend().get_texts()) == 2
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:
@@ -162,6 +179,14 @@ def test_a_change_is_called_one_only_where_its_interval_is_without_0() -> None:
     up, none = Interval(0.02, 0.001, 0.04), Interval(0.02, -0.001, 0.04)
     assert [format_tested_difference(gain) for gain in (up, none)] == ["+2.0 [+0.1, +4.0]", "~ +2.0 [-0.1, +4.0]"]
     assert format_tested_difference(Interval(-28000.0, -30000.0, -26000.0), 1.0) == "-28,000.0 [-30,000.0, -26,000.0]"
+
+
+def test_parts_are_percent_whatever_their_names_end_in() -> None:
+    half = Interval(0.5, 0.25, 0.75)
+    assert format_interval("few_tokens", half) == "50.0 [25.0, 75.0]"
+    counts = ("generated_tokens", "helper/response_tokens", "few_tokens/response_tokens")
+    assert {format_interval(name, half) for name in counts} == {"0.5 [0.2, 0.8]"}
+    assert format_interval("few_tokens/cut_off_frac", half) == "50.0 [25.0, 75.0]"
 
 
 def test_brackets_of_tables_are_printed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from magrpo.config.run import RunConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.exhibits import choose_examples
+from magrpo.reports.figures import closing_table
 from magrpo.reports.origin import describe_origin, list_next_commands
 from magrpo.run.store import RunStore
+from magrpo.stages.evaluate import summarise_rows
 from magrpo.tracking.outbox import RECORDS, encode_record
-from magrpo.types import EvalReport
+from magrpo.types import EvalReport, EvalRow
 from tests.reports.pages import ATTACK, BUDGETS, Page, make_report
 
 
@@ -81,6 +84,54 @@ def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[Ev
     assert "Budget" not in shown.headings
     assert "Highest return, 100.0 %: test/c" in shown.text
     assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.json"}
+
+
+def keep_rows(config: RunConfig, report: EvalReport, kept: Callable[[EvalRow], bool]) -> EvalReport:
+    """An evaluation as it would be if only the rows that are ``kept`` could be judged."""
+    rows = tuple(filter(kept, report.rows))
+    return replace(report, rows=rows, summary=summarise_rows(rows, config.reward, 0))
+
+
+def ask_helper_only(config: RunConfig, report: EvalReport, task_id: str) -> EvalReport:
+    """An evaluation in which a program asked the helper on a single problem."""
+    rows = tuple(
+        row
+        if row.task_id == task_id
+        else replace(row, texts={"main": row.texts["main"]}, answers={"main": row.answers["main"]})
+        for row in report.rows
+    )
+    return replace(report, rows=rows, summary=summarise_rows(rows, config.reward, 0))
+
+
+def test_gains_need_problems_that_both_evaluations_have(
+    tmp_path: Path, config: RunConfig, reports: list[EvalReport]
+) -> None:
+    """The helper was asked on other problems, and no answer to the new compositions could be judged at first."""
+    first = keep_rows(config, ask_helper_only(config, reports[0], "test/a"), lambda row: row.split != "ood")
+    run = make_report(config, [first, ask_helper_only(config, reports[1], "test/b")], BUDGETS)
+    run.write_files(tmp_path)
+    gains = json.loads((tmp_path / "report.json").read_text())["gains"]
+    assert gains.keys() == {"test/sampled", "test/greedy"}
+    assert "main/response_tokens" in gains["test/sampled"]
+    assert "helper/response_tokens" not in gains["test/sampled"]
+    shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "New compositions (ood), sampled" not in shown.headings
+    later = keep_rows(config, reports[1], lambda row: row.split == "test" or row.task_id == "ood/b")
+    earlier = keep_rows(config, reports[0], lambda row: row.split == "test" or row.task_id == "ood/a")
+    make_report(config, [earlier, later], BUDGETS).write_files(tmp_path)
+    shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert shown.tables["New compositions (ood), sampled"][1][-1] == "-"
+
+
+def test_a_report_of_evaluations_without_a_common_problem(
+    tmp_path: Path, config: RunConfig, reports: list[EvalReport]
+) -> None:
+    first = keep_rows(config, reports[0], lambda row: row.task_id == "test/a")
+    run = make_report(config, [first, keep_rows(config, reports[1], lambda row: row.task_id == "test/b")], BUDGETS)
+    run.write_files(tmp_path)
+    assert run.verdict.word == "measured once"
+    assert json.loads((tmp_path / "report.json").read_text())["gains"]["test/sampled"] == {}
+    closing_table(run.reports, config.reward.maxima)
 
 
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:

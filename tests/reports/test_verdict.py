@@ -7,8 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.reports.charts import largest_reliable_change
+from magrpo.reports.figures import format_tested_difference
 from magrpo.reports.verdict import MIN_PROBLEMS, judge_evaluations, judge_gain
 from magrpo.stages.evaluate import summarise_rows
+from magrpo.training.gate import Lead
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Interval
 from tests.reports.pages import CONFIG
 
@@ -75,3 +78,12 @@ def test_an_interval_that_touches_0_is_no_reliable_change() -> None:
     assert judge_gain(Interval(0.1, 0.0, 0.2), 50) == "no reliable change"
     assert judge_gain(Interval(0.1, 0.001, 0.2), 50) == "better"
     assert judge_gain(Interval(-0.1, -0.2, -0.001), 50) == "worse"
+
+
+@pytest.mark.parametrize("rounded", [2**-54, -(2**-54)])
+def test_a_change_by_rounding_is_no_change(rounded: float) -> None:
+    gain = Interval(rounded, rounded, rounded)
+    assert judge_gain(gain, 50) == "no reliable change"
+    assert format_tested_difference(gain) == "~ +0.0 [+0.0, +0.0]"
+    assert largest_reliable_change({"tests": gain}) is None
+    assert not Lead(gain, 50).passes

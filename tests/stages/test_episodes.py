@@ -11,7 +11,7 @@ import pytest
 
 from magrpo.algo.answers import answer_metrics
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import load_config
+from magrpo.config.run import BaselineRow, load_config
 from magrpo.config.sections import AlgoConfig, EvalConfig, PenaltyConfig, RolloutConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError, PluginFailed
@@ -19,9 +19,11 @@ from magrpo.gateway.player import EpisodePlayer, PlayedEpisode, Services
 from magrpo.gateway.sessions import EpisodeTask
 from magrpo.interfaces import Reward
 from magrpo.rewards.returned import ReturnedReward
+from magrpo.rewards.writing import WritingReward
 from magrpo.run.files import GROUPS, read_groups, read_scored, write_scores
 from magrpo.run.store import write_records
 from magrpo.stages.backend import Backend, Team
+from magrpo.stages.baseline import time_answers
 from magrpo.stages.credit import credit
 from magrpo.stages.episodes import episode_metrics
 from magrpo.stages.evaluate import evaluate
@@ -38,6 +40,7 @@ from magrpo.types import (
     Problem,
     RolloutGroup,
     ScoredTurn,
+    TimedAnswer,
     Turn,
 )
 from tests.fakes import PassReward, ScriptedEngine, ScriptedSandbox, render
@@ -306,6 +309,15 @@ def test_episodes_are_evaluated() -> None:
     assert report.summary["test/greedy"]["return"].mean == 1.0
     assert {task.sampling.temperature for task in cast(ScriptedPlayer, backend.player).tasks} == {0.0, 0.8}
     assert [trajectory.steps[0].episode is not None for trajectory in trajectories] == [True] * 4
+
+
+def test_a_failed_episode_that_is_timed_costs_its_time_and_the_row_goes_on() -> None:
+    env, reward = AgentProgram(run="my:program", writes=("main",)), WritingReward(kind="writing")
+    row = BaselineRow(name="naive", title="a program", env=env, reward=reward, agents=AGENTS, max_new_tokens=9)
+    problems = [Problem("b", ""), Problem("c", "")]
+    backend = make_backend(made(None, "silent", ()))
+    timed = time_answers(row, backend, problems, EvalConfig(), RolloutConfig(), 1)
+    assert timed == [TimedAnswer("b", 0.0, 0), TimedAnswer("c", 0.0, 0)]
 
 
 def test_masked_episodes_are_left_out_of_an_evaluation() -> None:

@@ -21,7 +21,9 @@ from magrpo.run.files import keep_place
 from magrpo.run.store import RunStore
 from magrpo.training.closing import print_entry
 from magrpo.training.recorder import NOTE, describe_run
+from magrpo.types import EvalReport, Interval
 from pipelines.cli import main
+from pipelines.commands.show import _evaluations_table
 from tests.pipelines.micro import write_config
 
 
@@ -51,6 +53,18 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(arguments) == 0
     return capsys.readouterr().out
+
+
+def test_a_split_that_an_evaluation_lacks_has_a_dash_in_its_own_column() -> None:
+    def measure(*keys: str) -> dict[str, dict[str, Interval]]:
+        return {key: {"return": Interval(0.5, 0.4, 0.6), "pass_at_1": Interval(0.25, 0.2, 0.3)} for key in keys}
+
+    incomplete = EvalReport(0, (), measure("test/sampled"))
+    del incomplete.summary["test/sampled"]["pass_at_1"]
+    complete = EvalReport(1, (), measure("test/sampled", "ood/sampled"))
+    table = _evaluations_table([incomplete, complete], narrow=True)
+    cells = [list(column.cells) for column in table.columns]
+    assert cells == [["0", "1"], ["50.0", "50.0"], ["-", "50.0"], ["-", "25.0%"]]
 
 
 def test_a_run_ends_with_its_files_and_the_next_commands(

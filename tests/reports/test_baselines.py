@@ -1,0 +1,64 @@
+"""The measurements of a row of the table of baselines, and the tables of a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from magrpo.config.run import BaselineRow, RunConfig
+from magrpo.envs.program import AgentProgram
+from magrpo.reports.baselines import BaselineResult, BaselineTable
+from magrpo.rewards.writing import WritingReward
+from magrpo.stages.evaluate import summarise_rows
+from magrpo.types import EvalReport, EvalRow, TimedAnswer
+from tests.reports.pages import Page
+
+
+def make_result(
+    config: RunConfig, report: EvalReport, timed: Sequence[TimedAnswer] = (), **fields: object
+) -> BaselineResult:
+    """The measurements of the row ``naive`` of a run, which has the run's agents, environment and reward."""
+    row = BaselineRow(
+        name="naive",
+        title="naive concatenation",
+        env=config.env,
+        reward=config.reward,
+        agents=config.agents,
+        max_new_tokens=config.rollout.max_new_tokens,
+    ).model_copy(update=fields)
+    return BaselineResult(row, report, timed, row.reward.maxima, comparable=True)
+
+
+def test_an_answer_without_time_has_no_speed(config: RunConfig, reports: list[EvalReport]) -> None:
+    """An episode of a program that asked no agent sampled nothing, in no time."""
+    timed = [TimedAnswer("test/a", 0.5, 10), TimedAnswer("test/b", 0.0, 0)]
+    result = make_result(config, reports[0], timed)
+    assert result.means["test/sampled"]["tokens_per_s"] == {"test/a": 20.0}
+    assert result.compute_mean("seconds") == pytest.approx(0.25)
+    silent = make_result(config, reports[0], timed[1:])
+    assert silent.format_mean("tokens_per_s") == "-"
+
+
+def test_what_agents_said_to_a_program_is_not_measured_as_its_texts(config: RunConfig) -> None:
+    """The program may have failed before its second call, and may edit what its agents said."""
+    reward = WritingReward(kind="writing")
+    parts = dict.fromkeys(reward.maxima, 0.5)
+    texts = {"helper": "a draft"}
+    row = EvalRow("test/a", "test", "sampled", 0, (2.0,), (parts,), (None,), texts, {}, 7)
+    report = EvalReport(0, (row,), summarise_rows([row], reward, 0))
+    env = AgentProgram(run="my:program", writes=("summary", "elaboration"))
+    result = make_result(config, report, env=env, reward=reward)
+    assert not any(name.startswith("paper/") for name in result.means["test/sampled"])
+    assert result.list_paper_columns() == ["structure", "length_ratio", "unique_words", "style"]
+
+
+def test_a_table_of_an_oracle_alone_ranks_nothing(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    timed = [TimedAnswer("test/a", 0.5, 10)]
+    oracle = make_result(config, reports[0], timed, name="oracle_stop", title="an oracle", stop_above=1.0)
+    table = BaselineTable(config, [oracle])
+    assert table.paper_table().rows == []
+    assert table.judge_rows().word == "no verdict"
+    table.write_files(tmp_path)
+    assert Page((tmp_path / "baselines.html").read_text(encoding="utf-8")).headings[0] == "Verdict"
