@@ -228,8 +228,7 @@ class VllmClient:
     def _read_completions(
         self, served: int, server: int, share: Mapping[int, Request], deadlines: ExitStack
     ) -> Iterator[Mapping[int, Completion]]:
-        """A server's completions by number of the request, as it sends them. If it dies, a new one generates the rest.
-        """
+        """A server's completions by number of the request, as it sends them. If it dies, a new one generates the rest."""
         missing = dict(share)
         for left in reversed(range(_RESTARTS + 1)):
             try:

@@ -110,8 +110,8 @@ def wait_for_any(children: Sequence[Child]) -> list[Child]:
     """Wait until one of the children has sent a message or died; returns all those whose ``receive`` will not wait."""
     if dead := [child for child in children if child.channel.closed]:
         return dead
-    by_channel = {child.channel: child for child in children}
-    return [by_channel[channel] for channel in wait(by_channel)]
+    ready = wait([child.channel for child in children])
+    return [child for child in children if child.channel in ready]
 
 
 def read_last_words(log: Path) -> str:
