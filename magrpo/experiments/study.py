@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from magrpo.checks.rewards import can_be_passed
 from magrpo.config.place import Place
 from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
 from magrpo.config.study import Arm, StudyConfig, name_reported_run
@@ -119,6 +120,7 @@ class Study:
         return bool(self._read_finished([run]))
 
     def _read_finished(self, runs: Sequence[StudyRun]) -> list[StudiedRun]:
+        """Read the runs that are finished and have the outcome in all of their evaluations."""
         table = read_table(self.folder)
         found = []
         for run in runs:
@@ -127,7 +129,7 @@ class Study:
                 found.append(read_studied_run(store, run.arm.name, run.seed, run.rate, is_pilot=run.is_pilot))
             elif known is not None and known.rate == run.rate and not store.exists():
                 found.append(known)
-        return found
+        return [run for run in found if run.has_quantity(self.config.quantity)]
 
     def configure_run(self, run: StudyRun) -> RunConfig:
         """Return the configuration of a run. Raises ConfigError if a value is unusable."""
@@ -184,13 +186,22 @@ def load_study(path: Path, name: str | None, root: Path | None, locate: Callable
 
 
 def _check_comparable(study: Study, arm: Arm, first: RunConfig, other: RunConfig) -> None:
+    """Raise ConfigError if an arm lacks the outcome, or cannot be compared with the reference, ``first``."""
     where, reference = f"{study.path}: arm {arm.name!r}", study.config.arms[0].name
+    outcome, quantity, can_pass = study.config.outcome, study.config.quantity, can_be_passed(other.reward)
+    if quantity == "pass_at_1" and not can_pass:
+        raise ConfigError(
+            f'{where}: outcome = "{outcome}", but by reward {other.reward.kind!r} no answer passes or fails; set '
+            f'outcome = "{outcome.replace(quantity, "return")}"'
+        )
     if first.problems != other.problems:
         raise ConfigError(f"{where} has other problems than {reference!r}, so the two cannot be compared")
-    if study.config.quantity == "return" and not _score_alike(first, other):
+    if quantity == "return" and not _score_alike(first, other):
+        remedy = "give them the same"
+        if can_pass and can_be_passed(first.reward):
+            remedy = f'set outcome = "{outcome.replace(quantity, "pass_at_1")}"'
         raise ConfigError(
-            f"{where} has another reward or penalty than {reference!r}, so their returns cannot be compared; set "
-            f'outcome = "{study.config.outcome.replace("return", "pass_at_1")}"'
+            f"{where} has another reward or penalty than {reference!r}, so their returns cannot be compared; {remedy}"
         )
 
 

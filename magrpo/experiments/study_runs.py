@@ -153,7 +153,7 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
     except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
         (study.folder / f"{run.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(error).__name__}: {first_line(error)}"
-    return ""
+    return "" if study.is_finished(run) else f"its evaluations have no {study.config.quantity}"
 
 
 def _avoid_measured_dtype(config: RunConfig) -> RunConfig:

@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -28,10 +29,12 @@ from magrpo.reports.study import StudiedRun, StudyReport
 from magrpo.run.files import is_finished
 from magrpo.run.store import RunStore
 from magrpo.tracking.outbox import find_folder_id
+from magrpo.types import ExecutionReport
 from pipelines.arguments import STUDIES, list_shipped, locate_config
 from pipelines.cli import main
 from tests.experiments.fake_runs import make_run, run_hanging_study, run_with_a_partner
 from tests.pipelines.micro import run_locally, start, write_config
+from tests.plugins import Reward
 from tests.processes import wait_until
 from tests.reports.pages import Page
 
@@ -126,6 +129,33 @@ def test_each_mistake_is_explained_before_anything_runs(tmp_path: Path, old: str
     assert not (tmp_path / "runs" / "studies").exists()
 
 
+class Unjudged(Reward):
+    """Prices like its base, but nothing passes or fails."""
+
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> None:  # type: ignore[override]
+        return None
+
+
+UNJUDGED = "reward.kind=tests.experiments.test_study:Unjudged"
+
+
+@pytest.mark.parametrize("arm", ["plain", "loo"])
+def test_pass_at_1_needs_rewards_by_which_answers_pass(tmp_path: Path, arm: str) -> None:
+    own = (f'name = "{arm}"', f'name = "{arm}"\nset = ["{UNJUDGED}"]')
+    path = write_study(
+        tmp_path, ('\nset = ["algo.estimator=marloo"]', ""), ('"final_return"', '"final_pass_at_1"'), own
+    )
+    message = f's.toml: arm \'{arm}\': outcome = "final_pass_at_1".*:Unjudged\'.*; set outcome = "final_return"'
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+
+
+def test_pass_at_1_is_no_remedy_where_nothing_passes(tmp_path: Path) -> None:
+    path = write_study(tmp_path, ("algo.estimator=marloo", f'penalty.cut_off=1", "{UNJUDGED}'))
+    with pytest.raises(ConfigError, match="cannot be compared; give them the same"):
+        load(path)
+
+
 @pytest.mark.parametrize("name", list_shipped(STUDIES))
 def test_a_shipped_study_is_usable(name: str, tmp_path: Path) -> None:
     study = load_study(STUDIES / f"{name}.toml", None, tmp_path, locate_config)
@@ -206,6 +236,14 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
     assert sorted(runner.made) == sorted(names), "every run was made once"
     check_report(study)
     check_tracking(study, names)
+
+
+def test_a_run_without_the_outcome_has_failed(tmp_path: Path) -> None:
+    changes = ("seeds = [0, 1, 2]", "seeds = [0]"), ('"final_return"', '"final_pass_at_1"')
+    study = load(write_study(tmp_path, *changes))
+    failures = run_study(study, partial(make_run, is_judged=False), QUIET)
+    assert failures["s-loo-pilot-lr0.01-s7"] == "its evaluations have no pass_at_1"
+    assert "no pass_at_1" in Page((study.folder / "study.html").read_text()).text
 
 
 FOUR_RUNS = ("rates = [1e-2, 2e-2]", "rates = [1e-2]"), ("seeds = [0, 1, 2]", "seeds = [0, 1]")
