@@ -17,7 +17,7 @@ from typing import Any
 from magrpo.checks.rewards import can_be_passed
 from magrpo.config.place import Place
 from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
-from magrpo.config.study import Arm, StudyConfig, name_reported_run
+from magrpo.config.study import Arm, StudyConfig, name_rate, name_reported_run
 from magrpo.config.validate import read_toml, validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
@@ -73,7 +73,7 @@ class Study:
         if pilots is None:
             return []
         return [
-            StudyRun(arm, seed, rate, True, f"{self.name}-{arm.name}-pilot-lr{rate:g}-s{seed}")
+            StudyRun(arm, seed, rate, True, f"{self.name}-{arm.name}-pilot-lr{name_rate(rate)}-s{seed}")
             for arm in self.config.arms
             if len(self.config.list_rates(arm)) > 1
             for rate in self.config.list_rates(arm)
@@ -182,6 +182,8 @@ def load_study(path: Path, name: str | None, root: Path | None, locate: Callable
     configs = [study.configure_run(run) for run in study.list_samples()]
     for arm, other in zip(config.arms, configs, strict=True):
         _check_comparable(study, arm, configs[0], other)
+    for run in study.list_pilots():
+        study.configure_run(run)
     return study
 
 

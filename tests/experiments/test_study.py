@@ -112,6 +112,12 @@ def test_another_reward_needs_an_outcome_that_it_shares(tmp_path: Path) -> None:
         ("algo.estimator=marloo", "train.seed=1", "arm 'loo': train.seed cannot be set; it follows from seeds"),
         ("algo.estimator=marloo", "algo.estimator=marlo", "s.toml: arm 'loo': .*did you mean 'marloo'"),
         ("algo.estimator=marloo", "agents.0.lr=0.1", "agent 'helper' has a learning rate of its own"),
+        ("rates = [1e-2, 2e-2]", "rates = [1e-2, -2e-3]", "arm 'plain': .*optim.lr: .* greater than 0, got -0.002"),
+        (
+            'name = "loo"',
+            'name = "loo"\nrates = [0.01234567, 0.01234568]',
+            "arm 'loo': the candidates 0.01234567 and 0.01234568 .* both 0.0123457 in .*; give .* at most six digits",
+        ),
         ("algo.estimator=marloo", "optim.schedule=linear", 'cannot decay towards it: set optim.schedule="constant"'),
         ("algo.estimator=marloo", "problems.size=7", "arm 'loo' has other problems than 'plain'"),
         (
