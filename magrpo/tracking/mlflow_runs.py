@@ -11,14 +11,15 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from magrpo.config.services import TrackingConfig
+from magrpo.errors import first_line
 from magrpo.tracking.connection import (
     Unavailable,
     check_tracking,
@@ -199,10 +200,10 @@ class MlflowSink:
             path = Path(record["path"])
             if not path.exists():
                 log.warning("tracking: artifact %s no longer exists and is skipped", path)
-            elif path.is_dir():
-                self._client.log_artifacts(self.mlflow_run_id, str(path), record["folder"] or None)
-            else:
-                self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"] or None)
+                continue
+            store = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+            with _translate_store_errors():
+                store(self.mlflow_run_id, str(path), record["folder"] or None)
 
     def _deliver_trace(self, records: Sequence[Record]) -> None:
         deliver_traces(self.uri, self.experiment_id, self.mlflow_run_id, records)
@@ -218,6 +219,20 @@ class MlflowSink:
             self._client.update_run(self.mlflow_run_id, status=status)
             if self.watches_system and self._monitor is None:
                 self._monitor = start_monitor(self.uri, self.mlflow_run_id)
+
+
+@contextmanager
+def _translate_store_errors() -> Iterator[None]:
+    """Translate errors that belong to neither MLflow nor Python to Unavailable: stores of artifacts have their own."""
+    from mlflow.exceptions import MlflowException  # takes seconds
+
+    try:
+        yield
+    except (MlflowException, OSError, ImportError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise Unavailable(f"artifacts cannot be stored ({reason})") from error
 
 
 def start_monitor(uri: str, mlflow_run_id: str) -> SystemMetricsMonitor:

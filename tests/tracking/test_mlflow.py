@@ -362,3 +362,32 @@ def test_a_run_that_is_deleted_while_it_trains_is_made_again_with_all_records(tm
         sink.deliver([RECORD])
     assert sink.connect() != deleted, "another destination, to which the outbox sends everything"
     sink.deliver([RECORD])
+
+
+def test_a_missing_package_of_the_artifact_store_holds_up_no_metrics(
+    tmp_path: Path, uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = MlflowClient(uri)
+    client.create_experiment("magrpo", artifact_location="s3://bucket/x")
+    tracker = MlflowTracker(TrackingConfig(uri=uri), tmp_path, "one", tmp_path / "one")
+    page = tmp_path / "one" / "report.html"
+    page.write_text("<p>")
+    tracker.artifact(page, "report")
+    tracker.metrics({"reward/joint": 1.0}, 1)
+    tracker.close("FINISHED")
+    run = client.get_run(tracker.mlflow_run_id)
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"reward/joint": 1.0})
+    assert tracker.num_undelivered == 1
+    assert "No module named 'boto3'; install it" in caplog.text
+
+
+def test_any_error_of_an_artifact_store_is_reported(tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("no credentials")
+
+    monkeypatch.setattr("mlflow.MlflowClient.log_artifact", fail)
+    sink = MlflowSink(uri, "magrpo", "one", tmp_path / "artifacts", "magrpo.run_id")
+    sink.connect()
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match=r"artifacts cannot be stored \(LookupError: no credentials\)"):
+        sink.deliver([{"kind": "artifact", "path": str(tmp_path / "file"), "folder": ""}])
