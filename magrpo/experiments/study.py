@@ -23,6 +23,7 @@ from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
 from magrpo.planning.place_check import check_place
 from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
+from magrpo.run.comparability import pass_alike, score_alike
 from magrpo.run.config_diff import flatten_tree
 from magrpo.run.files import is_finished
 from magrpo.run.manifest import digest
@@ -198,21 +199,18 @@ def _check_comparable(study: Study, arm: Arm, first: RunConfig, other: RunConfig
         )
     if first.problems != other.problems:
         raise ConfigError(f"{where} has other problems than {reference!r}, so the two cannot be compared")
-    if quantity == "return" and not _score_alike(first, other):
+    if quantity == "pass_at_1" and not pass_alike(first, other):
+        raise ConfigError(
+            f"{where} has another reward.refuse_forgeable than {reference!r}, so the two cannot be compared by pass@1; "
+            "give them the same"
+        )
+    if quantity == "return" and not score_alike(first, other):
         remedy = "give them the same"
-        if can_pass and can_be_passed(first.reward):
+        if can_pass and can_be_passed(first.reward) and pass_alike(first, other):
             remedy = f'set outcome = "{outcome.replace(quantity, "pass_at_1")}"'
         raise ConfigError(
             f"{where} has another reward or penalty than {reference!r}, so their returns cannot be compared; {remedy}"
         )
-
-
-def _score_alike(first: RunConfig, other: RunConfig) -> bool:
-    """Whether equal texts earn equal rewards, whoever wrote them: ``writing`` and ``writing_solo`` score alike."""
-    one, two = first.reward, other.reward
-    are_related = isinstance(one, type(two)) or isinstance(two, type(one))
-    values = [reward.model_dump() | {"kind": ""} for reward in (one, two)]
-    return are_related and one.maxima == two.maxima and values[0] == values[1] and first.penalty == other.penalty
 
 
 def fix_study(study: Study) -> dict[str, Any]:

@@ -156,6 +156,16 @@ def test_pass_at_1_needs_rewards_by_which_answers_pass(tmp_path: Path, arm: str)
         load(path)
 
 
+def test_pass_at_1_needs_equal_trust_in_tests(tmp_path: Path) -> None:
+    changes = [
+        ('"final_return"', '"final_pass_at_1"'),
+        ("seeds = [0, 1, 2]", 'seeds = [0, 1, 2]\nset = ["reward.kind=coding"]'),
+        ("algo.estimator=marloo", "reward.refuse_forgeable=false"),
+    ]
+    with pytest.raises(ConfigError, match=r"arm 'loo' has another reward.refuse_forgeable than 'plain'.*the same"):
+        load(write_study(tmp_path, *changes))
+
+
 def test_pass_at_1_is_no_remedy_where_nothing_passes(tmp_path: Path) -> None:
     path = write_study(tmp_path, ("algo.estimator=marloo", f'penalty.cut_off=1", "{UNJUDGED}'))
     with pytest.raises(ConfigError, match="cannot be compared; give them the same"):
