@@ -24,12 +24,14 @@ from magrpo.files.writing import atomic_write
 from magrpo.planning.place_check import check_place
 from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
 from magrpo.run.comparability import pass_alike, score_alike
-from magrpo.run.config_diff import flatten_tree
+from magrpo.run.config_diff import flatten_config, flatten_tree
 from magrpo.run.files import is_finished
 from magrpo.run.manifest import digest
 from magrpo.run.store import RunStore, check_run_name, read_json
 
 FIXED = "study.json"
+_EVALUATION = ("eval.max_problems", "eval.stop_above", "eval.seed", "rollout.leave_out_long")
+"""Keys beside the problems that decide how arms are evaluated, on which of them and with which oracle."""
 _LOCATIONS = ("root", "tracking.", "notify.")
 """Beginnings of keys that change no result and may change while a study is under way."""
 
@@ -199,6 +201,12 @@ def _check_comparable(study: Study, arm: Arm, first: RunConfig, other: RunConfig
         )
     if first.problems != other.problems:
         raise ConfigError(f"{where} has other problems than {reference!r}, so the two cannot be compared")
+    values, expected = flatten_config(other), flatten_config(first)
+    if key := next((key for key in _EVALUATION if values[key] != expected[key]), None):
+        raise ConfigError(
+            f"{where} has {key} = {values[key]}, but {reference!r} has {expected[key]}, so the two are not evaluated "
+            "alike; set it for all arms alike"
+        )
     if quantity == "pass_at_1" and not pass_alike(first, other):
         raise ConfigError(
             f"{where} has another reward.refuse_forgeable than {reference!r}, so the two cannot be compared by pass@1; "
