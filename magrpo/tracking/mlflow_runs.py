@@ -45,6 +45,8 @@ STUDY_TAG = "magrpo.study"
 """The tag of the MLflow run that stands for a study."""
 PARENT_TAG = "magrpo.parent"
 """The tag with the name of the run's study, below whose own run MLflow shows the run."""
+PARENT_FOLDER_TAG = "magrpo.parent_folder"
+"""The tag with the :data:`FOLDER_TAG` of the run's study, which distinguishes studies of the same name."""
 SYSTEM_PREFIX = "system/"
 """Prefix of the metrics under which MLflow records the use of the machine."""
 # Limits of MLflow: lengths in characters, and records in one request.
@@ -177,7 +179,9 @@ class MlflowSink:
 
         values = {key: value for record in records for key, value in record["values"].items()}
         if PARENT_TAG in values:
-            values["mlflow.parentRunId"] = self._find_run(STUDY_TAG, values[PARENT_TAG])
+            values["mlflow.parentRunId"] = self._find_run(
+                STUDY_TAG, values[PARENT_TAG], values.get(PARENT_FOLDER_TAG, "")
+            )
         self._log_batches("tags", [RunTag(key, value) for key, value in values.items()])
 
     def _log_batches(self, kind: str, entities: Sequence[Any]) -> None:

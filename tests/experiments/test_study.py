@@ -334,6 +334,7 @@ def check_tracking(study: Study, names: list[str]) -> None:
     for name in names:
         first = json.loads((study.root / name / "tracking.jsonl").read_text().splitlines()[0])
         assert first["values"]["magrpo.parent"] == "s"
+        assert first["values"]["magrpo.parent_folder"] == parent.data.tags["magrpo.folder"]
 
 
 def test_training_ends_at_its_tokens_as_a_shorter_run_would(tmp_path: Path) -> None:

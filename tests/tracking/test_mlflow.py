@@ -22,9 +22,9 @@ from magrpo.tracking.connection import (
     tracking_uri,
 )
 from magrpo.tracking.experiment_view import experiment_tags, missing_tags, view_link
-from magrpo.tracking.mlflow_runs import MlflowSink, MlflowTracker
+from magrpo.tracking.mlflow_runs import PARENT_FOLDER_TAG, PARENT_TAG, STUDY_TAG, MlflowSink, MlflowTracker
 from magrpo.tracking.model_registry import ModelRegistry
-from magrpo.tracking.outbox import Record
+from magrpo.tracking.outbox import Record, find_folder_id
 from magrpo.tracking.provenance import collect_provenance
 from tests.databases import write_database
 from tests.servers import serve_mlflow
@@ -44,6 +44,19 @@ def test_runs_of_one_name_in_two_roots_are_two_runs_of_one_store(tmp_path: Path,
     client = MlflowClient(uri)
     histories = [client.get_metric_history(run.info.run_id, "reward/joint") for run in client.search_runs(["1"])]
     assert sorted([point.value for point in history] for history in histories) == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_runs_of_two_studies_of_one_name_have_parents_of_their_own(tmp_path: Path, uri: str) -> None:
+    config, client = TrackingConfig(uri=uri), MlflowClient(uri)
+    roots = tmp_path / "one", tmp_path / "two"
+    parents = [MlflowTracker(config, root, "s", root / "studies" / "s", STUDY_TAG) for root in roots]
+    for parent in parents:
+        parent.close("FINISHED")
+    for root, parent in zip(roots, parents, strict=True):
+        run = MlflowTracker(config, root, "a", root / "a")
+        run.tags({PARENT_TAG: "s", PARENT_FOLDER_TAG: find_folder_id(root / "studies" / "s")})
+        run.close("FINISHED")
+        assert client.get_run(run.mlflow_run_id).data.tags["mlflow.parentRunId"] == parent.mlflow_run_id
 
 
 def test_artifacts_of_a_folder_that_moved_are_delivered(tmp_path: Path) -> None:
