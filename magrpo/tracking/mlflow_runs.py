@@ -30,7 +30,7 @@ from magrpo.tracking.connection import (
     translate_errors,
 )
 from magrpo.tracking.experiment_view import missing_tags, view_link
-from magrpo.tracking.outbox import FINAL, FOLDER_TAG, Outbox, OutboxTracker, Record, find_folder_id
+from magrpo.tracking.outbox import FINAL, FOLDER_TAG, Outbox, OutboxTracker, Record, find_beginning, find_folder_id
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import Trajectory, TurnTimes
 
@@ -252,7 +252,10 @@ def start_monitor(uri: str, mlflow_run_id: str) -> SystemMetricsMonitor:
 
 
 class MlflowTracker(OutboxTracker):
-    """Records a run in MLflow: see :class:`OutboxTracker` and :class:`MlflowSink`. ``folder`` holds the outbox."""
+    """Records a run in MLflow: see :class:`OutboxTracker` and :class:`MlflowSink`. ``folder`` holds the outbox.
+
+    A run that MLflow does not have yet began with its first record, or without any at ``began_s``.
+    """
 
     def __init__(
         self,
@@ -269,6 +272,8 @@ class MlflowTracker(OutboxTracker):
         artifacts = root / "mlartifacts" if is_local else None  # by default they go to the working directory
         outbox = Outbox(folder)
         folder_id = _identify(outbox)
+        recorded_s = find_beginning(folder)
+        began_s = began_s if recorded_s is None else recorded_s
         self._mlflow = MlflowSink(self.uri, config.experiment, run_id, artifacts, tag, began_s, folder_id)
         super().__init__(outbox, self._mlflow)
 

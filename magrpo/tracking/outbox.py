@@ -90,6 +90,13 @@ def find_folder_id(folder: Path) -> str:
     return next(filter(None, tags), "")
 
 
+def find_beginning(folder: Path) -> float | None:
+    """The time of the first record in a run directory that has one, in seconds since 1970; None if none has."""
+    times_ms = (record["time_ms"] for record in read_outbox(folder) if "time_ms" in record)
+    first_ms = next(times_ms, None)
+    return None if first_ms is None else first_ms / 1000
+
+
 class Outbox:
     """The records of a run on disk, in order, and the position up to which they were sent. Positions count bytes."""
 

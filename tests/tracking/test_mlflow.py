@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from magrpo.tracking.connection import (
 from magrpo.tracking.experiment_view import experiment_tags, missing_tags, view_link
 from magrpo.tracking.mlflow_runs import PARENT_FOLDER_TAG, PARENT_TAG, STUDY_TAG, MlflowSink, MlflowTracker
 from magrpo.tracking.model_registry import ModelRegistry
-from magrpo.tracking.outbox import Record, find_folder_id
+from magrpo.tracking.outbox import Outbox, Record, find_folder_id
 from magrpo.tracking.provenance import collect_provenance
 from tests.databases import write_database
 from tests.servers import serve_mlflow
@@ -44,6 +45,18 @@ def test_runs_of_one_name_in_two_roots_are_two_runs_of_one_store(tmp_path: Path,
     client = MlflowClient(uri)
     histories = [client.get_metric_history(run.info.run_id, "reward/joint") for run in client.search_runs(["1"])]
     assert sorted([point.value for point in history] for history in histories) == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_run_that_is_delivered_later_began_with_its_first_record(tmp_path: Path) -> None:
+    with closing(Outbox(tmp_path / "one")) as outbox:
+        for value, time_ms in (("RUNNING", 1_000_000), ("FINISHED", 2_000_000)):
+            outbox.append({"kind": "status", "value": value, "time_ms": time_ms})
+    for began_s in (None, 3_000.0):
+        database = write_database(tmp_path / f"{began_s}.db")
+        tracker = MlflowTracker(TrackingConfig(uri=database), tmp_path, "one", tmp_path / "one", began_s=began_s)
+        tracker.flush()
+        found = MlflowClient(database).get_run(tracker.mlflow_run_id).info
+        assert (found.start_time, found.end_time) == (1_000_000, 2_000_000), began_s
 
 
 def test_runs_of_two_studies_of_one_name_have_parents_of_their_own(tmp_path: Path, uri: str) -> None:
