@@ -161,9 +161,12 @@ class Study:
     def list_fixed(self) -> dict[str, object]:
         """Return everything that is fixed before the first run, by key: the study's file and its configurations."""
         fixed = flatten_tree(self.config.model_dump(mode="json", exclude_defaults=True))
-        for source in dict.fromkeys(self.sources.values()):
+        given = {self.sources[arm.name]: arm.config or self.config.config for arm in self.config.arms}
+        names = [source.name for source in given]
+        for source, as_given in given.items():
+            title = source.name if names.count(source.name) == 1 else as_given
             tree = flatten_tree(read_toml(source))
-            fixed |= {f"{source.name}: {k}": value for k, value in tree.items() if not k.startswith(_LOCATIONS)}
+            fixed |= {f"{title}: {k}": value for k, value in tree.items() if not k.startswith(_LOCATIONS)}
         return fixed
 
 

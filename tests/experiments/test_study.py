@@ -222,6 +222,24 @@ def test_what_is_fixed_cannot_change(tmp_path: Path) -> None:
     assert load_study(path, "other", None, locate_config).folder.name == "other"
 
 
+def test_configurations_of_one_name_in_two_folders_are_both_fixed(tmp_path: Path) -> None:
+    path = write_study(
+        tmp_path, ('"run.toml"', '"x/run.toml"'), ('name = "loo"', 'name = "loo"\nconfig = "y/run.toml"')
+    )
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(tmp_path / "run.toml", tmp_path / folder)
+    fix_study(load(path))
+    for folder in ("x", "y"):
+        config = tmp_path / folder / "run.toml"
+        text = config.read_text()
+        config.write_text(text.replace("group_size = 4", "group_size = 8"))
+        with pytest.raises(ConfigError, match=f"  {folder}/run.toml: rollout.group_size: 4 -> 8"):
+            fix_study(load(path))
+        config.write_text(text)
+    fix_study(load(path))
+
+
 def test_a_study_leaves_other_runs_alone(tmp_path: Path) -> None:
     study = load(write_study(tmp_path))
     RunStore.create(load_config(tmp_path / "run.toml"), "s-loo-s1")
