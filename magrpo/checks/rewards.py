@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 
 from magrpo.checks.calls import PluginCall
 from magrpo.checks.part_names import check_part_names
-from magrpo.errors import ConfigError, list_choices, quote_value
+from magrpo.errors import ConfigError, PluginFailed, list_choices, quote_value
 from magrpo.interfaces import Reward
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
@@ -101,6 +101,14 @@ def judge_passed(reward: Reward, task_id: str, reports: Mapping[str, ExecutionRe
     if not (passed is None or isinstance(passed, bool)):
         raise call.refuse_value(passed, "True, False, or None if nothing can be solved")
     return passed
+
+
+def can_be_passed(reward: Reward) -> bool:
+    """Whether the task of ``reward`` has a notion of solved, by its verdict on an action that ran nothing."""
+    try:
+        return judge_passed(reward, "", {}) is not None
+    except PluginFailed:  # it looks for a report, so it judges one
+        return True
 
 
 def _refuse_parts(call: PluginCall, parts: Mapping[str, float], maxima: Mapping[str, float]) -> None:

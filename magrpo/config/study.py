@@ -39,6 +39,11 @@ class Arm(Section):
     """Candidates for ``optim.lr``, if others than those of the pilots."""
 
 
+def name_rate(rate: float) -> str:
+    """Name a learning rate in the names of pilots: by six digits."""
+    return f"{rate:g}"
+
+
 def name_reported_run(study: str, arm: str, seed: int) -> str:
     """Name the run of an arm with a reported seed."""
     return f"{study}-{arm}-s{seed}"
@@ -98,6 +103,13 @@ class StudyConfig(Section):
         for arm in self.arms:
             if arm.rates is not None and pilots is None:
                 raise ValueError(f"arm {arm.name!r}: rates needs the section pilots, whose seeds choose among them")
+            by_name: dict[str, float] = {}
+            for rate in self.list_rates(arm):
+                if (other := by_name.setdefault(name_rate(rate), rate)) != rate:
+                    raise ValueError(
+                        f"arm {arm.name!r}: the candidates {other} and {rate} of rates are both {name_rate(rate)} in "
+                        "the names of their runs; give them at most six digits"
+                    )
             for change in (*self.set, *arm.set):
                 key = change.partition("=")[0].strip()
                 if key in OWN_KEYS:

@@ -14,20 +14,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from magrpo.checks.rewards import can_be_passed
 from magrpo.config.place import Place
 from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
-from magrpo.config.study import Arm, StudyConfig, name_reported_run
+from magrpo.config.study import Arm, StudyConfig, name_rate, name_reported_run
 from magrpo.config.validate import read_toml, validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
 from magrpo.planning.place_check import check_place
 from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
-from magrpo.run.config_diff import flatten_tree
+from magrpo.run.comparability import pass_alike, score_alike
+from magrpo.run.config_diff import flatten_config, flatten_tree
 from magrpo.run.files import is_finished
 from magrpo.run.manifest import digest
 from magrpo.run.store import RunStore, check_run_name, read_json
 
 FIXED = "study.json"
+_EVALUATION = ("eval.max_problems", "eval.stop_above", "eval.seed", "rollout.leave_out_long")
+"""Keys beside the problems that decide how arms are evaluated, on which of them and with which oracle."""
 _LOCATIONS = ("root", "tracking.", "notify.")
 """Beginnings of keys that change no result and may change while a study is under way."""
 
@@ -72,7 +76,7 @@ class Study:
         if pilots is None:
             return []
         return [
-            StudyRun(arm, seed, rate, True, f"{self.name}-{arm.name}-pilot-lr{rate:g}-s{seed}")
+            StudyRun(arm, seed, rate, True, f"{self.name}-{arm.name}-pilot-lr{name_rate(rate)}-s{seed}")
             for arm in self.config.arms
             if len(self.config.list_rates(arm)) > 1
             for rate in self.config.list_rates(arm)
@@ -119,6 +123,7 @@ class Study:
         return bool(self._read_finished([run]))
 
     def _read_finished(self, runs: Sequence[StudyRun]) -> list[StudiedRun]:
+        """Read the runs that are finished and have the outcome in all of their evaluations."""
         table = read_table(self.folder)
         found = []
         for run in runs:
@@ -127,7 +132,7 @@ class Study:
                 found.append(read_studied_run(store, run.arm.name, run.seed, run.rate, is_pilot=run.is_pilot))
             elif known is not None and known.rate == run.rate and not store.exists():
                 found.append(known)
-        return found
+        return [run for run in found if run.has_quantity(self.config.quantity)]
 
     def configure_run(self, run: StudyRun) -> RunConfig:
         """Return the configuration of a run. Raises ConfigError if a value is unusable."""
@@ -156,9 +161,12 @@ class Study:
     def list_fixed(self) -> dict[str, object]:
         """Return everything that is fixed before the first run, by key: the study's file and its configurations."""
         fixed = flatten_tree(self.config.model_dump(mode="json", exclude_defaults=True))
-        for source in dict.fromkeys(self.sources.values()):
+        given = {self.sources[arm.name]: arm.config or self.config.config for arm in self.config.arms}
+        names = [source.name for source in given]
+        for source, as_given in given.items():
+            title = source.name if names.count(source.name) == 1 else as_given
             tree = flatten_tree(read_toml(source))
-            fixed |= {f"{source.name}: {k}": value for k, value in tree.items() if not k.startswith(_LOCATIONS)}
+            fixed |= {f"{title}: {k}": value for k, value in tree.items() if not k.startswith(_LOCATIONS)}
         return fixed
 
 
@@ -180,26 +188,40 @@ def load_study(path: Path, name: str | None, root: Path | None, locate: Callable
     configs = [study.configure_run(run) for run in study.list_samples()]
     for arm, other in zip(config.arms, configs, strict=True):
         _check_comparable(study, arm, configs[0], other)
+    for run in study.list_pilots():
+        study.configure_run(run)
     return study
 
 
 def _check_comparable(study: Study, arm: Arm, first: RunConfig, other: RunConfig) -> None:
+    """Raise ConfigError if an arm lacks the outcome, or cannot be compared with the reference, ``first``."""
     where, reference = f"{study.path}: arm {arm.name!r}", study.config.arms[0].name
+    outcome, quantity, can_pass = study.config.outcome, study.config.quantity, can_be_passed(other.reward)
+    if quantity == "pass_at_1" and not can_pass:
+        raise ConfigError(
+            f'{where}: outcome = "{outcome}", but by reward {other.reward.kind!r} no answer passes or fails; set '
+            f'outcome = "{outcome.replace(quantity, "return")}"'
+        )
     if first.problems != other.problems:
         raise ConfigError(f"{where} has other problems than {reference!r}, so the two cannot be compared")
-    if study.config.quantity == "return" and not _score_alike(first, other):
+    values, expected = flatten_config(other), flatten_config(first)
+    if key := next((key for key in _EVALUATION if values[key] != expected[key]), None):
         raise ConfigError(
-            f"{where} has another reward or penalty than {reference!r}, so their returns cannot be compared; set "
-            f'outcome = "{study.config.outcome.replace("return", "pass_at_1")}"'
+            f"{where} has {key} = {values[key]}, but {reference!r} has {expected[key]}, so the two are not evaluated "
+            "alike; set it for all arms alike"
         )
-
-
-def _score_alike(first: RunConfig, other: RunConfig) -> bool:
-    """Whether equal texts earn equal rewards, whoever wrote them: ``writing`` and ``writing_solo`` score alike."""
-    one, two = first.reward, other.reward
-    are_related = isinstance(one, type(two)) or isinstance(two, type(one))
-    values = [reward.model_dump() | {"kind": ""} for reward in (one, two)]
-    return are_related and one.maxima == two.maxima and values[0] == values[1] and first.penalty == other.penalty
+    if quantity == "pass_at_1" and not pass_alike(first, other):
+        raise ConfigError(
+            f"{where} has another reward.refuse_forgeable than {reference!r}, so the two cannot be compared by pass@1; "
+            "give them the same"
+        )
+    if quantity == "return" and not score_alike(first, other):
+        remedy = "give them the same"
+        if can_pass and can_be_passed(first.reward) and pass_alike(first, other):
+            remedy = f'set outcome = "{outcome.replace(quantity, "pass_at_1")}"'
+        raise ConfigError(
+            f"{where} has another reward or penalty than {reference!r}, so their returns cannot be compared; {remedy}"
+        )
 
 
 def fix_study(study: Study) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from magrpo.progress.activity import end_startup
 from magrpo.reports.study import StudyReport
 from magrpo.run.files import keep_place, read_place
 from magrpo.run.store import RunStore
-from magrpo.tracking.mlflow_runs import PARENT_TAG, STUDY_TAG, MlflowTracker
-from magrpo.tracking.outbox import FOLDER_TAG, Outbox
+from magrpo.tracking.mlflow_runs import PARENT_FOLDER_TAG, PARENT_TAG, STUDY_TAG, MlflowTracker
+from magrpo.tracking.outbox import FOLDER_TAG, Outbox, find_folder_id
 
 RunOne = Callable[[RunStore], object]
 
@@ -148,12 +148,13 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
         keep_place(store, read_place(study.folder_store))
         with closing(Outbox(store.path)) as outbox:
             if not outbox.size:  # attach the run to the study before its first record, with an identity of its own
-                outbox.append({"kind": "tags", "values": {PARENT_TAG: study.name, FOLDER_TAG: uuid4().hex}})
+                parent = {PARENT_TAG: study.name, PARENT_FOLDER_TAG: find_folder_id(study.folder)}
+                outbox.append({"kind": "tags", "values": {**parent, FOLDER_TAG: uuid4().hex}})
         run_one(store)
     except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
         (study.folder / f"{run.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(error).__name__}: {first_line(error)}"
-    return ""
+    return "" if study.is_finished(run) else f"its evaluations have no {study.config.quantity}"
 
 
 def _avoid_measured_dtype(config: RunConfig) -> RunConfig:

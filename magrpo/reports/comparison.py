@@ -10,6 +10,7 @@ from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain
 from magrpo.reports.page import Banner
 from magrpo.reports.verdict import Word, judge_gain
+from magrpo.run.comparability import pass_alike, score_alike
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
 from magrpo.types import HEADLINE, Interval
 
@@ -34,7 +35,7 @@ class RunComparison:
     advice: str
     """Advice for a more reliable verdict."""
     quantity: str
-    """Quantity compared: ``return``, or ``pass_at_1`` where the rewards have different parts; empty if none."""
+    """Quantity compared: ``return``, or ``pass_at_1`` where the rewards differ; empty if none."""
     difference: Interval | None
     """Mean of the run minus mean of the reference, a fraction; None if the two are not comparable."""
     iterations: tuple[int, int] | None = None
@@ -55,17 +56,20 @@ def list_differences(runs: Sequence[EvaluatedRun]) -> dict[str, list[str]]:
 def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
     """Judge the second run against the first.
 
-    Where the rewards have different parts or penalties, pass@1 replaces the return. Runs without pass@1 or without a
-    common problem are not comparable. Runs whose training cost different numbers of tokens are judged at an equal
+    Where rewards or penalties differ, pass@1 replaces the return. Runs without pass@1, without a common problem or with
+    different oracles are not comparable. Runs whose training cost different numbers of tokens are judged at an equal
     number, if both have an evaluation there; otherwise there are figures but no verdict.
     """
     labels, quantity = (second.run_id, first.run_id), "return"
     if not share_problems(first, second):
         kinds = f"{second.config.problems.kind} and {first.config.problems.kind}"
         return _refuse(*labels, f"{second.run_id} and {first.run_id} were evaluated on different problems ({kinds}).")
-    if not score_alike(first, second):
+    if first.config.eval.stop_above != second.config.eval.stop_above:
+        return _refuse(*labels, "They stop at different rewards (eval.stop_above), which is an oracle's help.")
+    if not score_alike(first.config, second.config):
         quantity = "pass_at_1"
-        if any(quantity not in run.last.summary[HEADLINE] for run in (first, second)):
+        has_passed = all(quantity in run.last.summary[HEADLINE] for run in (first, second))
+        if not (has_passed and pass_alike(first.config, second.config)):
             return _refuse(*labels, "The rewards differ: neither the returns nor any other quantity can be compared.")
     matched = match_budgets(second, first)
     index, first_index = matched or _AT_THE_ENDS
@@ -126,13 +130,6 @@ def share_problems(first: EvaluatedRun, second: EvaluatedRun) -> bool:
     evaluated = [run.means[-1][HEADLINE]["return"] for run in (first, second)]
     both = set(evaluated[0]) & set(evaluated[1])
     return any(first.problems[task_id] == second.problems[task_id] for task_id in both)
-
-
-def score_alike(first: EvaluatedRun, second: EvaluatedRun) -> bool:
-    """Whether returns of the two runs are comparable: rewards of one kind with the same parts and penalties."""
-    one, other = first.config.reward, second.config.reward
-    same_penalty = first.config.penalty == second.config.penalty
-    return same_penalty and one.kind == other.kind and dict(one.maxima) == dict(other.maxima)
 
 
 def _refuse(label: str, reference: str, sentence: str) -> RunComparison:

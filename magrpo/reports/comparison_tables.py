@@ -8,12 +8,12 @@ from magrpo.reports.budget import UNITS, format_count
 from magrpo.reports.comparison import (
     compare_means,
     list_differences,
-    score_alike,
     share_problems,
 )
 from magrpo.reports.evaluations import EvaluatedRun, shared_keys
 from magrpo.reports.page import PageSection, ReportTable
 from magrpo.reports.verdict import judge_run
+from magrpo.run.comparability import score_alike
 from magrpo.run.steps import STAGES, TRAINING_STAGES
 from magrpo.types import HEADLINE
 
@@ -33,7 +33,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
     configuration = ReportTable(title, ("key", *labels), rows, note, text=True)
     finding = f"{title}: {format_count(len(rows), 'keys')}" if rows else ""
     yield PageSection(configuration, finding, folded=len(rows) > NUM_KEYS)
-    comparable = [run for run in runs[1:] if share_problems(runs[0], run) and score_alike(runs[0], run)]
+    comparable = [run for run in runs[1:] if share_problems(runs[0], run) and score_alike(runs[0].config, run.config)]
     if comparable:
         yield PageSection(_return_differences(runs[0], comparable, keys), folded=True)
     for key in keys:

@@ -58,6 +58,10 @@ class StudiedRun:
     evaluations: list[tuple[int, int, Mapping[str, float]]]
     """Iteration, tokens generated in training up to it, and held-out quantities as fractions, of each evaluation."""
 
+    def has_quantity(self, quantity: str) -> bool:
+        """Whether every evaluation measured ``quantity``."""
+        return all(quantity in values for _, _, values in self.evaluations)
+
     def curve(self, quantity: str) -> list[tuple[float, float]]:
         """Return tokens and value of each evaluation."""
         return [(tokens, values[quantity]) for _, tokens, values in self.evaluations]

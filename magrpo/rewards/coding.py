@@ -68,6 +68,7 @@ class CodingReward(ProgramReward):
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
+    unscored: ClassVar[frozenset[str]] = ProgramReward.unscored | {"local_weight"}
     runs_elsewhere: ClassVar[bool] = True
     """See :class:`magrpo.interfaces.RunsElsewhere`."""
 

@@ -18,6 +18,8 @@ class ScaledReward(Plugin):
 
     part_maxima: ClassVar[Mapping[str, float]]
     """The largest value of every part."""
+    unscored: ClassVar[frozenset[str]] = frozenset({"scale", "shift"})
+    """Fields that leave a joint reward the same fraction of its maximum."""
 
     scale: float = Field(1.0, gt=0)
     """Factor applied to the sum of the parts. 1: the rewards as documented."""

@@ -153,6 +153,8 @@ def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
 
     try:
         yield
+    except ImportError as error:
+        raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({error}; install it)") from error
     except (MlflowException, SQLAlchemyError, OSError) as error:
         found = _DATABASE_ERROR.search(str(error))  # the first line may be about another error
         line = found[0] if found else first_line(error)

@@ -11,14 +11,15 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from magrpo.config.services import TrackingConfig
+from magrpo.errors import first_line
 from magrpo.tracking.connection import (
     Unavailable,
     check_tracking,
@@ -29,7 +30,7 @@ from magrpo.tracking.connection import (
     translate_errors,
 )
 from magrpo.tracking.experiment_view import missing_tags, view_link
-from magrpo.tracking.outbox import FINAL, FOLDER_TAG, Outbox, OutboxTracker, Record, find_folder_id
+from magrpo.tracking.outbox import FINAL, FOLDER_TAG, Outbox, OutboxTracker, Record, find_beginning, find_folder_id
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import Trajectory, TurnTimes
 
@@ -44,6 +45,8 @@ STUDY_TAG = "magrpo.study"
 """The tag of the MLflow run that stands for a study."""
 PARENT_TAG = "magrpo.parent"
 """The tag with the name of the run's study, below whose own run MLflow shows the run."""
+PARENT_FOLDER_TAG = "magrpo.parent_folder"
+"""The tag with the :data:`FOLDER_TAG` of the run's study, which distinguishes studies of the same name."""
 SYSTEM_PREFIX = "system/"
 """Prefix of the metrics under which MLflow records the use of the machine."""
 # Limits of MLflow: lengths in characters, and records in one request.
@@ -176,7 +179,9 @@ class MlflowSink:
 
         values = {key: value for record in records for key, value in record["values"].items()}
         if PARENT_TAG in values:
-            values["mlflow.parentRunId"] = self._find_run(STUDY_TAG, values[PARENT_TAG])
+            values["mlflow.parentRunId"] = self._find_run(
+                STUDY_TAG, values[PARENT_TAG], values.get(PARENT_FOLDER_TAG, "")
+            )
         self._log_batches("tags", [RunTag(key, value) for key, value in values.items()])
 
     def _log_batches(self, kind: str, entities: Sequence[Any]) -> None:
@@ -199,10 +204,10 @@ class MlflowSink:
             path = Path(record["path"])
             if not path.exists():
                 log.warning("tracking: artifact %s no longer exists and is skipped", path)
-            elif path.is_dir():
-                self._client.log_artifacts(self.mlflow_run_id, str(path), record["folder"] or None)
-            else:
-                self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"] or None)
+                continue
+            store = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+            with _translate_store_errors():
+                store(self.mlflow_run_id, str(path), record["folder"] or None)
 
     def _deliver_trace(self, records: Sequence[Record]) -> None:
         deliver_traces(self.uri, self.experiment_id, self.mlflow_run_id, records)
@@ -220,6 +225,20 @@ class MlflowSink:
                 self._monitor = start_monitor(self.uri, self.mlflow_run_id)
 
 
+@contextmanager
+def _translate_store_errors() -> Iterator[None]:
+    """Translate errors that belong to neither MLflow nor Python to Unavailable: stores of artifacts have their own."""
+    from mlflow.exceptions import MlflowException  # takes seconds
+
+    try:
+        yield
+    except (MlflowException, OSError, ImportError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise Unavailable(f"artifacts cannot be stored ({reason})") from error
+
+
 def start_monitor(uri: str, mlflow_run_id: str) -> SystemMetricsMonitor:
     """Let MLflow sample the use of the machine, with numbers that continue those of earlier samples of the run.
 
@@ -233,7 +252,10 @@ def start_monitor(uri: str, mlflow_run_id: str) -> SystemMetricsMonitor:
 
 
 class MlflowTracker(OutboxTracker):
-    """Records a run in MLflow: see :class:`OutboxTracker` and :class:`MlflowSink`. ``folder`` holds the outbox."""
+    """Records a run in MLflow: see :class:`OutboxTracker` and :class:`MlflowSink`. ``folder`` holds the outbox.
+
+    A run that MLflow does not have yet began with its first record, or without any at ``began_s``.
+    """
 
     def __init__(
         self,
@@ -250,6 +272,8 @@ class MlflowTracker(OutboxTracker):
         artifacts = root / "mlartifacts" if is_local else None  # by default they go to the working directory
         outbox = Outbox(folder)
         folder_id = _identify(outbox)
+        recorded_s = find_beginning(folder)
+        began_s = began_s if recorded_s is None else recorded_s
         self._mlflow = MlflowSink(self.uri, config.experiment, run_id, artifacts, tag, began_s, folder_id)
         super().__init__(outbox, self._mlflow)
 

@@ -4,7 +4,8 @@ A run never waits for MLflow and never fails because of it. Each record becomes 
 directory. A thread sends the lines in order and saves its position in ``tracking.sent``. Records that MLflow did not
 receive are sent when the run is started again, or by ``magrpo sync RUN_ID``. A process that is killed after sending
 records and before saving the position sends them twice, which changes nothing: a metric is stored once for each step,
-time and value.
+time and value. An artifact may fail where everything else succeeds, so nothing waits for it: it is tried again at the
+end, and until it succeeds the saved position stays before it.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from errno import ENOSPC
 from itertools import islice
 from pathlib import Path
@@ -88,6 +90,13 @@ def find_folder_id(folder: Path) -> str:
     return next(filter(None, tags), "")
 
 
+def find_beginning(folder: Path) -> float | None:
+    """The time of the first record in a run directory that has one, in seconds since 1970; None if none has."""
+    times_ms = (record["time_ms"] for record in read_outbox(folder) if "time_ms" in record)
+    first_ms = next(times_ms, None)
+    return None if first_ms is None else first_ms / 1000
+
+
 class Outbox:
     """The records of a run on disk, in order, and the position up to which they were sent. Positions count bytes."""
 
@@ -112,10 +121,12 @@ class Outbox:
             raise OSError(ENOSPC, os.strerror(ENOSPC), str(self._path))
         self.size += len(line)
 
-    def choose_destination(self, destination: str) -> None:
-        """Send to the MLflow run with this id, from the first record on if the saved position is for another run."""
-        if destination != self._destination:
-            self._destination, self.position = destination, 0
+    def choose_destination(self, destination: str) -> bool:
+        """Send to the MLflow run with this id; return whether from the first record on, if that is another run."""
+        if destination == self._destination:
+            return False
+        self._destination, self.position = destination, 0
+        return True
 
     def read_next(self) -> tuple[list[Record], int]:
         """The next records to send, all of the same kind and at most ``_BATCH``, and the position after them."""
@@ -139,10 +150,9 @@ class Outbox:
             return record
         return record | {"path": str(self.folder / record["path"])}
 
-    def save_position(self, position: int) -> None:
-        """Save that the records before ``position`` were sent."""
-        self.position = position
-        atomic_write(self._sent_path, f"{position} {self._destination}".encode())
+    def save_position(self) -> None:
+        """Save that the records before :attr:`position` were sent."""
+        atomic_write(self._sent_path, f"{self.position} {self._destination}".encode())
 
     def count_unsent(self) -> int:
         """The number of records after the position."""
@@ -166,6 +176,7 @@ class OutboxTracker:
         self._outbox, self._sink = outbox, sink
         self._changed = threading.Condition()
         self._closing = self._failed_to_write = False
+        self._failed_artifacts: list[Record] = []
         self.is_connected = False
         """Whether the last call of the sink succeeded."""
         self._known = {name: value for record in read_outbox(outbox.folder) for name, value in _list_facts(record)}
@@ -221,7 +232,7 @@ class OutboxTracker:
 
     @property
     def num_undelivered(self) -> int:
-        return self._outbox.count_unsent()
+        return self._outbox.count_unsent() + len(self._failed_artifacts)
 
     def append_record(self, record: Record) -> None:
         """Append a record, without facts that the outbox already has.
@@ -259,6 +270,8 @@ class OutboxTracker:
                 closing = self._closing
             try:
                 self._push_all()
+                if closing:
+                    self._push_failed_artifacts()
                 failed = False
             except (Unavailable, OSError) as error:
                 self.is_connected = False
@@ -271,13 +284,42 @@ class OutboxTracker:
 
     def _push_all(self) -> None:
         if not self.is_connected:
-            self._outbox.choose_destination(self._sink.connect())
+            if self._outbox.choose_destination(self._sink.connect()):
+                self._failed_artifacts.clear()
             self.is_connected = True
         while self._has_unsent():
             records, position = self._outbox.read_next()
-            if records:
+            if records and records[0]["kind"] == "artifact":
+                self._deliver_artifacts(records)
+            elif records:
                 self._deliver(records)
-            self._outbox.save_position(position)
+            self._outbox.position = position
+            self._save_position()
+
+    def _save_position(self) -> None:
+        if not self._failed_artifacts:
+            self._outbox.save_position()
+
+    def _deliver_artifacts(self, records: Sequence[Record]) -> None:
+        for record in records:
+            try:
+                self._deliver([record])
+            except Unavailable as error:
+                if not self._failed_artifacts:
+                    log.warning(
+                        "tracking: artifact %s: %s; it waits in the outbox, and other records do not wait for it",
+                        record["path"],
+                        error,
+                    )
+                self._failed_artifacts.append(record)
+
+    def _push_failed_artifacts(self) -> None:
+        """Try the artifacts again that could not be stored. They have been warned about."""
+        for record in tuple(self._failed_artifacts):
+            with suppress(Unavailable):
+                self._deliver([record])
+                self._failed_artifacts.remove(record)
+        self._save_position()
 
     def _deliver(self, records: Sequence[Record]) -> None:
         """Deliver records of one kind; if they are refused, deliver each by itself, to skip only the faulty ones."""

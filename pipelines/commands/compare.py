@@ -17,6 +17,7 @@ from magrpo.reports.comparison import judge_difference, list_differences
 from magrpo.reports.comparison_tables import comparison_sections, summary_table
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.page import PageSection, Pictures, print_banners, print_tables, write_page
+from magrpo.reports.pooling import check_rows_match, list_repeated_rows, read_evaluated
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
@@ -104,23 +105,27 @@ def _print_written(page: Path, console: Console) -> None:
 
 def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Console) -> dict[str, Any]:
     """Pool the rows that all runs of baselines have into one table."""
-    runs: list[list[BaselineResult]] = []
+    tables: dict[str, list[BaselineResult]] = {}
     for store in stores:
         config = store.config()
         if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
             raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo resume {store.run_id}")
-        runs.append(read_baselines(store, config))
-    problems = [{row.task_id for result in results for row in result.report.rows} for results in runs]
-    for store, task_ids in zip(stores, problems, strict=True):
-        if task_ids != problems[0]:
+        tables[store.run_id] = read_baselines(store, config)
+    evaluated = [read_evaluated(store, tables[store.run_id]) for store in stores]
+    for store, problems in zip(stores, evaluated, strict=True):
+        if problems != evaluated[0]:
             first = stores[0].run_id
             raise ConfigError(
                 f"run {store.run_id} was evaluated on other problems than {first}, so they cannot be compared"
             )
+    check_rows_match(tables)
+    repeated = list_repeated_rows(tables)
+    runs = [[result for result in results if result.row.name not in repeated] for results in tables.values()]
     pooled = pool_baselines(runs, {name: entry.title for name, entry in BASELINES.items()})
     names = {result.row.name for result in pooled}
     rows = [result.row.name for results in runs for result in results]
     others = {name: "not in all of the runs" for name in rows if name not in names}
+    others |= dict.fromkeys(sorted(repeated), "two of the runs load the same weights, so they are no two seeds")
     config = stores[0].config()
     baselines = config.baselines.model_copy(update={"left_out": {**config.baselines.left_out, **others}})
     table = BaselineTable(config.model_copy(update={"baselines": baselines}), pooled)

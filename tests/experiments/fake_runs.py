@@ -24,8 +24,11 @@ def fake_outcome(store: RunStore) -> float:
     return 0.5 + 0.2 * (config.optim.lr == best) + 0.1 * is_better + 0.01 * config.train.seed * (1 + is_better)
 
 
-def make_run(store: RunStore) -> None:
-    """Commit an evaluation before training, an iteration of 120 tokens, an evaluation after it and the report."""
+def make_run(store: RunStore, *, is_judged: bool = True) -> None:
+    """Commit an evaluation before training, an iteration of 120 tokens, an evaluation after it and the report.
+
+    ``is_judged``: whether the evaluations have pass@1.
+    """
     config = store.config()
     store.write_config(config.model_copy(update={"train": config.train.model_copy(update={"num_iterations": 1})}))
     metrics = {"rollout": {"rollout/tokens": 120.0}, "evaluate": {"eval/return": 0.4, "eval/pass_at_1": 0.3}}
@@ -33,6 +36,8 @@ def make_run(store: RunStore) -> None:
         values = metrics.get(step.stage, {})
         if step.stage == "evaluate" and step.iteration:
             values = {"eval/return": fake_outcome(store), "eval/pass_at_1": 0.5}
+        if not is_judged:
+            values = {key: value for key, value in values.items() if key != "eval/pass_at_1"}
         store.commit(step.folder, "key", lambda _, values=values: values)  # type: ignore[misc]
 
 

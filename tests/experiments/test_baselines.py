@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -20,11 +21,12 @@ from magrpo.experiments.derive import Source, create_baselines
 from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselines
 from magrpo.reports.page import print_tables
 from magrpo.run.files import read_evaluation
-from magrpo.run.store import RunStore
+from magrpo.run.store import RunStore, read_records, write_records
+from magrpo.types import Problem
 from pipelines.arguments import locate_config
 from pipelines.cli import main
 from tests.asking.runs import make_run
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import blank_pictures, write_config
 from tests.reports.pages import Page
 
 
@@ -193,6 +195,64 @@ def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: 
     (root / "table-b/stages/00000/baseline.magrpo/_SUCCESS").unlink()
     assert main(["compare", "table", "table-b", "--root", str(root)]) == 2
     assert "run table-b is not finished" in capsys.readouterr().err
+
+
+@pytest.fixture
+def copies(root: Path, tmp_path: Path) -> Path:
+    """With the table ``table`` and a copy of it, ``copy``, in which the agents of run ``a`` are those of run ``c``."""
+    for name in ("table", "copy"):
+        shutil.copytree(root / "table", tmp_path / name)
+    change_rows(tmp_path, lambda row: json.loads(json.dumps(row).replace(f"{root}/a/", f"{root}/c/")))
+    return tmp_path
+
+
+def change_rows(root: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change every row in the configuration of the run ``copy``."""
+    path = root / "copy" / "config.json"
+    tree = json.loads(path.read_text())
+    tree["baselines"]["rows"] = list(map(change, tree["baselines"]["rows"]))
+    path.write_text(json.dumps(tree))
+
+
+def test_a_row_with_the_same_agents_in_two_tables_is_left_out(copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with blank_pictures():
+        assert main(["compare", "table", "copy", "--root", str(copies), "--output", str(copies / "page")]) == 0
+    said = capsys.readouterr().out
+    assert "left out: partners_b_b: two of the runs load the same weights, so they are no two seeds" in said
+    assert said.count("left out: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"penalty": {"cut_off": 0.5}}, "row 'naive' has another reward or penalty than in run table"),
+        ({"reward": {"kind": "returned"}}, "row 'naive' has another reward or penalty than in run table"),
+        ({"stop_above": 0.5, "max_tries": 2}, "row 'naive' has another stop_above, max_tries than in run table"),
+    ],
+)
+def test_tables_that_were_measured_differently_are_not_pooled(
+    copies: Path, change: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_rows(copies, lambda row: row | change)
+    assert main(["compare", "table", "copy", "--root", str(copies)]) == 2
+    said = capsys.readouterr().err
+    assert f"run copy: {message}" in said
+    assert "make both tables with the same configuration" in said
+
+
+def test_tables_of_other_problems_with_equal_names_are_not_pooled(
+    copies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [path] = (copies / "copy/stages/00000/prepare").glob("*test*")
+    write_records(path, [replace(problem, test="other") for problem in read_records(path, Problem)])
+    assert main(["compare", "table", "copy", "--root", str(copies)]) == 2
+    assert "run copy was evaluated on other problems than table" in capsys.readouterr().err
+
+
+def test_two_tables_of_one_run_are_not_two_seeds(copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(copies / "table/config.json", copies / "copy/config.json")
+    assert main(["compare", "table", "copy", "--root", str(copies)]) == 2
+    assert "runs table and copy show agents of the same run, so they are not two seeds" in capsys.readouterr().err
 
 
 def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:

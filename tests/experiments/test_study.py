@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -28,10 +29,12 @@ from magrpo.reports.study import StudiedRun, StudyReport
 from magrpo.run.files import is_finished
 from magrpo.run.store import RunStore
 from magrpo.tracking.outbox import find_folder_id
+from magrpo.types import ExecutionReport
 from pipelines.arguments import STUDIES, list_shipped, locate_config
 from pipelines.cli import main
 from tests.experiments.fake_runs import make_run, run_hanging_study, run_with_a_partner
 from tests.pipelines.micro import run_locally, start, write_config
+from tests.plugins import Reward
 from tests.processes import wait_until
 from tests.reports.pages import Page
 
@@ -109,12 +112,26 @@ def test_another_reward_needs_an_outcome_that_it_shares(tmp_path: Path) -> None:
         ("algo.estimator=marloo", "train.seed=1", "arm 'loo': train.seed cannot be set; it follows from seeds"),
         ("algo.estimator=marloo", "algo.estimator=marlo", "s.toml: arm 'loo': .*did you mean 'marloo'"),
         ("algo.estimator=marloo", "agents.0.lr=0.1", "agent 'helper' has a learning rate of its own"),
+        ("rates = [1e-2, 2e-2]", "rates = [1e-2, -2e-3]", "arm 'plain': .*optim.lr: .* greater than 0, got -0.002"),
+        (
+            'name = "loo"',
+            'name = "loo"\nrates = [0.01234567, 0.01234568]',
+            "arm 'loo': the candidates 0.01234567 and 0.01234568 .* both 0.0123457 in .*; give .* at most six digits",
+        ),
         ("algo.estimator=marloo", "optim.schedule=linear", 'cannot decay towards it: set optim.schedule="constant"'),
         ("algo.estimator=marloo", "problems.size=7", "arm 'loo' has other problems than 'plain'"),
         (
             "algo.estimator=marloo",
             "penalty.cut_off=1",
             'their returns cannot be compared; set outcome = "final_pass_at_1"',
+        ),
+        ("algo.estimator=marloo", "eval.max_problems=1", "arm 'loo' has eval.max_problems = 1, but 'plain' has 2"),
+        ("algo.estimator=marloo", "eval.stop_above=0.1", "eval.stop_above = 0.1, but 'plain' has None, so .*; set it"),
+        ("algo.estimator=marloo", "eval.seed=7", "eval.seed = 7, but 'plain' has 1234, .*; set it for all arms alike"),
+        (
+            "algo.estimator=marloo",
+            "rollout.leave_out_long=true",
+            "rollout.leave_out_long = True, but 'plain' has False",
         ),
         ('"final_return"', '"final_retrun"', "outcome.*'final_retrun'"),
         ('"run.toml"', '"other"', "other: no such file; .*shipped configurations"),
@@ -124,6 +141,43 @@ def test_each_mistake_is_explained_before_anything_runs(tmp_path: Path, old: str
     with pytest.raises(ConfigError, match=message):
         load(write_study(tmp_path, (old, new)))
     assert not (tmp_path / "runs" / "studies").exists()
+
+
+class Unjudged(Reward):
+    """Prices like its base, but nothing passes or fails."""
+
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> None:  # type: ignore[override]
+        return None
+
+
+UNJUDGED = "reward.kind=tests.experiments.test_study:Unjudged"
+
+
+@pytest.mark.parametrize("arm", ["plain", "loo"])
+def test_pass_at_1_needs_rewards_by_which_answers_pass(tmp_path: Path, arm: str) -> None:
+    own = (f'name = "{arm}"', f'name = "{arm}"\nset = ["{UNJUDGED}"]')
+    path = write_study(
+        tmp_path, ('\nset = ["algo.estimator=marloo"]', ""), ('"final_return"', '"final_pass_at_1"'), own
+    )
+    message = f's.toml: arm \'{arm}\': outcome = "final_pass_at_1".*:Unjudged\'.*; set outcome = "final_return"'
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+
+
+def test_pass_at_1_needs_equal_trust_in_tests(tmp_path: Path) -> None:
+    changes = [
+        ('"final_return"', '"final_pass_at_1"'),
+        ("seeds = [0, 1, 2]", 'seeds = [0, 1, 2]\nset = ["reward.kind=coding"]'),
+        ("algo.estimator=marloo", "reward.refuse_forgeable=false"),
+    ]
+    with pytest.raises(ConfigError, match=r"arm 'loo' has another reward.refuse_forgeable than 'plain'.*the same"):
+        load(write_study(tmp_path, *changes))
+
+
+def test_pass_at_1_is_no_remedy_where_nothing_passes(tmp_path: Path) -> None:
+    path = write_study(tmp_path, ("algo.estimator=marloo", f'penalty.cut_off=1", "{UNJUDGED}'))
+    with pytest.raises(ConfigError, match="cannot be compared; give them the same"):
+        load(path)
 
 
 @pytest.mark.parametrize("name", list_shipped(STUDIES))
@@ -168,6 +222,24 @@ def test_what_is_fixed_cannot_change(tmp_path: Path) -> None:
     assert load_study(path, "other", None, locate_config).folder.name == "other"
 
 
+def test_configurations_of_one_name_in_two_folders_are_both_fixed(tmp_path: Path) -> None:
+    path = write_study(
+        tmp_path, ('"run.toml"', '"x/run.toml"'), ('name = "loo"', 'name = "loo"\nconfig = "y/run.toml"')
+    )
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(tmp_path / "run.toml", tmp_path / folder)
+    fix_study(load(path))
+    for folder in ("x", "y"):
+        config = tmp_path / folder / "run.toml"
+        text = config.read_text()
+        config.write_text(text.replace("group_size = 4", "group_size = 8"))
+        with pytest.raises(ConfigError, match=f"  {folder}/run.toml: rollout.group_size: 4 -> 8"):
+            fix_study(load(path))
+        config.write_text(text)
+    fix_study(load(path))
+
+
 def test_a_study_leaves_other_runs_alone(tmp_path: Path) -> None:
     study = load(write_study(tmp_path))
     RunStore.create(load_config(tmp_path / "run.toml"), "s-loo-s1")
@@ -206,6 +278,14 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
     assert sorted(runner.made) == sorted(names), "every run was made once"
     check_report(study)
     check_tracking(study, names)
+
+
+def test_a_run_without_the_outcome_has_failed(tmp_path: Path) -> None:
+    changes = ("seeds = [0, 1, 2]", "seeds = [0]"), ('"final_return"', '"final_pass_at_1"')
+    study = load(write_study(tmp_path, *changes))
+    failures = run_study(study, partial(make_run, is_judged=False), QUIET)
+    assert failures["s-loo-pilot-lr0.01-s7"] == "its evaluations have no pass_at_1"
+    assert "no pass_at_1" in Page((study.folder / "study.html").read_text()).text
 
 
 FOUR_RUNS = ("rates = [1e-2, 2e-2]", "rates = [1e-2]"), ("seeds = [0, 1, 2]", "seeds = [0, 1]")
@@ -272,6 +352,7 @@ def check_tracking(study: Study, names: list[str]) -> None:
     for name in names:
         first = json.loads((study.root / name / "tracking.jsonl").read_text().splitlines()[0])
         assert first["values"]["magrpo.parent"] == "s"
+        assert first["values"]["magrpo.parent_folder"] == parent.data.tags["magrpo.folder"]
 
 
 def test_training_ends_at_its_tokens_as_a_shorter_run_would(tmp_path: Path) -> None:

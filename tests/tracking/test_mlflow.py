@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ from magrpo.tracking.connection import (
     tracking_uri,
 )
 from magrpo.tracking.experiment_view import experiment_tags, missing_tags, view_link
-from magrpo.tracking.mlflow_runs import MlflowSink, MlflowTracker
+from magrpo.tracking.mlflow_runs import PARENT_FOLDER_TAG, PARENT_TAG, STUDY_TAG, MlflowSink, MlflowTracker
 from magrpo.tracking.model_registry import ModelRegistry
-from magrpo.tracking.outbox import Record
+from magrpo.tracking.outbox import Outbox, Record, find_folder_id
 from magrpo.tracking.provenance import collect_provenance
 from tests.databases import write_database
 from tests.servers import serve_mlflow
@@ -44,6 +45,31 @@ def test_runs_of_one_name_in_two_roots_are_two_runs_of_one_store(tmp_path: Path,
     client = MlflowClient(uri)
     histories = [client.get_metric_history(run.info.run_id, "reward/joint") for run in client.search_runs(["1"])]
     assert sorted([point.value for point in history] for history in histories) == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_run_that_is_delivered_later_began_with_its_first_record(tmp_path: Path) -> None:
+    with closing(Outbox(tmp_path / "one")) as outbox:
+        for value, time_ms in (("RUNNING", 1_000_000), ("FINISHED", 2_000_000)):
+            outbox.append({"kind": "status", "value": value, "time_ms": time_ms})
+    for began_s in (None, 3_000.0):
+        database = write_database(tmp_path / f"{began_s}.db")
+        tracker = MlflowTracker(TrackingConfig(uri=database), tmp_path, "one", tmp_path / "one", began_s=began_s)
+        tracker.flush()
+        found = MlflowClient(database).get_run(tracker.mlflow_run_id).info
+        assert (found.start_time, found.end_time) == (1_000_000, 2_000_000), began_s
+
+
+def test_runs_of_two_studies_of_one_name_have_parents_of_their_own(tmp_path: Path, uri: str) -> None:
+    config, client = TrackingConfig(uri=uri), MlflowClient(uri)
+    roots = tmp_path / "one", tmp_path / "two"
+    parents = [MlflowTracker(config, root, "s", root / "studies" / "s", STUDY_TAG) for root in roots]
+    for parent in parents:
+        parent.close("FINISHED")
+    for root, parent in zip(roots, parents, strict=True):
+        run = MlflowTracker(config, root, "a", root / "a")
+        run.tags({PARENT_TAG: "s", PARENT_FOLDER_TAG: find_folder_id(root / "studies" / "s")})
+        run.close("FINISHED")
+        assert client.get_run(run.mlflow_run_id).data.tags["mlflow.parentRunId"] == parent.mlflow_run_id
 
 
 def test_artifacts_of_a_folder_that_moved_are_delivered(tmp_path: Path) -> None:
@@ -362,3 +388,32 @@ def test_a_run_that_is_deleted_while_it_trains_is_made_again_with_all_records(tm
         sink.deliver([RECORD])
     assert sink.connect() != deleted, "another destination, to which the outbox sends everything"
     sink.deliver([RECORD])
+
+
+def test_a_missing_package_of_the_artifact_store_holds_up_no_metrics(
+    tmp_path: Path, uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = MlflowClient(uri)
+    client.create_experiment("magrpo", artifact_location="s3://bucket/x")
+    tracker = MlflowTracker(TrackingConfig(uri=uri), tmp_path, "one", tmp_path / "one")
+    page = tmp_path / "one" / "report.html"
+    page.write_text("<p>")
+    tracker.artifact(page, "report")
+    tracker.metrics({"reward/joint": 1.0}, 1)
+    tracker.close("FINISHED")
+    run = client.get_run(tracker.mlflow_run_id)
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"reward/joint": 1.0})
+    assert tracker.num_undelivered == 1
+    assert "No module named 'boto3'; install it" in caplog.text
+
+
+def test_any_error_of_an_artifact_store_is_reported(tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("no credentials")
+
+    monkeypatch.setattr("mlflow.MlflowClient.log_artifact", fail)
+    sink = MlflowSink(uri, "magrpo", "one", tmp_path / "artifacts", "magrpo.run_id")
+    sink.connect()
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match=r"artifacts cannot be stored \(LookupError: no credentials\)"):
+        sink.deliver([{"kind": "artifact", "path": str(tmp_path / "file"), "folder": ""}])

@@ -17,6 +17,7 @@ import pytest
 from magrpo.tracking.connection import RecordRefused, Unavailable
 from magrpo.tracking.outbox import Outbox, OutboxTracker, Record, encode_record
 from magrpo.tracking.wall_time import read_run_records, sum_attempts
+from tests.processes import wait_until
 
 
 class ListSink:
@@ -27,6 +28,7 @@ class ListSink:
         self.batches: list[list[Record]] = []
         self.away = False
         self.refuse: set[str] = set()
+        self.stores_artifacts = True
         self.tried = threading.Event()
 
     def connect(self) -> str:
@@ -40,6 +42,8 @@ class ListSink:
             raise Unavailable("the sink is away")
         if any(self.refuse & set(record.get("values", ())) for record in records):
             raise RecordRefused("not this one")
+        if not self.stores_artifacts and records[0]["kind"] == "artifact":
+            raise Unavailable("no room")
         self.batches.append(list(records))
 
     @property
@@ -162,6 +166,52 @@ def test_a_refused_record_does_not_hold_up_the_others(tmp_path: Path, caplog: py
     assert [key for _, key, _ in sink.points()] == ["a", "c"]
     assert "skipped: not this one" in caplog.text
     assert tracker.num_undelivered == 0
+
+
+def record_artifacts(folder: Path, sink: ListSink) -> OutboxTracker:
+    """Record two artifacts, between metrics of the steps 0, 1 and 2."""
+    tracker = open_tracker(folder, sink)
+    record_steps(tracker, 0)
+    for step in (1, 2):
+        file = folder / f"{step}.html"
+        file.write_text("<p>")
+        tracker.artifact(file, "report")
+        record_steps(tracker, step)
+    return tracker
+
+
+def test_artifacts_that_cannot_be_stored_hold_up_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = ListSink()
+    sink.stores_artifacts = False
+    tracker = record_artifacts(tmp_path, sink)
+    tracker.close("FINISHED")
+    assert [record["kind"] for record in sink.records] == [*["metrics"] * 3, "status"]
+    assert tracker.num_undelivered == 2
+    assert caplog.text.count("no room; it waits in the outbox, and other records do not wait for it") == 1
+
+    sink.stores_artifacts = True
+    tracker = open_tracker(tmp_path, sink)
+    tracker.flush()
+    assert [Path(record["path"]).name for record in sink.records if record["kind"] == "artifact"] == [
+        "1.html",
+        "2.html",
+    ]
+    assert sink.records[-1]["kind"] == "status", "what came after an artifact is sent again"
+    assert tracker.num_undelivered == 0
+
+
+def test_artifacts_are_tried_again_at_the_end(tmp_path: Path) -> None:
+    sink = ListSink()
+    sink.stores_artifacts = False
+    tracker = record_artifacts(tmp_path, sink)
+    wait_until(lambda: sink.steps() == [0, 1, 2])
+    sink.stores_artifacts = True
+    tracker.close("FINISHED")
+    assert [record["kind"] for record in sink.records[3:]] == ["status", "artifact", "artifact"]
+    assert tracker.num_undelivered == 0
+    again = open_tracker(tmp_path, sink)
+    again.flush()
+    assert len(sink.records) == 6, "nothing is sent twice"
 
 
 # Appends records 0, 1, 2, ... without a sink that answers, and prints each number once it is appended.

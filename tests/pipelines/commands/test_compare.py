@@ -16,6 +16,7 @@ from magrpo.reports.comparison import compare_means, judge_difference, match_bud
 from magrpo.reports.comparison_tables import comparison_sections, list_run_costs
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import format_duration
+from magrpo.rewards.coding import CodingReward
 from magrpo.run.store import RunStore
 from magrpo.tracking.wall_time import sum_attempts
 from pipelines.cli import main
@@ -149,6 +150,22 @@ def test_a_verdict_needs_equal_penalties(root: Path) -> None:
     assert judge_difference(one, two).quantity == "return"
     two.config = two.config.model_copy(update={"penalty": PenaltyConfig(copied=0.5)})
     assert judge_difference(one, two).quantity == "pass_at_1"
+
+
+def test_a_verdict_needs_equal_oracles(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    two.config = two.config.model_copy(update={"eval": two.config.eval.model_copy(update={"stop_above": 0.1})})
+    verdict = judge_difference(one, two)
+    assert (verdict.word, verdict.difference) == ("not comparable", None)
+    assert "eval.stop_above" in verdict.sentence
+
+
+def test_pass_at_1_needs_equal_verdicts_on_forgeable_tests(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    for run, refuses in ((one, True), (two, False)):
+        assert run.means, "read with its own reward"
+        run.config = run.config.model_copy(update={"reward": CodingReward(refuse_forgeable=refuses)})
+    assert judge_difference(one, two).word == "not comparable"
 
 
 def test_runs_on_different_problems_are_not_comparable(root: Path) -> None:

@@ -1,0 +1,72 @@
+"""Checks before tables of baselines are pooled: they must differ in nothing but seeds."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from magrpo.config.run import REFERENCE, BaselineRow
+from magrpo.errors import ConfigError
+from magrpo.reports.baselines import BaselineResult
+from magrpo.run.comparability import score_alike
+from magrpo.run.files import read_held_out
+from magrpo.run.store import RunStore
+from magrpo.types import Problem
+
+Tables = Mapping[str, Sequence[BaselineResult]]
+"""The rows of each table, by the name of its run."""
+_COMPARED_APART = {"name", "title", "agents", "reward", "penalty"}
+"""Fields of a row that may differ between seeds, or that :func:`score_alike` compares."""
+
+
+def read_evaluated(store: RunStore, results: Sequence[BaselineResult]) -> dict[str, Problem]:
+    """Read the problems on which a table was evaluated, by id."""
+    evaluated = {row.task_id for result in results for row in result.report.rows}
+    return {task_id: problem for task_id, problem in read_held_out(store).items() if task_id in evaluated}
+
+
+def check_rows_match(tables: Tables) -> None:
+    """Raise ConfigError if rows of one name were measured in different ways."""
+    (first, results), *others = tables.items()
+    expected = {result.row.name: result.row for result in results}
+    for run, others_results in others:
+        for row in (result.row for result in others_results if result.row.name in expected):
+            if differing := _list_differences(expected[row.name], row):
+                raise ConfigError(
+                    f"run {run}: row {row.name!r} has another {', '.join(differing)} than in run {first}, so the two "
+                    "cannot be pooled; make both tables with the same configuration"
+                )
+
+
+def list_repeated_rows(tables: Tables) -> set[str]:
+    """List the rows for which two tables load the weights of the same runs, as for mixed teams: they are no two seeds.
+
+    Raises ConfigError if two tables share the weights of all rows that both have, beside those of untrained agents.
+    """
+    repeated: set[str] = set()
+    for (first, one), (other, two) in combinations(tables.items(), 2):
+        trained, also_trained = _find_trained_runs(one), _find_trained_runs(two)
+        shared = trained.keys() & also_trained.keys()
+        same = {name for name in shared if trained[name] == also_trained[name]}
+        if same and same == shared:
+            raise ConfigError(
+                f"runs {first} and {other} show agents of the same run, so they are not two seeds; compare tables of "
+                "runs that were trained with different seeds"
+            )
+        repeated |= same
+    return repeated
+
+
+def _list_differences(one: BaselineRow, other: BaselineRow) -> list[str]:
+    fields = [field for field in BaselineRow.model_fields if field not in _COMPARED_APART]
+    found = [field for field in fields if getattr(one, field) != getattr(other, field)]
+    return found if score_alike(one, other) else ["reward or penalty", *found]
+
+
+def _find_trained_runs(results: Sequence[BaselineResult]) -> dict[str, set[str]]:
+    """Find the folders of the runs that trained the agents of each row; rows of untrained agents are left out."""
+    weights = {result.row.name: {agent.start_from for agent in result.row.agents} for result in results}
+    untrained = weights.get(REFERENCE, set())
+    found = {
+        name: {str(path.resolve()).partition("/stages/")[0] for path in paths - untrained if path is not None}
+        for name, paths in weights.items()
+    }
+    return {name: folders for name, folders in found.items() if folders}
