@@ -35,7 +35,7 @@ from magrpo.engines.vllm_server import (
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress
 from magrpo.plugins import Plugin
-from magrpo.process.child import Child, ProcessDied, wait_for_any
+from magrpo.process.child import Child, ProcessDied, wait_for_children
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class VllmClient:
     def _read_completions(
         self, served: int, server: int, share: Mapping[int, Request], deadlines: ExitStack
     ) -> Iterator[Mapping[int, Completion]]:
-        """A server's completions by number of the request, as it sends them. If it dies, a new one generates the rest."""
+        """A server's completions by number of the request, as they come. If it dies, a new one generates the rest."""
         missing = dict(share)
         for left in reversed(range(_RESTARTS + 1)):
             try:
@@ -253,7 +253,7 @@ class VllmClient:
         None of them may be left unread for long: its socket fills, and then it stops generating.
         """
         children = {self._servers[server]: server for server in servers}
-        return [children[child] for child in wait_for_any([*children])]
+        return [children[child] for child in wait_for_children([*children])]
 
     def _call(self, calls: Mapping[int, ServerCall], deadline_s: float | None = None) -> None:
         """Make one call to each server at the same time. The deadline is by default that of a batch."""

@@ -106,7 +106,7 @@ class Child:
         return ProcessDied(f"{self.name} {why}{f' ({last})' if last else ''}; log: {self.log}")
 
 
-def wait_for_any(children: Sequence[Child]) -> list[Child]:
+def wait_for_children(children: Sequence[Child]) -> list[Child]:
     """Wait until one of the children has sent a message or died; returns all those whose ``receive`` will not wait."""
     if dead := [child for child in children if child.channel.closed]:
         return dead
