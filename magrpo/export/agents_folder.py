@@ -3,7 +3,7 @@
 ``<run>/agents``::
 
     README.md                         the model card
-    config.json                       the run's configuration, without folders of the machine that trained
+    config.json                       the run's configuration, without folders and services of the training machine
     origin.json                       the run, checkpoint and evaluation that the folder was made from
     helper/  main/                    one folder for each agent: adapter or model, tokenizer with chat template
     coopcode-base/                    the base model, if it ships with the project

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, redirect_stdout
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
+from magrpo.config.services import NotifyConfig, TrackingConfig
 from magrpo.export import model_card
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
 from magrpo.export.model_card import render_model_card
@@ -140,6 +142,16 @@ def test_the_folder_is_whole_and_names_no_folder_of_this_machine(coders: RunStor
         assert theirs.read_bytes() == ours.read_bytes()
         assert_readable(ours)
         assert "../README.md" in (agents / name / "README.md").read_text()
+
+
+def test_the_folder_names_no_service_of_the_training_machine(coders: RunStore) -> None:
+    services = {
+        "tracking": TrackingConfig(uri="https://alice:hunter2@example.org"),
+        "notify": NotifyConfig.model_validate({"urls": ["json://alice:hunter2@example.org"]}),
+    }
+    team = replace(TrainedTeam.of(coders), config=coders.config().model_copy(update=services))
+    assert "example.org" not in team.portable_config().resolved(secrets=True)
+    assert "example.org" not in render_model_card(team)
 
 
 def test_chat_templates_render_prompts_as_they_were_trained(coders: RunStore, authors: RunStore) -> None:
