@@ -51,7 +51,7 @@ def write_agents(team: TrainedTeam, target: Path) -> None:
         raise ConfigError(f"{target} contains other files; choose a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     team.store.check_files(team.checkpoint, WEIGHTS)
-    with make_draft(target.parent, f".{target.name}-") as draft:
+    with make_draft(target.parent, f".{target.name}-draft-") as draft:
         for agent in team.config.agents:
             _write_agent(team, agent, draft / agent.name)
         for model in team.list_shipped_bases():

@@ -233,6 +233,16 @@ def test_an_old_run_gets_its_folder_where_it_is_wanted(
     assert "for-a-friend contains other files; choose a new folder" in capsys.readouterr().err
 
 
+def test_an_export_deletes_only_drafts_of_its_own(coders: RunStore, tmp_path: Path) -> None:
+    hidden = [tmp_path / name for name in (".code-server", ".code-draft-insiders", ".code-12345678")]
+    left_behind = tmp_path / ".code-draft-12345678"
+    for folder in (*hidden, left_behind):
+        folder.mkdir()
+    assert export(coders, "--output", str(tmp_path / "code")) == 0
+    assert all(folder.is_dir() for folder in hidden)
+    assert not left_behind.exists()
+
+
 def test_a_card_shows_no_server_for_adapters_that_vllm_refuses(
     coders: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
