@@ -11,6 +11,7 @@ from magrpo.config.agents import AgentConfig
 from magrpo.engines.vllm_arguments import MAX_RANKS
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam, name_base
+from magrpo.model.lineup import read_stop_tokens
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import list_changed_values
@@ -68,6 +69,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         verdict=judge_run(team.report).sentence,
         bases=bases,
         adapted=adapted,
+        ends={agent.name: read_stop_tokens(agent) for agent in config.agents},
         full=[agent for agent in config.agents if team.weights_of(agent) == "full"],
         code=_describe_code(read_run_records(store.path)),
         sample=sample,

@@ -98,6 +98,19 @@ def test_a_base_whose_sampling_transformers_would_not_save_can_be_trained_and_me
         assert (saved.eos_token_id, saved.pad_token_id, saved.temperature) == ([EOS], PAD, None)
 
 
+def test_exported_agents_end_where_training_does(tmp_path: Path) -> None:
+    """At the tokenizer's token and at that of the generation config."""
+    base = tiny_base(tmp_path / "base", tiny_config(max_length=64))
+    (base / GENERATION_CONFIG).write_text(json.dumps({"eos_token_id": PAD}))
+    with blank_pictures():
+        store, _, _ = run_locally(load_config(write_config(tmp_path), [*SHORT, "agents.0.weights=full"]))
+    write_run_agents(store)
+    write_agents(TrainedTeam.of(store, merged=True), tmp_path / "merged")
+    assert 'ends = {"helper": [2, 0], "main": [2, 0]}' in check_snippet(store.path / "agents")
+    for folder in (store.path / "agents" / "helper", tmp_path / "merged" / "main"):
+        assert GenerationConfig.from_pretrained(folder).eos_token_id == [EOS, PAD]
+
+
 def test_bases_have_their_name_where_they_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
