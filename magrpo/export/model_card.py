@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import ModelCardData, metadata_load, try_to_load_from_cache
+from yaml import YAMLError
 
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
@@ -123,8 +124,12 @@ def find_licence(base: str) -> str | None:
         card = try_to_load_from_cache(base, CARD)
     if not isinstance(card, (str, Path)) or not Path(card).is_file():
         return None
-    stated = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("license")
-    return str(stated) if stated else None
+    try:
+        stated = (metadata_load(card) or {}).get("license")
+    except (ValueError, YAMLError):  # ValueError: no table, or no UTF-8
+        return None
+    licences = stated if isinstance(stated, list) else [stated]
+    return ", ".join(str(licence) for licence in licences if licence) or None
 
 
 def _describe_bases(team: TrainedTeam) -> Iterator[dict[str, Any]]:
