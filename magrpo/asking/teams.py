@@ -153,7 +153,8 @@ def _find_champion(model: str, root: Path, overrides: Sequence[str]) -> AskedTea
         version = registry.find_champion()
         if version is None:
             raise ConfigError(f"model {model!r} has no champion in {registry.uri}")
-        folder = root / CHAMPIONS / model / str(version.number)
+        # Versions of different stores have the same numbers.
+        folder = root / CHAMPIONS / model / f"{version.number}-{version.mlflow_run_id[:8]}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         registry.download_version(version, folder)
     except Unavailable as error:
