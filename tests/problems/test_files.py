@@ -13,6 +13,7 @@ from datasets import Dataset
 from pyarrow import parquet
 
 from magrpo.errors import ConfigError
+from magrpo.files.hub import NotCached, check_cached, read_cache_only
 from magrpo.plugins import TABLES, build_plugin
 from magrpo.problems.humaneval import CoopHumanEval, HumanEval
 from magrpo.problems.mbpp import Mbpp
@@ -119,6 +120,18 @@ def test_a_hub_id_is_read_through_datasets(monkeypatch: pytest.MonkeyPatch) -> N
         read_rows("owner/none", "test")
     with pytest.raises(ValueError, match=r"owner/script: .* no longer supported, .*; give the path of a local copy"):
         read_rows("owner/script", "test")
+
+
+def test_a_cached_data_set_is_found_by_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package datasets writes the name, but not that of the owner, in snake case."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    (tmp_path / "OpenMLRL___co_ar_xiv-2").mkdir()
+    (tmp_path / "mbpp").mkdir()
+    with read_cache_only():
+        check_cached("OpenMLRL/CoArXiv-2")
+        check_cached("mbpp")
+        with pytest.raises(NotCached, match="the data set OpenMLRL/Other is not in the cache"):
+            check_cached("OpenMLRL/Other")
 
 
 def test_the_split_follows_from_contents_alone() -> None:
