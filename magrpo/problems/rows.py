@@ -81,9 +81,8 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
         ConfigError: there is no such file or data set, it is empty, or a line is not a JSON object.
     """
     path = Path(source).expanduser()
-    repository, _, name = source.partition(":")
-    if name and repository.count("/") == 1 and not path.exists():
-        path = _download_file(repository, name)
+    if _is_hub_file(source):
+        path = _download_file(*source.split(":", 1))
     if path.is_file():
         rows = list(_read_parquet(path) if path.suffix == ".parquet" else read_json_rows(path))
     else:
@@ -92,6 +91,16 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
     if not rows:
         raise ConfigError(f"{source}: contains no rows")
     return rows
+
+
+def is_single_file(source: str) -> bool:
+    """Whether a source is a file, here or in a hub data set, and has no splits of its own."""
+    return Path(source).expanduser().is_file() or _is_hub_file(source)
+
+
+def _is_hub_file(source: str) -> bool:
+    repository, _, name = source.partition(":")
+    return bool(name) and repository.count("/") == 1 and not Path(source).expanduser().exists()
 
 
 def check_source(source: str) -> None:
