@@ -20,9 +20,10 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.services import NotifyConfig, TrackingConfig
-from magrpo.export import model_card
+from magrpo.export import model_card, sample
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
 from magrpo.export.model_card import render_model_card
+from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import open_prompt_tokenizer
 from magrpo.process.ports import find_free_ports
@@ -83,6 +84,25 @@ def test_the_snippet_prints_the_answers_of_the_card_without_this_project(coders:
     assert "magrpo" not in re.findall(r"^\s*(?:import|from) (\w+)", snippet, re.M)
     assert run_python(agents, snippet) == read_blocks(card)[0]
     assert re.search(r"The joined program passes \d+ of \d+ tests", card)
+
+
+def test_a_card_counts_hidden_tests_too(coders: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hide_tests(trajectory: Trajectory) -> Trajectory:
+        """Let the tests be there once more, hidden."""
+        [step] = trajectory.steps
+        hidden = {f"{name}_hidden": report for name, report in step.turn.reports.items() if name == "program"}
+        step = replace(step, turn=replace(step.turn, reports={**step.turn.reports, **hidden}))
+        problem = replace(trajectory.problem, hidden_test=trajectory.problem.test)
+        return replace(trajectory, problem=problem, steps=(step,))
+
+    team = TrainedTeam.of(coders)
+    shown = choose_sample(team)
+    monkeypatch.setattr(sample, "read_records", lambda path, kind: map(hide_tests, read_records(path, kind)))
+    both = choose_sample(team)
+    assert shown is not None
+    assert both is not None
+    assert shown.tests is not None
+    assert both.tests == (2 * shown.tests[0], 2 * shown.tests[1])
 
 
 def test_a_card_speaks_of_programs_only_where_there_are_any(coders: RunStore, authors: RunStore) -> None:
