@@ -77,7 +77,7 @@ class Lineup:
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
             base = load_pretrained(AutoConfig, "model", config)
-            window, vocab_size = _read_sizes(config, base)
+            window, vocab_size = read_sizes(config, base)
             stops = _list_stops(config, tokenizer, base)
             lineup._agents[config.name] = _AgentSpec(config, holder, tokenizer, stops, window, vocab_size)
         for name in lineup.agents:
@@ -347,8 +347,11 @@ def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
-    """The context window and the size of the vocabulary of a base model, in tokens."""
+def read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
+    """The context window and the size of the vocabulary of a base model, in tokens.
+
+    Raises ConfigError if ``base``, the configuration of the model, does not state them.
+    """
     text = base.get_text_config()
     window, vocab_size = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))
     if not (isinstance(window, int) and isinstance(vocab_size, int) and min(window, vocab_size) > 0):
