@@ -177,7 +177,7 @@ def _download_file(repository: str, name: str) -> Path:
 def _load_hub_split(name: str, split: str) -> Iterator[DatasetRow]:
     check_cached(name)
     from datasets import load_dataset  # defers datasets
-    from datasets.exceptions import DatasetNotFoundError
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     config = "sanitized" if name.endswith("/mbpp") else None
     try:
@@ -185,6 +185,9 @@ def _load_hub_split(name: str, split: str) -> Iterator[DatasetRow]:
     except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
         message = f"it cannot be downloaded from the hub: {error}; give the path of a local copy"
         raise ConfigError(f"{name}: no such file, and {message}") from None
+    except DatasetGenerationError as error:
+        reason = quote_error(error.__cause__ or error)
+        raise ConfigError(f"{name}: its files cannot be read: {reason}; give the path of a local copy") from None
 
 
 def one_line(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow
 import pytest
 from datasets import Dataset
+from datasets.exceptions import DatasetGenerationError
 from pyarrow import parquet
 
 from magrpo.errors import ConfigError
@@ -132,6 +133,15 @@ def test_a_cached_data_set_is_found_by_the_name_of_its_folder(tmp_path: Path, mo
         check_cached("mbpp")
         with pytest.raises(NotCached, match="the data set OpenMLRL/Other is not in the cache"):
             check_cached("OpenMLRL/Other")
+
+
+def test_a_hub_set_whose_files_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, config: str | None, split: str) -> None:
+        raise DatasetGenerationError("An error occurred while generating the dataset") from ValueError("bad row 7")
+
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    with pytest.raises(ConfigError, match="owner/name: its files cannot be read: ValueError: bad row 7; give the path"):
+        read_rows("owner/name", "test")
 
 
 def test_the_split_follows_from_contents_alone() -> None:
