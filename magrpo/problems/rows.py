@@ -12,6 +12,7 @@ from typing import Any
 
 from magrpo.errors import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.files.hub import check_cached
+from magrpo.files.paths import expand_home
 from magrpo.python_source import MAX_DEPTH, check_depth, parse_python
 from magrpo.seeds import derive_seed
 from magrpo.text import replace_surrogates
@@ -80,7 +81,7 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
     Raises:
         ConfigError: there is no such file or data set, it is empty, or a line is not a JSON object.
     """
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if _is_hub_file(source):
         path = _download_file(*source.split(":", 1))
     if path.is_file():
@@ -95,17 +96,17 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
 
 def is_single_file(source: str) -> bool:
     """Whether a source is a file, here or in a hub data set, and has no splits of its own."""
-    return Path(source).expanduser().is_file() or _is_hub_file(source)
+    return expand_home(source).is_file() or _is_hub_file(source)
 
 
 def _is_hub_file(source: str) -> bool:
     repository, _, name = source.partition(":")
-    return bool(name) and repository.count("/") == 1 and not Path(source).expanduser().exists()
+    return bool(name) and repository.count("/") == 1 and not expand_home(source).exists()
 
 
 def check_source(source: str) -> None:
     """Raise ConfigError if ``source`` is neither an existing file nor written like a hub id."""
-    path = Path(source).expanduser()
+    path = expand_home(source)
     repository, _, name = source.partition(":")
     is_hub_id = repository.count("/") == 1 and not source.startswith((".", "/", "~"))
     if not path.is_file() and not (is_hub_id and (name or not source.endswith(_SUFFIXES))):

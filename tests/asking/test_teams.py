@@ -122,6 +122,8 @@ def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path, monkeypa
 def test_a_name_like_a_run_is_hinted_at(run: RunStore) -> None:
     with pytest.raises(ConfigError, match=r"no run 'rum' in .*; did you mean run"):
         find_asked_team("rum", run.path.parent)
+    with pytest.raises(ConfigError, match="~nobody-here"):
+        find_asked_team("~nobody-here", run.path.parent)
     RunStore.create(run.config(), "new")
     with pytest.raises(ConfigError, match="run new has no checkpoint yet"):
         find_asked_team("new", run.path.parent)

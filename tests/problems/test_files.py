@@ -96,7 +96,9 @@ def test_a_parquet_file_with_bad_text_is_named(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "a.parquet"), "test")
 
 
-@pytest.mark.parametrize("source", ["./none", "none.jsonl", "/no/where", "none", "a/b/c.jsonl.gz"])
+@pytest.mark.parametrize(
+    "source", ["./none", "none.jsonl", "/no/where", "none", "a/b/c.jsonl.gz", "~nobody-here/x.jsonl"]
+)
 def test_a_missing_file_is_not_looked_for_on_the_hub(source: str) -> None:
     with pytest.raises(ValueError, match=r"no such file; give a \.jsonl, .* or a hub id like owner/name"):
         read_rows(source, "test")
