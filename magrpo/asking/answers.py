@@ -16,6 +16,7 @@ from magrpo.config.sections import RolloutConfig
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Sandbox, Served
 from magrpo.model.host import EngineHost
+from magrpo.rewards.common import choose_report, merge_hidden_reports
 from magrpo.rewards.program import extract_module, parse_source
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import Node, child_node, rollout, sampling_params
@@ -79,8 +80,7 @@ class Answer:
     @property
     def report(self) -> ExecutionReport | None:
         """The report of the joined program that passed the most tests; None if nothing ran."""
-        own = [report for name, report in self.reports.items() if name.partition(":")[0] == "program"]
-        return max(own or self.reports.values(), key=lambda report: report.tests_passed, default=None)
+        return choose_report(self.reports)
 
     def explain_missing_program(self, author: str) -> str:
         """Explain why the texts form no runnable program. ``author``: the agent that was asked for the function."""
@@ -219,6 +219,6 @@ def _make_step(group: RolloutGroup[Turn], turn: ScoredTurn, prefix: str) -> Traj
 
 def _find_best_source(wanted: Mapping[str, Execution], reports: Mapping[str, ExecutionReport]) -> str:
     """The source of the program in ``wanted`` that passed the most tests, the first on ties; empty if none ran."""
-    ran = [name for name in wanted if name in reports]
-    best = max(ran, key=lambda name: reports[name].tests_passed, default=None)
+    ran = {name: report for name, report in merge_hidden_reports(reports).items() if name in wanted}
+    best = max(ran, key=lambda name: ran[name].tests_passed, default=None)
     return "" if best is None else wanted[best].source

@@ -10,6 +10,7 @@ from magrpo.config.run import RunConfig
 from magrpo.config.services import TrackingConfig
 from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError
+from magrpo.files.paths import expand_home
 from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
 from magrpo.run.steps import makes_tables
 from magrpo.run.store import CONFIG, RunStore, read_json
@@ -74,7 +75,7 @@ def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overri
     if not is_run and at and alias == CHAMPION:
         _refuse_checkpoint(checkpoint, "the champion")
         return _find_champion(model, root, overrides)
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if is_run or not path.is_dir():
         return _team_of_run(RunStore.open(root, name), checkpoint, overrides)
     path = path.absolute()
@@ -153,7 +154,8 @@ def _find_champion(model: str, root: Path, overrides: Sequence[str]) -> AskedTea
         version = registry.find_champion()
         if version is None:
             raise ConfigError(f"model {model!r} has no champion in {registry.uri}")
-        folder = root / CHAMPIONS / model / str(version.number)
+        # Versions of different stores have the same numbers.
+        folder = root / CHAMPIONS / model / f"{version.number}-{version.mlflow_run_id[:8]}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         registry.download_version(version, folder)
     except Unavailable as error:

@@ -21,7 +21,7 @@ from magrpo.cluster.connection import Cluster, describe_ray_error
 
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 3
-"""Deaths of actors that one piece of work may cause."""
+"""Deaths of actors that one piece of work, or opening an actor, may cause."""
 _JOIN_S = 900.0
 """Seconds to wait for a restarted actor when no other is left."""
 _POLL_S = 0.5
@@ -40,7 +40,7 @@ class Lost:
 
 @dataclass(eq=False)
 class Crew:
-    """Actors with the methods ``open()``, which a restarted actor needs again, and ``work(piece)``.
+    """Actors with the methods ``open(True)``, which a restarted actor needs again, and ``work(piece)``.
 
     Ray may restart an actor at any time, also between the end of ``open`` and the next piece. So ``work`` raises
     :class:`NotOpen` in an actor that is not open; the crew then opens the actor and deals the piece again.
@@ -57,44 +57,50 @@ class Crew:
     pieces_at_once: int = 1
     """Number of pieces that an actor may have at the same time."""
     _openings: dict[Any, Any] = field(default_factory=dict)
-    """Actors that are being restarted, by the reference to the end of ``open``."""
+    """Actors that are being started, by the reference to the end of ``open``."""
+    _deaths: Counter[Any] = field(default_factory=Counter)
+    """Deaths of actors since they were last open."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by the thread that deals."""
     _is_closed: bool = False
 
     def open(self) -> list[Any]:
-        """Wait for all actors; return their answers to ``open``. Raises their errors, or ``error`` if one dies."""
+        """Wait for all actors; return their answers to ``open``.
+
+        Raises their errors, or ``error`` if one dies three times.
+        """
+        answers: list[Any] = []
         with self._hold() as check_open:
             try:
                 self.cluster.wait_for_places(self.actors, self.name, check_open)
             except TimeoutError as error:
                 raise self.error(str(error)) from None
-            references = self._call_actors("open", check_open)
-            try:
-                answers: list[Any] = ray.get(references)
-            except RayTaskError as error:
-                raise error.cause from None
-            except RayActorError as error:
-                raise self.error(f"one of the {self.name} died: {describe_ray_error(error)}") from None
-            return answers
+            for actor in self.actors:
+                self._open_actor(actor)
+            while self._openings:
+                done, _ = ray.wait([*self._openings], timeout=_POLL_S)
+                check_open()
+                try:
+                    answers += [answer for opening in done for answer in self._finish_opening(opening)]
+                except RayTaskError as error:
+                    raise error.cause from None
+                except RayActorError as error:
+                    raise self.error(f"one of the {self.name} died: {describe_ray_error(error)}") from None
+        return answers
 
     def call_present(self, method: str) -> None:
         """Call a method of all actors; one that is lost is left to :meth:`deal`, which replaces it. Raises others."""
         with self._hold() as check_open:
-            for reference in self._call_actors(method, check_open):
+            references = [getattr(actor, method).remote() for actor in self.actors]
+            while ray.wait(references, num_returns=len(references), timeout=_POLL_S)[1]:
+                check_open()
+            for reference in references:
                 try:
                     ray.get(reference)
                 except RayTaskError as error:
                     raise error.cause from None
                 except RayActorError as error:
                     log.info("one of the %s is lost: %s", self.name, describe_ray_error(error))
-
-    def _call_actors(self, method: str, check_open: Callable[[], None]) -> list[Any]:
-        """Call a method of all actors and wait for all answers; return the references to them."""
-        references = [getattr(actor, method).remote() for actor in self.actors]
-        while ray.wait(references, num_returns=len(references), timeout=_POLL_S)[1]:
-            check_open()
-        return references
 
     def deal(
         self, pieces: Sequence[Any], watch: Callable[[Sequence[tuple[Any, int]]], None] = lambda _: None
@@ -120,7 +126,7 @@ class Crew:
                     result = ray.get(done)
                 except RayTaskError as error:
                     if isinstance(error.cause, NotOpen):
-                        self._reopen(actor)
+                        self._open_actor(actor)
                         waiting.appendleft(number)
                         continue
                     if not isinstance(error.cause, self.restarts_on):
@@ -134,17 +140,38 @@ class Crew:
                     continue
                 check_open()
                 log.warning("one of the %s was lost, its work moves to others: %s", self.name, message)
-                self._reopen(actor)
+                self._open_actor(actor)
                 deaths[number] += 1
                 if deaths[number] < _MAX_DEATHS:
                     waiting.append(number)
                 else:
                     yield number, Lost(message)
 
-    def _reopen(self, actor: Any) -> None:
-        """Open a restarted actor, unless that is under way."""
+    def _open_actor(self, actor: Any) -> None:
+        """Open an actor as soon as Ray has started it, unless that is under way."""
         if actor not in self._openings.values():
-            self._openings[actor.open.remote()] = actor
+            # Ray counts calls of an actor that has not started among the retries, so they must be without end; a call
+            # of ``open`` must end with its actor.
+            started = actor.__ray_ready__.options(max_task_retries=-1).remote()
+            self._openings[actor.open.remote(started)] = actor
+
+    def _finish_opening(self, opening: Any) -> list[Any]:
+        """Return the answer of an actor to ``open``; none if the actor has died and is opened again.
+
+        Raises RayTaskError with the error of ``open``, or RayActorError if the actor has died three times.
+        """
+        actor = self._openings.pop(opening)
+        try:
+            answer = ray.get(opening)
+        except RayActorError as error:
+            self._deaths[actor] += 1
+            if self._deaths[actor] == _MAX_DEATHS:
+                raise
+            log.warning("one of the %s died while it opened: %s", self.name, describe_ray_error(error))
+            self._open_actor(actor)
+            return []
+        del self._deaths[actor]
+        return [answer]
 
     def close(self) -> None:
         """Kill the actors, and end calls of other threads. May be called twice."""
@@ -186,13 +213,12 @@ class Crew:
             watch()
 
     def _admit(self, opening: Any) -> None:
-        """Let a restarted actor work again, or leave it out if it cannot."""
+        """Let a restarted actor work again, open it again if it has died, or leave it out if it cannot be opened."""
         actor = self._openings[opening]
         try:
-            ray.get(opening)
+            self._finish_opening(opening)
         except (RayTaskError, RayActorError) as error:
             log.warning("one of the %s could not be restarted: %s", self.name, describe_ray_error(error))
             self.actors = [other for other in self.actors if other is not actor]
             if not self.actors:
                 raise self.error(f"none of the {self.name} is left: {describe_ray_error(error)}") from None
-        del self._openings[opening]

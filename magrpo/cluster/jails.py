@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 
-import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -30,8 +29,7 @@ class Jails:
         self._plugin = plugin
         self._pool: Pool | None = None
 
-    @ray.method(max_task_retries=-1)
-    def open(self) -> str:
+    def open(self, _started: bool) -> str:
         """Start the jails; returns their isolation level. Raises SandboxError."""
         self._pool = self._plugin.open()
         return self._pool.level

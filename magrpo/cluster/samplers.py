@@ -61,8 +61,7 @@ class SamplerActor:
         self._served: dict[int, Served] = {}
         self._num_finished = 0
 
-    @ray.method(max_task_retries=-1)
-    def open(self) -> None:
+    def open(self, _started: bool) -> None:
         """Open the engine."""
         setting = self._setting
         prepare_actor(setting.num_threads, setting.gpus)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
@@ -12,11 +13,28 @@ from magrpo.plugins import Section
 if TYPE_CHECKING:
     from apprise import Apprise
 
-SECRETS = ("notify.urls",)
-"""Keys whose values are shown as ``HIDDEN``."""
 HIDDEN = "***"
+"""Shown in place of secrets."""
 MAX_EXPERIMENT = 500
 """Maximum length of an experiment's name in MLflow."""
+
+
+def hide_password(uri: str) -> str:
+    """Replace user and password in a URI, for messages."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # unreadable: any part of it may be the password
+        return HIDDEN
+    if "@" not in parts.netloc:
+        return uri
+    return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{parts.netloc.rpartition('@')[2]}"))
+
+
+def hide_secrets(key: str, value: object) -> object:
+    """Return the value of a dotted key as it may be shown."""
+    if key == "notify.urls" and value:
+        return HIDDEN
+    return hide_password(str(value)) if key == "tracking.uri" and value else value
 
 
 class TrackingConfig(Section):
@@ -37,6 +55,10 @@ class TrackingConfig(Section):
         if not value.strip() or not value.isprintable() or len(value) > MAX_EXPERIMENT:
             raise ValueError(f"an experiment's name has 1 to {MAX_EXPERIMENT} printable characters")
         return value
+
+    @field_serializer("uri", when_used="json-unless-none")
+    def _hide(self, value: str, info: SerializationInfo) -> str:
+        return value if (info.context or {}).get("secrets") else hide_password(value)
 
 
 class RegistryConfig(Section):

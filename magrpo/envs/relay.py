@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from magrpo.envs.prompts import PROMPTS
+from magrpo.errors import ConfigError
 from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
@@ -32,6 +33,11 @@ class RelayEnv(Plugin):
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         assert role in self.roles(), role
+        if role != "solo" and role not in problem.tags:
+            raise ConfigError(
+                f'problem {problem.task_id}: has no part for the role {role!r}; set problems.kind = "relay", and ask '
+                "the agents a problem of their run: magrpo ask RUN --problem ID"
+            )
         view = problem.prompt if role == "solo" else problem.tags[role]
         if self.prompt == "bare":
             return Observation((Message("user", f"# helper\n{view}"),))

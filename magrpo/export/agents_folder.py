@@ -3,7 +3,7 @@
 ``<run>/agents``::
 
     README.md                         the model card
-    config.json                       the run's configuration, without folders of the machine that trained
+    config.json                       the run's configuration, without folders and services of the training machine
     origin.json                       the run, checkpoint and evaluation that the folder was made from
     helper/  main/                    one folder for each agent: adapter or model, tokenizer with chat template
     coopcode-base/                    the base model, if it ships with the project
@@ -51,7 +51,7 @@ def write_agents(team: TrainedTeam, target: Path) -> None:
         raise ConfigError(f"{target} contains other files; choose a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     team.store.check_files(team.checkpoint, WEIGHTS)
-    with make_draft(target.parent, f".{target.name}-") as draft:
+    with make_draft(target.parent, f".{target.name}-draft-") as draft:
         for agent in team.config.agents:
             _write_agent(team, agent, draft / agent.name)
         for model in team.list_shipped_bases():

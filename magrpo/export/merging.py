@@ -8,7 +8,8 @@ from torch import nn
 
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
-from magrpo.model.policy import load_base_model
+from magrpo.model.lineup import read_stop_tokens
+from magrpo.model.policy import load_base_model, save_model
 
 
 def merge_adapter(agent: AgentConfig, adapter: Path, folder: Path) -> None:
@@ -21,4 +22,4 @@ def merge_adapter(agent: AgentConfig, adapter: Path, folder: Path) -> None:
     base = load_base_model(located, "auto")
     dtype = base.dtype
     model = PeftModel.from_pretrained(nn.Module.to(base, torch.float32), str(adapter))
-    model.merge_and_unload().to(dtype).save_pretrained(folder)
+    save_model(model.merge_and_unload().to(dtype), read_stop_tokens(agent), folder)

@@ -4,13 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import ModelCardData, metadata_load, try_to_load_from_cache
+from yaml import YAMLError
 
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
 from magrpo.engines.vllm_arguments import MAX_RANKS
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam, name_base
+from magrpo.model.lineup import read_stop_tokens
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import list_changed_values
@@ -68,6 +70,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         verdict=judge_run(team.report).sentence,
         bases=bases,
         adapted=adapted,
+        ends={agent.name: read_stop_tokens(agent) for agent in config.agents},
         full=[agent for agent in config.agents if team.weights_of(agent) == "full"],
         code=_describe_code(read_run_records(store.path)),
         sample=sample,
@@ -121,8 +124,12 @@ def find_licence(base: str) -> str | None:
         card = try_to_load_from_cache(base, CARD)
     if not isinstance(card, (str, Path)) or not Path(card).is_file():
         return None
-    stated = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("license")
-    return str(stated) if stated else None
+    try:
+        stated = (metadata_load(card) or {}).get("license")
+    except (ValueError, YAMLError):  # ValueError: no table, or no UTF-8
+        return None
+    licences = stated if isinstance(stated, list) else [stated]
+    return ", ".join(str(licence) for licence in licences if licence) or None
 
 
 def _describe_bases(team: TrainedTeam) -> Iterator[dict[str, Any]]:

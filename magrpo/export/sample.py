@@ -7,6 +7,7 @@ from typing import Any
 from magrpo.algo.answers import measure_step
 from magrpo.export.team import TrainedTeam
 from magrpo.reports.health import describe_answer
+from magrpo.rewards.common import merge_hidden_reports
 from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import read_records
 from magrpo.types import JointReward, Problem, Trajectory
@@ -63,7 +64,8 @@ def choose_sample(team: TrainedTeam) -> ModelCardSample | None:
     if steps[-1].episode is not None:
         texts = steps[-1].episode.texts
     executions = team.config.reward.executions(best.problem, texts, {})
-    reports = {name: steps[-1].turn.reports[name] for name in executions}
+    merged = merge_hidden_reports(steps[-1].turn.reports)
+    reports = {name: merged[name] for name in executions if name in merged}
     program = max(reports, key=lambda name: reports[name].tests_passed, default=None)  # a reward may judge the best
     return ModelCardSample(
         problem=best.problem,

@@ -8,6 +8,7 @@ from typing import Literal
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import RunConfig
+from magrpo.config.services import NotifyConfig, TrackingConfig
 from magrpo.errors import ConfigError
 from magrpo.reports.run import RunReport
 from magrpo.run.files import checkpoint_weights, committed_iterations, find_evaluations, read_evaluation
@@ -92,7 +93,7 @@ class TrainedTeam:
         return "full" if self.merged else agent.weights
 
     def portable_config(self) -> RunConfig:
-        """The configuration without folders of the training machine, with merged agents as full models."""
+        """The configuration without folders and services of the training machine, with merged agents as full models."""
         agents = [
             agent.model_copy(
                 update={"start_from": None, "weights": self.weights_of(agent), "model": name_base(agent.model)}
@@ -100,7 +101,8 @@ class TrainedTeam:
             for agent in self.config.agents
         ]
         root = RunConfig.model_fields["root"].default
-        return self.config.model_copy(update={"agents": tuple(agents), "root": root})
+        services = {"tracking": TrackingConfig(), "notify": NotifyConfig()}
+        return self.config.model_copy(update={"agents": tuple(agents), "root": root, **services})
 
     def list_shipped_bases(self) -> list[str]:
         """The bases of adapters that ship with the project, of which others need a copy."""

@@ -44,8 +44,10 @@ def check_cached(repository: str, file: str = "") -> None:
         is_cached = isinstance(try_to_load_from_cache(repository, file, repo_type="dataset"), str)
     else:
         from datasets.config import HF_DATASETS_CACHE  # seconds
+        from datasets.naming import camelcase_to_snakecase
 
-        is_cached = (Path(HF_DATASETS_CACHE) / repository.replace("/", "___")).is_dir()
+        *owner, name = repository.split("/")
+        is_cached = (Path(HF_DATASETS_CACHE) / "___".join([*owner, camelcase_to_snakecase(name)])).is_dir()
     if not is_cached:
         raise NotCached(f"the data set {repository} is not in the cache of the Hugging Face hub")
 

@@ -1,6 +1,7 @@
 """Locks on folders, for processes that make something in them. The kernel releases a lock when its process ends."""
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,9 +28,9 @@ def lock_folder(folder: Path, *, blocking: bool = True) -> Iterator[None]:
 
 @contextmanager
 def make_draft(parent: Path, prefix: str, remove: Callable[[Path], None] = shutil.rmtree) -> Iterator[Path]:
-    """A new locked folder whose name begins with ``prefix``, deleted by ``remove`` at the end unless it was renamed.
+    """A new locked folder, ``prefix`` and eight random digits, deleted by ``remove`` at the end unless it was renamed.
 
-    Folders with this prefix that killed processes left behind are deleted first. Raises OSError if ``parent`` cannot be
+    Folders of such names that killed processes left behind are deleted first. Raises OSError if ``parent`` cannot be
     read or written.
     """
 
@@ -39,7 +40,8 @@ def make_draft(parent: Path, prefix: str, remove: Callable[[Path], None] = shuti
 
     with ExitStack() as held:
         with lock_folder(parent):
-            for stale in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
+            names = re.compile(f"{re.escape(prefix)}[0-9a-f]{{8}}")
+            for stale in [path for path in parent.iterdir() if names.fullmatch(path.name)]:
                 with suppress(OSError), lock_folder(stale, blocking=False):
                     delete(stale)
             draft = parent / f"{prefix}{uuid.uuid4().hex[:8]}"

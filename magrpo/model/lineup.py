@@ -77,8 +77,8 @@ class Lineup:
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
             base = load_pretrained(AutoConfig, "model", config)
-            window, vocab_size = _read_sizes(config, base)
-            stops = tuple(dict.fromkeys((tokenizer.eos_token_id, *_generation_stops(config, base))))
+            window, vocab_size = read_sizes(config, base)
+            stops = _list_stops(config, tokenizer, base)
             lineup._agents[config.name] = _AgentSpec(config, holder, tokenizer, stops, window, vocab_size)
         for name in lineup.agents:
             lineup._check_template(name)
@@ -277,6 +277,12 @@ def open_prompt_tokenizer(agent: AgentConfig, chat_template: Literal["auto", "no
     return tokenizer
 
 
+def read_stop_tokens(agent: AgentConfig) -> tuple[int, ...]:
+    """The tokens that end the agent's completions, as :meth:`Lineup.stop_token_ids` gives them."""
+    config = agent.model_copy(update={"model": locate_model(agent.model)})
+    return _list_stops(config, _load_tokenizer(config), load_pretrained(AutoConfig, "model", config))
+
+
 def device_of(model: ModelConfig) -> torch.device:
     """The device for the weights of policies. Raises ConfigError if the configuration needs CUDA and there is none."""
     uses_cuda = model.device != "cpu" and torch.cuda.is_available()
@@ -341,11 +347,12 @@ def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
+def read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
     """The context window and the size of the vocabulary of a base model, in tokens.
 
     A model with LongRoPE has other positions as soon as one text of a batch exceeds its original window, so that window
-    is its own here: in it the positions of a text are the same in every batch, in the trainer and in vLLM.
+    is its own here: in it the positions of a text are the same in every batch, in the trainer and in vLLM. Raises
+    ConfigError if ``base``, the configuration of the model, does not state the sizes.
     """
     text = base.get_text_config()
     window, vocab_size = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))
@@ -360,8 +367,8 @@ def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
     return window, vocab_size
 
 
-def _generation_stops(config: AgentConfig, base: Any) -> list[int]:
-    """The end-of-sequence tokens of the model's generation config, or of its configuration if it has none."""
+def _list_stops(config: AgentConfig, tokenizer: PreTrainedTokenizerBase, base: Any) -> tuple[int, ...]:
+    """The end-of-sequence tokens of the tokenizer and of the generation config, or of ``base`` if there is none."""
     if (Path(config.model) / GENERATION_CONFIG).exists():
         generation = load_pretrained(GenerationConfig, f"the {GENERATION_CONFIG} of", config)
     else:
@@ -378,4 +385,4 @@ def _generation_stops(config: AgentConfig, base: Any) -> list[int]:
             f"agent {config.name!r}: {config.model!r}: eos_token_id in {GENERATION_CONFIG} must be token ids, "
             f"not {quote_value(listed)}"
         )
-    return stops
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *stops]))

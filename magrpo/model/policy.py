@@ -24,7 +24,7 @@ from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, start_weights
 from magrpo.errors import ConfigError, list_choices, quote_error, quote_value
@@ -200,7 +200,7 @@ class Policy:
                 continue
             target.mkdir(parents=True, exist_ok=True)
             if entry.peft is None:
-                entry.model.save_pretrained(target, state_dict=gathered)
+                save_model(entry.model, self.lineup.stop_token_ids(agent), target, gathered)
                 self.lineup.tokenizer(agent).save_pretrained(target)
             else:
                 tensors = {name: p.detach().contiguous() for name, p in self.parameters(agent).items()}
@@ -329,6 +329,25 @@ def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -
             f"{', '.join(listed[:_MAX_LISTED])}{more}; get a complete copy of the model"
         )
     return model
+
+
+def save_model(
+    model: PreTrainedModel, stops: Sequence[int], folder: Path, state_dict: dict[str, Tensor] | None = None
+) -> None:
+    """Write a model as transformers does, with ``stops`` as the tokens that end an answer.
+
+    Its other settings for generation are left out if transformers refuses to write them together.
+    """
+    if model.can_generate():
+        settings = model.generation_config
+        settings.eos_token_id = list(stops)
+        try:
+            settings.validate(strict=True)
+        except ValueError:
+            model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+                eos_token_id=list(stops), bos_token_id=settings.bos_token_id, pad_token_id=settings.pad_token_id
+            )
+    model.save_pretrained(folder, state_dict=state_dict)
 
 
 def _compare_settings(theirs: PreTrainedConfig, ours: PreTrainedConfig) -> str:

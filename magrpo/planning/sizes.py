@@ -20,7 +20,7 @@ from magrpo.errors import ConfigError, quote_error
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.model.collate import ROW_TOKENS, collate
 from magrpo.model.forward import hidden_states, takes_positions
-from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained
+from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained, read_sizes
 from magrpo.model.policy import add_adapter
 from magrpo.model.side_by_side import count_updated_at_once
 from magrpo.run.steps import evaluates_after
@@ -297,14 +297,15 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
     adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if ".lora_" in name)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     text = model.config.get_text_config()
+    window, vocab_size = read_sizes(agent, model.config)
     return BaseSize(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()) - adapters,
         outer_parameters=sum(parameter.numel() for parameter in {*embeddings.parameters(), *head.parameters()}),
         adapter_parameters=adapters,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
-        vocab_size=text.vocab_size,
-        window=text.max_position_embeddings,
+        vocab_size=vocab_size,
+        window=window,
         token_cache=_count_cached(text),
         has_own_steps=type(model) in KNOWN_MODELS,
     )

@@ -5,18 +5,22 @@ Needs the extra ``reasoning``.
 """
 
 import functools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from magrpo.errors import ConfigError, quote_value
 from magrpo.plugins import Plugin
+from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
 _NEEDS_PARTS = "composite"
 """The task that mixes others, as ``tasks`` does."""
 _DRAWS = 4
 """Number of questions to draw for each that is needed, since small tasks repeat themselves."""
+_MAX_SEED = 2**31
+"""NumPy, from which some tasks draw, takes no larger seeds than 32 bits."""
 
 
 class ReasoningGym(Plugin):
@@ -32,30 +36,37 @@ class ReasoningGym(Plugin):
     """Seed of the questions."""
 
     def load(self) -> dict[Split, list[Problem]]:
-        """All splits, in which tasks alternate; no question occurs twice.
+        """All splits, in which tasks alternate; no question occurs twice. Held-out problems are drawn first.
 
         Raises:
             ConfigError: the package is not installed, has no such task, or the task has too few different questions.
         """
-        drawn = list(zip(*(self._draw(task) for task in self.tasks), strict=True))
-        train, test = drawn[: self.num_train], drawn[self.num_train :]
-        return {"train": [one for row in train for one in row], "test": [one for row in test for one in row]}
+        test = [self._draw(task, "test", self.num_test) for task in self.tasks]
+        held_out = {problem.prompt for problems in test for problem in problems}
+        train = [self._draw(task, "train", self.num_train, held_out) for task in self.tasks]
+        return {"train": _alternate(train), "test": _alternate(test)}
 
-    def _draw(self, task: str) -> list[Problem]:
-        needed = self.num_train + self.num_test
+    def _draw(self, task: str, split: Split, needed: int, held_out: Collection[str] = ()) -> list[Problem]:
         size = _DRAWS * needed
-        dataset = _open_task(task, self.seed, size)
+        # The package draws question i with the seed s + i, so the questions of neighbouring seeds would be the same.
+        seed = derive_seed("reasoning_gym", self.seed, split) % _MAX_SEED
+        dataset = _open_task(task, seed, size)
         problems: dict[str, Problem] = {}
         for index in range(size):
             question = str(dataset[index]["question"])
-            tags = {"task": task, "seed": str(self.seed), "size": str(size), "index": str(index)}
-            problems.setdefault(question, Problem(f"{task}/{self.seed}/{index}", question, tags=tags))
+            tags = {"task": task, "seed": str(seed), "size": str(size), "index": str(index)}
+            if question not in held_out:
+                problems.setdefault(question, Problem(f"{task}/{split}/{self.seed}/{index}", question, tags=tags))
             if len(problems) == needed:
                 return list(problems.values())
         raise ConfigError(
-            f"problems.tasks: {task!r} gave {len(problems)} different questions in {size} draws, but {needed} are "
-            "needed; lower problems.num_train or problems.num_test"
+            f"problems.tasks: {task!r} gave {len(problems)} different {split} questions in {size} draws, but {needed} "
+            f"are needed; lower problems.num_train or problems.num_test"
         )
+
+
+def _alternate(of_tasks: Sequence[Sequence[Problem]]) -> list[Problem]:
+    return [problem for row in zip(*of_tasks, strict=True) for problem in row]
 
 
 def score_answer(problem: Problem, answer: str) -> float:

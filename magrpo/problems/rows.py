@@ -12,6 +12,7 @@ from typing import Any
 
 from magrpo.errors import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.files.hub import check_cached
+from magrpo.files.paths import expand_home
 from magrpo.python_source import MAX_DEPTH, check_depth, parse_python
 from magrpo.seeds import derive_seed
 from magrpo.text import replace_surrogates
@@ -80,10 +81,9 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
     Raises:
         ConfigError: there is no such file or data set, it is empty, or a line is not a JSON object.
     """
-    path = Path(source).expanduser()
-    repository, _, name = source.partition(":")
-    if name and repository.count("/") == 1 and not path.exists():
-        path = _download_file(repository, name)
+    path = expand_home(source)
+    if _is_hub_file(source):
+        path = _download_file(*source.split(":", 1))
     if path.is_file():
         rows = list(_read_parquet(path) if path.suffix == ".parquet" else read_json_rows(path))
     else:
@@ -94,9 +94,19 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
     return rows
 
 
+def is_single_file(source: str) -> bool:
+    """Whether a source is a file, here or in a hub data set, and has no splits of its own."""
+    return expand_home(source).is_file() or _is_hub_file(source)
+
+
+def _is_hub_file(source: str) -> bool:
+    repository, _, name = source.partition(":")
+    return bool(name) and repository.count("/") == 1 and not expand_home(source).exists()
+
+
 def check_source(source: str) -> None:
     """Raise ConfigError if ``source`` is neither an existing file nor written like a hub id."""
-    path = Path(source).expanduser()
+    path = expand_home(source)
     repository, _, name = source.partition(":")
     is_hub_id = repository.count("/") == 1 and not source.startswith((".", "/", "~"))
     if not path.is_file() and not (is_hub_id and (name or not source.endswith(_SUFFIXES))):
@@ -168,7 +178,7 @@ def _download_file(repository: str, name: str) -> Path:
 def _load_hub_split(name: str, split: str) -> Iterator[DatasetRow]:
     check_cached(name)
     from datasets import load_dataset  # defers datasets
-    from datasets.exceptions import DatasetNotFoundError
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     config = "sanitized" if name.endswith("/mbpp") else None
     try:
@@ -176,6 +186,9 @@ def _load_hub_split(name: str, split: str) -> Iterator[DatasetRow]:
     except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
         message = f"it cannot be downloaded from the hub: {error}; give the path of a local copy"
         raise ConfigError(f"{name}: no such file, and {message}") from None
+    except DatasetGenerationError as error:
+        reason = quote_error(error.__cause__ or error)
+        raise ConfigError(f"{name}: its files cannot be read: {reason}; give the path of a local copy") from None
 
 
 def one_line(text: str) -> str:

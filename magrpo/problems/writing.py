@@ -12,7 +12,7 @@ from pydantic import Field
 
 from magrpo.errors import ConfigError
 from magrpo.plugins import Plugin
-from magrpo.problems.rows import check_source, one_line, read_rows, split_by_hash
+from magrpo.problems.rows import check_source, is_single_file, one_line, read_rows, split_by_hash
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
@@ -57,7 +57,7 @@ class TextsPlugin(Plugin):
                 it and the remedy.
         """
         problems = self._read_problems(self.hub_split)
-        if Path(self.resolved_source).expanduser().is_file() or not self.hub_test_split:
+        if is_single_file(self.resolved_source) or not self.hub_test_split:
             splits = split_by_hash(list(problems.values()), self.test_frac, self.source)
         else:
             held_out = self._read_problems(self.hub_test_split)

@@ -82,8 +82,9 @@ def program_compiles(reports: Mapping[str, ExecutionReport]) -> bool:
 
 
 def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
-    """Extend the report ``name`` by the cases of its hidden tests."""
-    report, hidden = reports[name], reports.get(f"{name}_hidden")
+    """Extend the report ``name``, such as ``program`` or ``program:helper2``, by the cases of its hidden tests."""
+    stem, colon, role = name.partition(":")
+    report, hidden = reports[name], reports.get(f"{stem}_hidden{colon}{role}")
     if hidden is None:
         return report
     return replace(
@@ -95,6 +96,19 @@ def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> Ex
         memory_bytes=max(report.memory_bytes, hidden.memory_bytes),
         forgeable=report.forgeable or hidden.forgeable,
     )
+
+
+def merge_hidden_reports(reports: Mapping[str, ExecutionReport]) -> dict[str, ExecutionReport]:
+    """The reports of all programs, each with the cases of its hidden tests."""
+    shown = [name for name in reports if not name.partition(":")[0].endswith("_hidden")]
+    return {name: merge_hidden_report(reports, name) for name in shown}
+
+
+def choose_report(reports: Mapping[str, ExecutionReport]) -> ExecutionReport | None:
+    """The report of the joined program that passed the most tests, hidden ones included; None if nothing ran."""
+    merged = merge_hidden_reports(reports)
+    joined = [report for name, report in merged.items() if name.partition(":")[0] == "program"]
+    return max(joined or merged.values(), key=lambda report: report.tests_passed, default=None)
 
 
 @lru_cache(maxsize=1024)

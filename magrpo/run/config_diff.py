@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from magrpo.config.run import RunConfig
-from magrpo.config.services import HIDDEN, SECRETS
+from magrpo.config.services import hide_secrets
 from magrpo.run.store import RunStore
 
 LOCATION_KEYS = ("root", "tracking.uri", "tracking.experiment")
@@ -31,10 +31,9 @@ def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
             for index, inner in enumerate(value):
                 yield from walk(f"{prefix}.{index}", inner)
         else:
-            yield prefix, value
+            yield prefix, hide_secrets(prefix, value)
 
-    flat = dict(walk("", tree))
-    return flat | {key: HIDDEN for key in SECRETS if flat.get(key)}
+    return dict(walk("", tree))
 
 
 def read_flat_config(folder: Path) -> dict[str, str]:
@@ -47,7 +46,10 @@ def read_flat_config(folder: Path) -> dict[str, str]:
 
 
 def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
-    """Yield ``key = value (default ...)`` for values that are not the default or have none; keys get ``prefix``."""
+    """Yield ``key = value (default ...)`` for values that are not the default or have none, secrets hidden.
+
+    Keys get ``prefix``.
+    """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         key = f"{prefix}{name}"
@@ -61,7 +63,7 @@ def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
         else:
             default = field.get_default(call_default_factory=True, validated_data={})
             if value != default:
-                yield f"{key} = {value} (default {default})"
+                yield f"{key} = {hide_secrets(key, value)} (default {default})"
 
 
 def list_differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:

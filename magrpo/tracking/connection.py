@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from uuid import uuid4
 
-from magrpo.config.services import TrackingConfig
+from magrpo.config.services import TrackingConfig, hide_password
 from magrpo.errors import ConfigError, first_line, list_choices, quote_value
 from magrpo.files.locks import lock_folder
 
@@ -119,17 +119,6 @@ def make_database(uri: str) -> None:
         draft = path.with_name(f".{path.name}.draft-{uuid4().hex}")  # a new name each time: MLflow keeps URIs open
         MlflowClient(f"sqlite:///{draft}").search_experiments(max_results=1)
         draft.rename(path)
-
-
-def hide_password(uri: str) -> str:
-    """Replace user and password in a URI, for messages."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError:  # unreadable: any part of it may be the password
-        return "***"
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
 
 
 def quieten_mlflow() -> None:

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from magrpo.config.services import TrackingConfig
+from magrpo.config.services import TrackingConfig, hide_password
 from magrpo.errors import first_line
 from magrpo.tracking.connection import (
     Unavailable,
     check_tracking,
-    hide_password,
     make_database,
     mlflow_page,
     quieten_mlflow,

@@ -65,7 +65,10 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem:
             raise ConfigError("--problem names a problem of the run: leave out PROBLEM and --test")
         return find_problem(load_asked_problems(asked), question.problem)
     if text is None and not sys.stdin.isatty():
-        text = sys.stdin.read()
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"standard input is not text in {error.encoding}; convert it, as iconv does") from None
         if not text.strip():
             raise ConfigError("ask needs a problem: PROBLEM, --problem ID, or text on standard input")
     if text is None:

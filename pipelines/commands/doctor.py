@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from magrpo.config.services import TrackingConfig
+from magrpo.config.services import TrackingConfig, hide_password
 from magrpo.engines.vllm_arguments import find_build_obstacle
 from magrpo.planning.card import GIB
 from magrpo.process.environment import find_command, prefect_target
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.tracking.connection import Unavailable, check_reachable, hide_password, tracking_uri
+from magrpo.tracking.connection import Unavailable, check_reachable, tracking_uri
 from pipelines.arguments import Root
 from pipelines.flows.local_server import find_fault
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from magrpo.config.services import hide_password
 from magrpo.errors import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
 from magrpo.run.lock import hold_run, is_held
 from magrpo.run.store import CONFIG, RunStore
-from magrpo.tracking.connection import hide_password
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.wall_time import read_run_records, sum_attempts
 from pipelines.arguments import Json, Root, RunId

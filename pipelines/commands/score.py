@@ -17,7 +17,7 @@ from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import Section, plugin_field
 from magrpo.problems.rows import DatasetRow, read_json_rows
-from magrpo.rewards.common import merge_hidden_report
+from magrpo.rewards.common import choose_report
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import Scored, score_texts
@@ -138,7 +138,7 @@ def _score_lines(
         scored, _ = score_texts(items, reward=config.reward, sandbox=sandbox, cache=cache, progress=progress)
         for line, result in zip(chunk, scored, strict=True):
             reports = result.reports
-            program = merge_hidden_report(reports, next(iter(reports))) if reports else None
+            program = choose_report(reports)
             report = ReportLine(
                 task_id=line.task_id,
                 index=next_index[line.task_id],

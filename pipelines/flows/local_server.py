@@ -20,13 +20,13 @@ from types import FrameType
 
 import httpx
 
+from magrpo.config.services import hide_password
 from magrpo.errors import ConfigError
 from magrpo.files.locks import lock_folder
 from magrpo.process.child import read_last_words
 from magrpo.process.environment import prefect_target, reach_loopback_directly
 from magrpo.process.ports import find_free_ports
 from magrpo.progress.activity import show_activity
-from magrpo.tracking.connection import hide_password
 
 _PR_SET_PDEATHSIG = 1
 _START_S = 120.0

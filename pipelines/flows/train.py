@@ -25,6 +25,7 @@ from prefect.tasks import exponential_backoff
 from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
 
+from magrpo.config.services import hide_password
 from magrpo.engines import EngineError
 from magrpo.errors import first_line
 from magrpo.progress.notify import Notices
@@ -32,7 +33,6 @@ from magrpo.progress.state import Observer, describe_error, was_refused
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
-from magrpo.tracking.connection import hide_password
 from magrpo.training.execute import Result, execute
 from magrpo.training.loop import RunStep
 from magrpo.training.recorder import FLOW_RUN_URL

@@ -14,7 +14,7 @@ from magrpo.asking.problems import load_asked_problems, write_problem
 from magrpo.asking.teams import AskedTeam, find_asked_team
 from magrpo.errors import ConfigError
 from magrpo.run.store import RunStore
-from magrpo.types import PENDING, Observation, PastTurn, Problem
+from magrpo.types import PENDING, Case, ExecutionReport, Observation, PastTurn, Problem
 from tests.asking.runs import CONFIGS, SMALL, make_run
 from tests.fakes import LengthEnv, ScriptedSandbox
 
@@ -139,6 +139,19 @@ def test_a_program_that_fails_is_an_answer_without_a_reward(tmp_path: Path, monk
 def test_a_failed_sandbox_measures_nothing(scripted: AskedAgents) -> None:
     failed = replace(scripted, sandbox=ScriptedSandbox(lambda _: "infra_error"))
     assert last(failed, Problem("t", "p", "f", "t")).unmeasured == SANDBOX_FAILED
+
+
+def test_hidden_tests_count_in_an_answer(scripted: AskedAgents) -> None:
+    answer = last(scripted, Problem("t", "p", "f", "t"))
+    reports = {
+        "program": ExecutionReport("pass", (Case("pass"),), "none"),
+        "program_hidden": ExecutionReport("wrong", (Case("pass"), Case("pass"), Case("wrong")), "none"),
+    }
+    [step] = answer.steps
+    step = replace(step, turn=replace(step.turn, reports=reports))
+    report = replace(answer, steps=(step,)).report
+    assert report is not None
+    assert (report.tests_passed, report.tests_total) == (3, 4)
 
 
 def test_a_checkpoint_before_training_has_no_other_untrained_agents(run: RunStore) -> None:

@@ -80,6 +80,24 @@ def test_a_function_brings_asserts_and_examples() -> None:
     assert problem.test.splitlines()[2:] == [f"    assert f({i}) == {i + 1}" for i in (3, 5, 1)]
 
 
+def test_an_example_without_a_whole_result_is_no_test() -> None:
+    text = dedent('''\
+        def f(n):
+            """Count.
+
+            >>> f(3)
+
+            >>> f(1000)
+            ...
+            >>> f(10)
+            [0, 1, ...]
+            >>> f(2)
+            '...'
+            """
+        ''')
+    assert write_problem(text, [], CODING, OTHERS).test.splitlines()[2:] == ["    assert f(2) == '...'"]
+
+
 def test_a_function_may_stand_on_one_line() -> None:
     problem = write_problem('def f(x: int) -> int: """Add: one."""', [], CODING, OTHERS)
     assert problem.prompt == 'def f(x: int) -> int:\n    """Add: one."""\n'

@@ -86,24 +86,35 @@ def test_agents_at_the_top_of_a_run_take_its_configuration(run: RunStore, tmp_pa
         assert found.store.path == copied
 
 
-def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path) -> None:
-    root = run.path.parent
-    with pytest.raises(ConfigError, match="model 'team' has no champion"):
-        find_asked_team("team@champion", root)
-    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
-    recorded = client.create_run(client.create_experiment("e", artifact_location=str(tmp_path / "artifacts")))
-    registry = ModelRegistry(f"sqlite:///{root / 'mlflow.db'}", "team")
+def register_champion(uri: str, run: RunStore, folder: Path) -> str:
+    """Make the agents of ``run`` the champion of the model ``team`` in the store at ``uri``; returns the MLflow run."""
+    client = MlflowClient(uri)
+    recorded = client.create_run(client.create_experiment("e", artifact_location=str(folder / "artifacts")))
+    registry = ModelRegistry(uri, "team")
     version = registry.register_team(recorded.info.run_id, run.path / "stages/00001/update/weights", "label")
-    described = tmp_path / "described"
-    described.mkdir()
+    described = folder / "described"
+    described.mkdir(parents=True)
     shutil.copy(run.path / "config.json", described)
     registry.describe_version(version, described, "text", {})
     registry.set_champion(version.number)
+    return str(recorded.info.run_id)
+
+
+def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = run.path.parent
+    with pytest.raises(ConfigError, match="model 'team' has no champion"):
+        find_asked_team("team@champion", root)
+    mlflow_run_id = register_champion(f"sqlite:///{root / 'mlflow.db'}", run, tmp_path / "one")
     asked = find_asked_team("team@champion", root)
     assert asked.title == "version 1 of team, the champion"
-    assert asked.weights["main"] == root / "champions" / "team" / "1" / "main"
+    assert asked.weights["main"] == root / "champions" / "team" / f"1-{mlflow_run_id[:8]}" / "main"
     assert (asked.weights["main"] / "adapter_config.json").is_file()
     assert find_asked_team("team@champion", root).weights == asked.weights
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'other.db'}")
+    register_champion(f"sqlite:///{tmp_path / 'other.db'}", run, tmp_path / "other")
+    other = find_asked_team("team@champion", root)
+    assert other.title == "version 1 of team, the champion"
+    assert other.weights["main"] != asked.weights["main"], "the champion of another store"
     with pytest.raises(ConfigError, match="--checkpoint needs a run, not the champion"):
         find_asked_team("team@champion", root, checkpoint=1)
 
@@ -111,6 +122,8 @@ def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path) -> None:
 def test_a_name_like_a_run_is_hinted_at(run: RunStore) -> None:
     with pytest.raises(ConfigError, match=r"no run 'rum' in .*; did you mean run"):
         find_asked_team("rum", run.path.parent)
+    with pytest.raises(ConfigError, match="~nobody-here"):
+        find_asked_team("~nobody-here", run.path.parent)
     RunStore.create(run.config(), "new")
     with pytest.raises(ConfigError, match="run new has no checkpoint yet"):
         find_asked_team("new", run.path.parent)

@@ -69,16 +69,22 @@ class Exhausted(RuntimeError):
 
 
 class Worker:
-    """Doubles numbers. It kills itself over negative ones, and is exhausted by 13 once for each file."""
+    """Doubles numbers. It kills itself over negative ones, and is exhausted by 13 once for each file.
+
+    While there is a file ``deadly``, it adds a line to it and kills itself when it is opened.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_open = False
 
-    @ray.method(max_task_retries=-1)
-    def open(self) -> str:
+    def open(self, _started: bool) -> str:
         if (self._folder / "broken").exists():
             raise Exhausted("broken")
+        if (self._folder / "deadly").exists():
+            with (self._folder / "deadly").open("a") as deaths:
+                deaths.write("dead\n")
+            os.kill(os.getpid(), signal.SIGKILL)
         self._is_open = True
         return "open"
 
@@ -133,3 +139,18 @@ def test_an_actor_that_is_restarted_is_opened_again_unless_it_cannot_be(cluster:
     crew.close()
     with pytest.raises(CrewError, match="the workers were closed"):
         deal(crew, [1])
+
+
+def test_an_actor_that_dies_three_times_while_it_opens_is_given_up(cluster: Cluster, tmp_path: Path) -> None:
+    """At the start of a run, and when it is restarted."""
+    crew = open_crew(cluster, tmp_path, 1)
+    deaths = tmp_path / "deadly"
+    deaths.touch()
+    with pytest.raises(CrewError, match=r"none of the workers is left: .*(died|unavailable)"):
+        deal(crew, [-1])
+    assert deaths.read_text().count("dead") == 3
+    crew.close()
+    deaths.write_text("")
+    with pytest.raises(CrewError, match=r"one of the workers died: .*(died|unavailable)"):
+        open_crew(cluster, tmp_path, 1)
+    assert deaths.read_text().count("dead") == 3

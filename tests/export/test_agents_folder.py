@@ -13,14 +13,17 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, redirect_stdout
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from magrpo.export import model_card
+from magrpo.config.services import NotifyConfig, TrackingConfig
+from magrpo.export import model_card, sample
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
 from magrpo.export.model_card import render_model_card
+from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import open_prompt_tokenizer
 from magrpo.process.ports import find_free_ports
@@ -83,6 +86,25 @@ def test_the_snippet_prints_the_answers_of_the_card_without_this_project(coders:
     assert re.search(r"The joined program passes \d+ of \d+ tests", card)
 
 
+def test_a_card_counts_hidden_tests_too(coders: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hide_tests(trajectory: Trajectory) -> Trajectory:
+        """Let the tests be there once more, hidden."""
+        [step] = trajectory.steps
+        hidden = {f"{name}_hidden": report for name, report in step.turn.reports.items() if name == "program"}
+        step = replace(step, turn=replace(step.turn, reports={**step.turn.reports, **hidden}))
+        problem = replace(trajectory.problem, hidden_test=trajectory.problem.test)
+        return replace(trajectory, problem=problem, steps=(step,))
+
+    team = TrainedTeam.of(coders)
+    shown = choose_sample(team)
+    monkeypatch.setattr(sample, "read_records", lambda path, kind: map(hide_tests, read_records(path, kind)))
+    both = choose_sample(team)
+    assert shown is not None
+    assert both is not None
+    assert shown.tests is not None
+    assert both.tests == (2 * shown.tests[0], 2 * shown.tests[1])
+
+
 def test_a_card_speaks_of_programs_only_where_there_are_any(coders: RunStore, authors: RunStore) -> None:
     of_programs, of_texts = ((store.path / "agents" / "README.md").read_text() for store in (coders, authors))
     assert "it runs their program in a sandbox and scores it:" in of_programs
@@ -140,6 +162,16 @@ def test_the_folder_is_whole_and_names_no_folder_of_this_machine(coders: RunStor
         assert theirs.read_bytes() == ours.read_bytes()
         assert_readable(ours)
         assert "../README.md" in (agents / name / "README.md").read_text()
+
+
+def test_the_folder_names_no_service_of_the_training_machine(coders: RunStore) -> None:
+    services = {
+        "tracking": TrackingConfig(uri="https://alice:hunter2@example.org"),
+        "notify": NotifyConfig.model_validate({"urls": ["json://alice:hunter2@example.org"]}),
+    }
+    team = replace(TrainedTeam.of(coders), config=coders.config().model_copy(update=services))
+    assert "example.org" not in team.portable_config().resolved(secrets=True)
+    assert "example.org" not in render_model_card(team)
 
 
 def test_chat_templates_render_prompts_as_they_were_trained(coders: RunStore, authors: RunStore) -> None:
@@ -219,6 +251,16 @@ def test_an_old_run_gets_its_folder_where_it_is_wanted(
     (target / ORIGIN).unlink()
     assert export(coders, "--output", str(target)) == 2
     assert "for-a-friend contains other files; choose a new folder" in capsys.readouterr().err
+
+
+def test_an_export_deletes_only_drafts_of_its_own(coders: RunStore, tmp_path: Path) -> None:
+    hidden = [tmp_path / name for name in (".code-server", ".code-draft-insiders", ".code-12345678")]
+    left_behind = tmp_path / ".code-draft-12345678"
+    for folder in (*hidden, left_behind):
+        folder.mkdir()
+    assert export(coders, "--output", str(tmp_path / "code")) == 0
+    assert all(folder.is_dir() for folder in hidden)
+    assert not left_behind.exists()
 
 
 def test_a_card_shows_no_server_for_adapters_that_vllm_refuses(

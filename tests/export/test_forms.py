@@ -7,15 +7,20 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import GenerationConfig
 
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.run import load_config
 from magrpo.export.agents_folder import write_agents, write_run_agents
+from magrpo.export.merging import merge_adapter
 from magrpo.export.team import TrainedTeam, name_base
+from magrpo.model.lineup import GENERATION_CONFIG
+from magrpo.model.policy import Policy
 from magrpo.run.files import checkpoint_weights
 from magrpo.run.store import RunStore
 from tests.export.test_agents_folder import run_python
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
-from tests.tiny import tiny_base, tiny_config
+from tests.tiny import EOS, PAD, tiny_base, tiny_config
 
 SHORT = ["train.num_iterations=1", "eval.max_problems=2", "eval.num_samples=1"]
 CHAT = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{{ '[me]' if add_generation_prompt }}"
@@ -76,6 +81,34 @@ def test_merged_copies_need_no_base(tmp_path: Path) -> None:
     write_agents(TrainedTeam.of(store, merged=True), tmp_path / "merged")
     assert "peft" not in check_snippet(tmp_path / "merged").partition("## Evaluation")[0]
     assert json.loads((tmp_path / "merged/config.json").read_text())["agents"][0]["weights"] == "full"
+
+
+def test_a_base_whose_sampling_transformers_would_not_save_can_be_trained_and_merged(tmp_path: Path) -> None:
+    base = tiny_base(tmp_path / "base", tiny_config(max_length=64))
+    sampling = {"temperature": 0.6, "length_penalty": 2.0, "eos_token_id": EOS, "pad_token_id": PAD}
+    (base / GENERATION_CONFIG).write_text(json.dumps(sampling))
+    lora, full = (
+        AgentConfig(name=weights, role=weights, model=str(base), weights=weights) for weights in ("lora", "full")
+    )
+    policy = Policy.open([lora, full], ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
+    folders = policy.save(tmp_path / "checkpoint")
+    merge_adapter(lora, folders["lora"], tmp_path / "merged")
+    for folder in (folders["full"], tmp_path / "merged"):
+        saved = GenerationConfig.from_pretrained(folder)
+        assert (saved.eos_token_id, saved.pad_token_id, saved.temperature) == ([EOS], PAD, None)
+
+
+def test_exported_agents_end_where_training_does(tmp_path: Path) -> None:
+    """At the tokenizer's token and at that of the generation config."""
+    base = tiny_base(tmp_path / "base", tiny_config(max_length=64))
+    (base / GENERATION_CONFIG).write_text(json.dumps({"eos_token_id": PAD}))
+    with blank_pictures():
+        store, _, _ = run_locally(load_config(write_config(tmp_path), [*SHORT, "agents.0.weights=full"]))
+    write_run_agents(store)
+    write_agents(TrainedTeam.of(store, merged=True), tmp_path / "merged")
+    assert 'ends = {"helper": [2, 0], "main": [2, 0]}' in check_snippet(store.path / "agents")
+    for folder in (store.path / "agents" / "helper", tmp_path / "merged" / "main"):
+        assert GenerationConfig.from_pretrained(folder).eos_token_id == [EOS, PAD]
 
 
 def test_bases_have_their_name_where_they_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

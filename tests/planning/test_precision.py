@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
 from magrpo.planning import precision
 from magrpo.planning.precision import settle_dtype
 from magrpo.run.store import RunStore
@@ -53,6 +55,13 @@ def test_auto_becomes_the_faster_precision(base: Path, monkeypatch: pytest.Monke
 def test_other_runs_are_left_as_they_are(base: Path, overrides: tuple[str, ...]) -> None:
     config = embedded(base, *overrides)
     assert settle_dtype(config, pytest.fail) == config
+
+
+def test_a_base_without_a_context_window_is_refused(tmp_path: Path) -> None:
+    AutoConfig.for_model("mamba", hidden_size=64, num_hidden_layers=2, vocab_size=256).save_pretrained(tmp_path)
+    config = embedded(tmp_path, "lora.target_modules=['in_proj']")
+    with pytest.raises(ConfigError, match=r"does not state max_position_embeddings or vocab_size; add the longest"):
+        settle_dtype(config, pytest.fail)
 
 
 @pytest.mark.usefixtures("fast")

@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow
 import pytest
 from datasets import Dataset
+from datasets.exceptions import DatasetGenerationError
 from pyarrow import parquet
 
 from magrpo.errors import ConfigError
+from magrpo.files.hub import NotCached, check_cached, read_cache_only
 from magrpo.plugins import TABLES, build_plugin
 from magrpo.problems.humaneval import CoopHumanEval, HumanEval
 from magrpo.problems.mbpp import Mbpp
@@ -94,7 +96,9 @@ def test_a_parquet_file_with_bad_text_is_named(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "a.parquet"), "test")
 
 
-@pytest.mark.parametrize("source", ["./none", "none.jsonl", "/no/where", "none", "a/b/c.jsonl.gz"])
+@pytest.mark.parametrize(
+    "source", ["./none", "none.jsonl", "/no/where", "none", "a/b/c.jsonl.gz", "~nobody-here/x.jsonl"]
+)
 def test_a_missing_file_is_not_looked_for_on_the_hub(source: str) -> None:
     with pytest.raises(ValueError, match=r"no such file; give a \.jsonl, .* or a hub id like owner/name"):
         read_rows(source, "test")
@@ -119,6 +123,27 @@ def test_a_hub_id_is_read_through_datasets(monkeypatch: pytest.MonkeyPatch) -> N
         read_rows("owner/none", "test")
     with pytest.raises(ValueError, match=r"owner/script: .* no longer supported, .*; give the path of a local copy"):
         read_rows("owner/script", "test")
+
+
+def test_a_cached_data_set_is_found_by_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package datasets writes the name, but not that of the owner, in snake case."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    (tmp_path / "OpenMLRL___co_ar_xiv-2").mkdir()
+    (tmp_path / "mbpp").mkdir()
+    with read_cache_only():
+        check_cached("OpenMLRL/CoArXiv-2")
+        check_cached("mbpp")
+        with pytest.raises(NotCached, match="the data set OpenMLRL/Other is not in the cache"):
+            check_cached("OpenMLRL/Other")
+
+
+def test_a_hub_set_whose_files_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, config: str | None, split: str) -> None:
+        raise DatasetGenerationError("An error occurred while generating the dataset") from ValueError("bad row 7")
+
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    with pytest.raises(ConfigError, match="owner/name: its files cannot be read: ValueError: bad row 7; give the path"):
+        read_rows("owner/name", "test")
 
 
 def test_the_split_follows_from_contents_alone() -> None:

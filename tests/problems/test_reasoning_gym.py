@@ -42,14 +42,26 @@ def test_tasks_alternate_and_no_question_occurs_twice() -> None:
     problems = [problem for split in splits.values() for problem in split]
     assert len({problem.prompt for problem in problems}) == len(problems)
     assert splits == _load(tasks=TASKS).load()
-    assert splits != _load(tasks=TASKS, seed=1).load()
+
+
+@pytest.mark.slow
+def test_neighbouring_seeds_share_no_question() -> None:
+    one, other = (_load(tasks=TASKS, seed=seed).load() for seed in (0, 1))
+    questions = [{problem.prompt for split in splits.values() for problem in split} for splits in (one, other)]
+    assert not questions[0] & questions[1]
+
+
+@pytest.mark.slow
+def test_held_out_questions_do_not_depend_on_the_number_of_training_problems() -> None:
+    few, many = (_load(num_train=number).load() for number in (2, 20))
+    assert [problem.prompt for problem in few["test"]] == [problem.prompt for problem in many["test"]]
 
 
 @pytest.mark.slow
 def test_the_checker_of_the_task_scores_answers() -> None:
     [problem, *_] = _load(tasks=("chain_sum",)).load()["train"]
-    assert problem.prompt.endswith("1663 - 5242 - 9376 - 8961 + 7634 =")
-    assert score_answer(problem, str(1663 - 5242 - 9376 - 8961 + 7634)) == 1.0
+    assert problem.prompt.endswith("1360 + 3552 + 1598 =")
+    assert score_answer(problem, str(1360 + 3552 + 1598)) == 1.0
     assert score_answer(problem, "7") < 1.0
     [factors, *_] = _load(tasks=("prime_factorization",)).load()["train"]
     assert score_answer(factors, "cannot be read as numbers") == 0.0
@@ -75,7 +87,7 @@ class _Agent:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("final", "reward"), [("I agree.\n-14282\n", 1.0), ("I disagree.\n5", 0.0)])
+@pytest.mark.parametrize(("final", "reward"), [("I agree.\n6510\n", 1.0), ("I disagree.\n5", 0.0)])
 def test_the_example_scores_the_last_line_of_the_checker(final: str, reward: float) -> None:
     [problem, *_] = _load(tasks=("chain_sum",)).load()["train"]
     agents: Any = {"solver": _Agent("My draft"), "checker": _Agent(final)}

@@ -172,6 +172,12 @@ def test_a_shuffled_message_is_never_that_of_the_own_problem(splits: Mapping[Spl
     assert shuffle_texts(starts[:2], 3)[0].node.seen_by("second") == starts[0].node.history
 
 
+def test_a_problem_without_parts_is_refused_with_the_remedy() -> None:
+    problem = Problem("yours", "def f(x):\n", "f", "")
+    with pytest.raises(ConfigError, match=r"problem yours: has no part for the role 'first'.* --problem ID"):
+        RelayEnv().observe(problem, "first", [], "a")
+
+
 def test_rows_that_bound_a_run() -> None:
     config = load_config(str(CONFIGS / "relay_two_turns.toml"), [])
     trained = tuple(agent.model_copy(update={"start_from": Path("run") / agent.name}) for agent in config.agents)

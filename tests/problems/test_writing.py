@@ -78,3 +78,11 @@ def test_a_hub_set_has_splits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [p.prompt for p in splits["train"]] == [row["abstract_text"] for row in parts["train"][:6]]
     by_hash = Arxiv(kind="arxiv", hub_test_split="").load()
     assert {split: len(problems) for split, problems in by_hash.items()} == {"train": 6, "test": 1}
+
+
+def test_one_file_of_a_hub_set_is_split_by_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [{"abstract": f"{LONG} {i}"} for i in range(10)])
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, name, repo_type: file)
+    splits = Arxiv(kind="arxiv", source="owner/name:a.jsonl").load()
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 8, "test": 2}
+    assert splits == Arxiv(kind="arxiv", source=file).load()

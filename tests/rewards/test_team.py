@@ -6,6 +6,7 @@ import pytest
 
 from magrpo.errors import ConfigError
 from magrpo.rewards.coding import MAXIMA, VARIANTS, TeamReward
+from magrpo.rewards.common import choose_report
 from magrpo.types import ExecutionReport
 from tests.rewards.test_coding import AUX, MAIN, PROBLEM, report
 
@@ -75,3 +76,17 @@ def test_names_of_many_helpers_do_not_mix() -> None:
 def test_another_number_of_helpers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"reward\.num_helpers = 2, but env has 1"):
         REWARD.executions(PROBLEM, {"helper1": AUX, "main": MAIN}, {})
+
+
+def test_the_best_program_is_chosen_by_shown_and_hidden_tests_together() -> None:
+    reports: dict[str, ExecutionReport] = {
+        "program:helper1": report(3),
+        "program_hidden:helper1": report(0),
+        "program:helper2": report(2),
+        "program_hidden:helper2": report(4),
+        "constant:helper1": report(4),
+    }
+    best = choose_report(reports)
+    assert best is not None
+    assert (best.tests_passed, best.tests_total) == (6, 8)
+    assert choose_report({}) is None

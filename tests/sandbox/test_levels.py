@@ -54,7 +54,7 @@ def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
 
 def test_what_a_killed_probe_left_behind_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_temporary_folder(monkeypatch, tmp_path)
-    (tmp_path / "magrpo-probe-killed").mkdir()
+    (tmp_path / "magrpo-probe-0dead123").mkdir()
     with levels._make_targets() as (first, *_), levels._make_targets() as (second, *_):
         assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
     assert list(tmp_path.iterdir()) == []

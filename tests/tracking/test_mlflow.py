@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from magrpo.config.services import TrackingConfig
+from magrpo.config.services import TrackingConfig, hide_password
 from magrpo.errors import ConfigError
 from magrpo.process.ports import find_free_ports
 from magrpo.tracking.connection import (
     Unavailable,
     check_reachable,
     check_tracking,
-    hide_password,
     make_database,
     tracking_uri,
 )

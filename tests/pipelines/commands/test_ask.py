@@ -168,6 +168,14 @@ def test_mistakes_are_one_line(
         assert not said.out
 
 
+def test_bytes_that_are_no_text_are_refused(
+    run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("Modèle".encode("latin-1")), encoding="utf-8"))
+    assert ask(run) == 2
+    assert capsys.readouterr().err.startswith("magrpo: standard input is not text in utf-8; convert it")
+
+
 def answer(texts: dict[str, str], turn: ScoredTurn, cut: str = "", **others: str) -> Answer:
     """An answer of one turn, in which agent ``cut`` hit the length limit; ``others`` give ``program`` and ``why``."""
     actions = {
