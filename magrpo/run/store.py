@@ -28,7 +28,7 @@ from magrpo.config.run import RunConfig
 from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError, check_name, first_line
 from magrpo.files.locks import lock_folder
-from magrpo.files.writing import atomic_write, hash_file, share_files, sync_path
+from magrpo.files.writing import DRAFT, atomic_write, hash_file, share_files, sync_path
 from magrpo.run.manifest import (
     MANIFEST,
     FileFacts,
@@ -79,7 +79,10 @@ class RunStore:
 
     @classmethod
     def create(cls, config: RunConfig, name: str | None = None) -> RunStore:
-        """Create a run directory under ``config.root``; ConfigError if ``name`` is taken or is no valid folder name."""
+        """Create a run directory under ``config.root``.
+
+        Raises ConfigError if ``name`` is no valid folder name or is taken, by a run or by a folder with other files.
+        """
         run_id = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         store = cls(config.root, check_run_name(run_id))
         store.path.mkdir(parents=True, exist_ok=True)  # exists if a kill came before the next lines
@@ -88,6 +91,8 @@ class RunStore:
                 raise ConfigError(
                     f"run {run_id} exists in {config.root}: choose another name, or: magrpo resume {run_id}"
                 )
+            if any(path.name != DRAFT.format(CONFIG) for path in store.path.iterdir()):
+                raise ConfigError(f"{store.path} contains other files: choose another name")
             store.write_config(config)
         return store
 

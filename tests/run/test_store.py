@@ -121,6 +121,17 @@ def test_a_name_is_free_again_if_a_kill_came_before_its_configuration(tmp_path: 
         RunStore.create(config, "r")
 
 
+def test_a_folder_with_files_of_the_user_is_no_place_for_a_run(tmp_path: Path) -> None:
+    """A refused run is deleted, and its folder with it."""
+    config = load_config(_config(tmp_path))
+    notes = tmp_path / "runs" / "mine" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.touch()
+    with pytest.raises(ConfigError, match=re.escape(f"{notes.parent} contains other files: choose another name")):
+        RunStore.create(config, "mine")
+    assert list(notes.parent.iterdir()) == [notes]
+
+
 MANIFESTS = {
     "empty": b"",
     "truncated": b'{"stage": "s", ',
