@@ -22,7 +22,7 @@ from magrpo.export.model_card import find_licence
 from magrpo.progress.notify import Notices
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
-from magrpo.training import champion
+from magrpo.training import champion, gate
 from magrpo.training.champion import RegistryError
 from magrpo.training.execute import Result, execute
 from magrpo.training.promotion import Promotion, Undo, register_team, undo_on_error
@@ -79,6 +79,11 @@ class World:
         facts = json.loads(path.read_text())
         change(facts)
         path.write_text(json.dumps(facts))
+
+
+@pytest.fixture(autouse=True)
+def _gate_of_few_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MIN_PROBLEMS", 1)
 
 
 @pytest.fixture(scope="module")
