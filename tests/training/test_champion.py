@@ -317,6 +317,14 @@ def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Pa
         ConfigError, match="version 1 of others has the agents helper, main, but this run has helper, second"
     ):
         begun(world, "others", "registry.model=others", "agents.1.name=second")
+    model = re.escape(json.loads((world.root / "one" / "config.json").read_bytes())["agents"][0]["model"])
+    for change, ours in (
+        ("model=coopcode-base", 'coopcode-base with weights = "lora"'),
+        ("weights=full", f'{model} with weights = "full"'),
+    ):
+        message = rf"agent 'helper' on model {model} with weights = \"lora\", but this run on {ours}; use the same, or"
+        with pytest.raises(ConfigError, match=message):
+            begun(world, change.replace("=", "-"), "registry.model=others", f"agents.0.{change}")
     with pytest.raises(ConfigError, match=r"champions/1/helper/adapter_config.json: .* set lora.alpha = 4.0 \(now 5"):
         begun(world, "scaled", "registry.model=others", "lora.alpha=5")
     with pytest.raises(RegistryError, match=r"registry.continue_from_champion: MLflow at http://127.0.0.1:9"):
