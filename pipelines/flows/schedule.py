@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.client.schemas.filters import DeploymentFilter, FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
 from prefect.runner import Runner
 from prefect.runtime import deployment, flow_run
@@ -82,13 +82,14 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
 
 
 def _cancel_waiting_runs(deployments: DeploymentFilter, message: str) -> None:
-    """Cancel the runs of a deployment that are due and have not started."""
+    """Cancel the runs of these deployments of :func:`scheduled` that are due and have not started."""
     waiting = {
         "state": {"type": {"any_": [StateType.SCHEDULED]}},
         "expected_start_time": {"before_": datetime.now(UTC)},
     }
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(
+            flow_filter=FlowFilter.model_validate({"name": {"any_": [FLOW]}}),
             deployment_filter=deployments,
             flow_run_filter=FlowRunFilter.model_validate(waiting),
         ):
