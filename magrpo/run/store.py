@@ -12,6 +12,7 @@ import difflib
 import gzip
 import json
 import os
+import shlex
 import shutil
 import uuid
 import zlib
@@ -29,6 +30,7 @@ from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError, check_name, first_line
 from magrpo.files.locks import lock_folder
 from magrpo.files.writing import DRAFT, atomic_write, hash_file, share_files, sync_path
+from magrpo.process.environment import shorten_path
 from magrpo.run.manifest import (
     MANIFEST,
     FileFacts,
@@ -89,7 +91,8 @@ class RunStore:
         with lock_folder(store.path):  # of two processes that create the run at once, the second one is refused
             if store.exists():
                 raise ConfigError(
-                    f"run {run_id} exists in {config.root}: choose another name, or: magrpo resume {run_id}"
+                    f"run {run_id} exists in {config.root}: choose another name, or: "
+                    f"magrpo resume {store.format_arguments()}"
                 )
             if any(path.name != DRAFT.format(CONFIG) for path in store.path.iterdir()):
                 raise ConfigError(f"{store.path} contains other files: choose another name")
@@ -111,6 +114,18 @@ class RunStore:
             newest = ", ".join(names[-5:]) or "none"
             raise ConfigError(f"no run {run_id!r} in {root}; the newest runs there: {newest}")
         return store
+
+    def format_arguments(self, *, from_anywhere: bool = False) -> str:
+        """Format the arguments by which a command finds the run: ``one``, or ``one --root 'my runs'``.
+
+        They are for the working directory, or with an absolute root ``from_anywhere``.
+        """
+        root = self.path.parent
+        if from_anywhere:
+            return f"{self.run_id} --root {shlex.quote(str(root))}"
+        return (
+            self.run_id if root == Path("runs").resolve() else f"{self.run_id} --root {shlex.quote(shorten_path(root))}"
+        )
 
     # ----------------------------------------------------------------------------------------------- configuration
     def exists(self) -> bool:

@@ -108,7 +108,9 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
     for store in stores:
         config = store.config()
         if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
-            raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo resume {store.run_id}")
+            raise ConfigError(
+                f"run {store.run_id} is not finished; resume it: magrpo resume {store.format_arguments()}"
+            )
         runs.append(read_baselines(store, config))
     problems = [{row.task_id for result in results for row in result.report.rows} for results in runs]
     for store, task_ids in zip(stores, problems, strict=True):

@@ -24,6 +24,7 @@ from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from magrpo.training import champion, gate
 from magrpo.training.champion import RegistryError
+from magrpo.training.closing import suggest_commands
 from magrpo.training.execute import Result, execute
 from magrpo.training.promotion import Promotion, Undo, register_team, undo_on_error
 from pipelines.flows.train import undo_in_transaction
@@ -250,7 +251,7 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
     store.write_config(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away") is None
-    assert "to register later: magrpo resume one" in caplog.text
+    assert f"to register later: magrpo resume one --root {world.root}" in caplog.text
     store.write_config(config)
     assert world.finish("one", model="away") is not None
 
@@ -275,6 +276,7 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: 
     one = RunStore.open(world.root, "one").path / "stages/00001/update/weights"
     assert adapter(weights) == adapter(one)
     assert result.promotion is None
+    assert not any("evaluate" in command for command in suggest_commands(result.store)), "it evaluates already"
     world.rewrite("start", 1, set_returns(-1.0))
     assert world.promote("two", "start").promoted
     again = execute(world.root, "from-champion", lambda stages: stages, {})
