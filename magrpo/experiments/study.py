@@ -25,7 +25,7 @@ from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
 from magrpo.run.config_diff import flatten_tree
 from magrpo.run.files import is_finished
 from magrpo.run.manifest import digest
-from magrpo.run.store import RunStore, check_run_name, read_json
+from magrpo.run.store import RunStore, check_run_name, name_after, read_json
 
 FIXED = "study.json"
 _LOCATIONS = ("root", "tracking.", "notify.")
@@ -173,7 +173,9 @@ def load_study(path: Path, name: str | None, root: Path | None, locate: Callable
         given = arm.config or config.config
         beside = path.parent / given
         sources[arm.name] = beside if beside.is_file() else locate(given)
-    study = Study(path, check_run_name(name or path.stem, longest=60), config, root or Path("runs"), sources)
+    study = Study(
+        path, check_run_name(name, 60) if name else name_after(path, 60), config, root or Path("runs"), sources
+    )
     if root is None:
         first = study.load_config(config.arms[0], [*config.set, *config.arms[0].set])
         study = replace(study, root=first.root)

@@ -298,6 +298,14 @@ def check_run_name(name: str, longest: int = 200) -> str:
     return check_name(name, "run name", RESERVED, longest, signs="-_.")
 
 
+def name_after(file: Path, longest: int = 200) -> str:
+    """Return the name that a run takes from ``file``; ConfigError if no run can have it."""
+    try:
+        return check_run_name(file.stem, longest)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; give one with --name") from None
+
+
 def write_records(path: Path, records: Iterable[Any]) -> None:
     """Write dataclasses as gzipped JSON lines. Equal records give equal bytes. Raises OSError if the disk is full.
 

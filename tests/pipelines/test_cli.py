@@ -63,6 +63,18 @@ def test_a_mistake_names_its_remedy(
     assert (said.out, [path.name for path in tmp_path.iterdir()]) == ("", ["run.toml"])
 
 
+@pytest.mark.parametrize("words", [["schedule", "--interval", "1h"], ["evaluate", "--baselines", "all"]])
+def test_a_file_whose_name_no_run_can_have_needs_another_name(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path)
+    spaced = config.rename(config.with_name("my run.toml"))
+    assert cli.main([words[0], str(spaced), *words[1:]]) == 2
+    said = capsys.readouterr().err
+    assert "run name 'my run' cannot be used" in said
+    assert said.rstrip().endswith("; give one with --name")
+
+
 def test_a_shipped_configuration_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
