@@ -226,7 +226,7 @@ class Run:
         known = kept_iterations(self.store)
         if not known:
             raise ConfigError(
-                f"run {self.store.run_id} has no weights yet; resume it: magrpo resume {self.store.run_id}"
+                f"run {self.store.run_id} has no weights yet; resume it: magrpo resume {self.store.format_arguments()}"
             )
         if iteration is None:
             iteration = known[-1]

@@ -477,7 +477,7 @@ def schedule(
     from pipelines.flows.timetable import Timetable
 
     timetable = Timetable(cron, interval, timezone)
-    from magrpo.run.store import check_run_name  # the configuration: --help need not load it
+    from magrpo.run.store import name_after  # the configuration: --help need not load it
     from pipelines.commands.train import serve_schedule  # torch: a mistake is reported at once
 
-    return serve_schedule(config, overrides, timetable, name or check_run_name(config.stem), limit, place)
+    return serve_schedule(config, overrides, timetable, name or name_after(config), limit, place)

@@ -19,7 +19,7 @@ from magrpo.errors import ConfigError
 from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
 from magrpo.planning.place_check import check_place
 from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
-from magrpo.run.store import RunStore
+from magrpo.run.store import RunStore, name_after
 from magrpo.tracking.connection import tracking_uri
 
 
@@ -95,7 +95,7 @@ def create_baselines(
         partners=tuple(_team_like(partner, config, root) for partner in partners),
     )
     table = with_baselines(config, names, teams)
-    return _create_run(table, source, name or _free_name(root, f"{Path(source.run).stem}-baselines"))
+    return _create_run(table, source, name or _free_name(root, f"{name_after(Path(source.run))}-baselines"))
 
 
 def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore:

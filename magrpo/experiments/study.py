@@ -27,7 +27,7 @@ from magrpo.run.comparability import pass_alike, score_alike
 from magrpo.run.config_diff import flatten_config, flatten_tree
 from magrpo.run.files import is_finished
 from magrpo.run.manifest import digest
-from magrpo.run.store import RunStore, check_run_name, read_json
+from magrpo.run.store import RunStore, check_run_name, name_after, read_json
 
 FIXED = "study.json"
 _EVALUATION = ("eval.max_problems", "eval.stop_above", "eval.seed", "rollout.leave_out_long")
@@ -181,7 +181,9 @@ def load_study(path: Path, name: str | None, root: Path | None, locate: Callable
         given = arm.config or config.config
         beside = path.parent / given
         sources[arm.name] = beside if beside.is_file() else locate(given)
-    study = Study(path, check_run_name(name or path.stem, longest=60), config, root or Path("runs"), sources)
+    study = Study(
+        path, check_run_name(name, 60) if name else name_after(path, 60), config, root or Path("runs"), sources
+    )
     if root is None:
         first = study.load_config(config.arms[0], [*config.set, *config.arms[0].set])
         study = replace(study, root=first.root)

@@ -4,10 +4,13 @@ import hashlib
 import os
 from pathlib import Path
 
+DRAFT = ".{}"
+"""Name of a file while it is written; a kill may leave it."""
+
 
 def atomic_write(path: Path, data: bytes) -> None:
     """Write or replace a file; readers and crashes see the old bytes or the new ones. On disk when this returns."""
-    draft = path.with_name(f".{path.name}")
+    draft = path.with_name(DRAFT.format(path.name))
     draft.write_bytes(data)
     sync_path(draft)
     draft.replace(path)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from magrpo.errors import ConfigError, first_line
+
 log = logging.getLogger(__name__)
 
 _LOGGERS = ("magrpo", "pipelines")
@@ -138,14 +140,20 @@ def reach_loopback_directly() -> None:
 
 
 def prefect_target() -> str | None:
-    """The URL of the Prefect API that the environment or the active profile names; None if neither does."""
+    """The URL of the Prefect API that the environment or the active profile names; None if neither does.
+
+    Raises ConfigError if Prefect's file of profiles cannot be read.
+    """
     if url := os.environ.get("PREFECT_API_URL"):
         return url
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
     if not path.is_file():
         return None
-    profiles = tomllib.loads(path.read_text(encoding="utf-8"))
+    try:
+        profiles = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}, Prefect's profiles: {first_line(error)}; correct it, or use --local") from None
     active = os.environ.get("PREFECT_PROFILE", profiles.get("active", ""))
     url = profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
     return str(url) if url else None

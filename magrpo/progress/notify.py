@@ -72,7 +72,7 @@ class Notices:
         else:
             if self._failure is not None:
                 self._report_recovery()
-            self._file.unlink()
+            self._remove_file()
 
     def team_promoted(self, text: str) -> None:
         self._send("promotion", self._attempt.state, text)
@@ -91,6 +91,12 @@ class Notices:
             atomic_write(self._file, json.dumps({"failed": failed}).encode())
         except OSError as error:
             log.warning("the state of the attempt could not be written: %s", describe_error(error))
+
+    def _remove_file(self) -> None:
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s could not be removed: %s", self._file, describe_error(error))
 
     def _send(self, event: Event, state: RunState, reason: str, resume: str = "") -> None:
         store, notify = self._attempt.store, self._attempt.notify

@@ -152,7 +152,7 @@ class Attempt:
     @property
     def resume_command(self) -> str:
         """The shell command that resumes the run."""
-        return f"magrpo resume {self.store.run_id} --root {self.store.path.parent}"
+        return f"magrpo resume {self.store.format_arguments(from_anywhere=True)}"
 
 
 class Observer(Protocol):

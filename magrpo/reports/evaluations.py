@@ -39,7 +39,9 @@ class EvaluatedRun:
         config = store.config()
         reports = read_evaluations(store)
         if not reports:
-            raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.run_id}")
+            raise ConfigError(
+                f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.format_arguments()}"
+            )
         return cls(store, config, reports)
 
     @property
@@ -91,7 +93,7 @@ class EvaluatedRun:
                 return budget
         raise ConfigError(
             f"run {self.run_id}: the update of iteration {iteration} is missing; compute it again: "
-            f"magrpo resume {self.run_id}"
+            f"magrpo resume {self.store.format_arguments()}"
         )
 
     def nearest_evaluation(self, tokens: int) -> int:

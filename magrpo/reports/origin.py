@@ -1,6 +1,5 @@
 """The origin of a run (its date, machine and code), and commands to continue with after its report."""
 
-import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -34,10 +33,10 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
 
 def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield commands for the reader of a run's report, each after its purpose."""
-    root = "" if store.path.parent.name == "runs" else f" --root {shlex.quote(str(store.path.parent))}"
-    yield "ask the agents", f"magrpo ask {store.run_id}{root}"
+    run = store.format_arguments()
+    yield "ask the agents", f"magrpo ask {run}"
     if config.train.num_iterations:
-        yield "compare with baselines", f"magrpo evaluate {store.run_id} --baselines all{root}"
+        yield "compare with baselines", f"magrpo evaluate {run} --baselines all"
 
 
 def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:

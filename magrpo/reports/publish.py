@@ -59,7 +59,9 @@ def _write_report(store: RunStore, folder: Path) -> None:
     config = store.config()
     if makes_tables(config):
         if not is_finished(store):
-            raise ConfigError(f"run {store.run_id} has no table yet; resume it: magrpo resume {store.run_id}")
+            raise ConfigError(
+                f"run {store.run_id} has no table yet; resume it: magrpo resume {store.format_arguments()}"
+            )
         BaselineTable(config, read_baselines(store, config)).write_files(folder)
     else:
         RunReport.read(store).write_files(folder)

@@ -25,6 +25,7 @@ from magrpo.config.run import RunConfig
 from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
+from magrpo.run.lock import hold_run
 from magrpo.run.manifest import check_files
 from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records
@@ -257,10 +258,14 @@ def read_place(store: RunStore) -> Place:
 
 
 def keep_place(store: RunStore, place: Place | None) -> None:
-    """Make ``place`` the place of the next attempts at the run; None leaves it as it is."""
+    """Make ``place`` the place of the next attempts at the run; None leaves it as it is.
+
+    Raises ConfigError if another process works on the run.
+    """
     if place is None:
         return
-    if place.is_default:
-        (store.path / PLACE).unlink(missing_ok=True)
-    else:
-        atomic_write(store.path / PLACE, place.model_dump_json(indent=1).encode())
+    with hold_run(store):
+        if place.is_default:
+            (store.path / PLACE).unlink(missing_ok=True)
+        else:
+            atomic_write(store.path / PLACE, place.model_dump_json(indent=1).encode())

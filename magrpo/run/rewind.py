@@ -1,6 +1,5 @@
 """Rewinding a run: the steps to compute again, and the pruned checkpoints that these steps need."""
 
-import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
@@ -52,7 +51,7 @@ def check_kept(store: RunStore, step: Step) -> None:
             files = "the optimizer state" if step.stage == "update" else "the weights"
             raise ConfigError(
                 f"{step.folder} needs {files} of {name}, deleted to save space; to compute them again: "
-                f"magrpo resume {store.run_id} --root {shlex.quote(str(store.path.parent))} --from-stage {step}"
+                f"magrpo resume {store.format_arguments()} --from-stage {step}"
             )
 
 

@@ -12,6 +12,7 @@ import difflib
 import gzip
 import json
 import os
+import shlex
 import shutil
 import uuid
 import zlib
@@ -28,7 +29,8 @@ from magrpo.config.run import RunConfig
 from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError, check_name, first_line
 from magrpo.files.locks import lock_folder
-from magrpo.files.writing import atomic_write, hash_file, share_files, sync_path
+from magrpo.files.writing import DRAFT, atomic_write, hash_file, share_files, sync_path
+from magrpo.process.environment import shorten_path
 from magrpo.run.manifest import (
     MANIFEST,
     FileFacts,
@@ -79,15 +81,21 @@ class RunStore:
 
     @classmethod
     def create(cls, config: RunConfig, name: str | None = None) -> RunStore:
-        """Create a run directory under ``config.root``; ConfigError if ``name`` is taken or is no valid folder name."""
+        """Create a run directory under ``config.root``.
+
+        Raises ConfigError if ``name`` is no valid folder name or is taken, by a run or by a folder with other files.
+        """
         run_id = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         store = cls(config.root, check_run_name(run_id))
         store.path.mkdir(parents=True, exist_ok=True)  # exists if a kill came before the next lines
         with lock_folder(store.path):  # of two processes that create the run at once, the second one is refused
             if store.exists():
                 raise ConfigError(
-                    f"run {run_id} exists in {config.root}: choose another name, or: magrpo resume {run_id}"
+                    f"run {run_id} exists in {config.root}: choose another name, or: "
+                    f"magrpo resume {store.format_arguments()}"
                 )
+            if any(path.name != DRAFT.format(CONFIG) for path in store.path.iterdir()):
+                raise ConfigError(f"{store.path} contains other files: choose another name")
             store.write_config(config)
         return store
 
@@ -106,6 +114,18 @@ class RunStore:
             newest = ", ".join(names[-5:]) or "none"
             raise ConfigError(f"no run {run_id!r} in {root}; the newest runs there: {newest}")
         return store
+
+    def format_arguments(self, *, from_anywhere: bool = False) -> str:
+        """Format the arguments by which a command finds the run: ``one``, or ``one --root 'my runs'``.
+
+        They are for the working directory, or with an absolute root ``from_anywhere``.
+        """
+        root = self.path.parent
+        if from_anywhere:
+            return f"{self.run_id} --root {shlex.quote(str(root))}"
+        return (
+            self.run_id if root == Path("runs").resolve() else f"{self.run_id} --root {shlex.quote(shorten_path(root))}"
+        )
 
     # ----------------------------------------------------------------------------------------------- configuration
     def exists(self) -> bool:
@@ -276,6 +296,14 @@ def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:
 def check_run_name(name: str, longest: int = 200) -> str:
     """Return ``name`` if it is a valid run name, else ConfigError. Names derived from it may be longer by half."""
     return check_name(name, "run name", RESERVED, longest, signs="-_.")
+
+
+def name_after(file: Path, longest: int = 200) -> str:
+    """Return the name that a run takes from ``file``; ConfigError if no run can have it."""
+    try:
+        return check_run_name(file.stem, longest)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; give one with --name") from None
 
 
 def write_records(path: Path, records: Iterable[Any]) -> None:

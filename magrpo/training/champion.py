@@ -1,9 +1,12 @@
 """Fetches the champion of a registered model, to start a run from it."""
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from magrpo.config.run import RunConfig
 from magrpo.errors import ConfigError
+from magrpo.export.team import name_base
 from magrpo.files.writing import atomic_write
 from magrpo.run.files import START, describe_start
 from magrpo.run.store import CONFIG, RunStore
@@ -23,7 +26,7 @@ def start_from_champion(store: RunStore) -> str:
 
     After this the run does not depend on the registry: the weights are in its directory, its configuration names them,
     and ``start.json`` names the version. Raises ConfigError if an agent already has weights to start from, or the
-    champion lacks one of the agents; RegistryError if MLflow does not answer.
+    champion has other agents, base models or kinds of weights; RegistryError if MLflow does not answer.
     """
     if not (store.path / START).exists():
         config = store.config()
@@ -55,16 +58,30 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
         registry.download_version(champion, folder)
     except Unavailable as error:
         raise RegistryError(f"registry.continue_from_champion: {error}") from error
-    there = sorted(agent["name"] for agent in json.loads((folder / CONFIG).read_bytes())["agents"])
-    wanted = sorted(agent.name for agent in config.agents)
-    if there != wanted:
-        raise ConfigError(
-            f"registry.continue_from_champion: version {champion.number} of {registry.model} has the agents "
-            f"{', '.join(there)}, but this run has {', '.join(wanted)}; use another registry.model"
-        )
+    _check_agents(config, json.loads((folder / CONFIG).read_bytes())["agents"], champion.number)
     agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
     store.write_config(config.model_copy(update={"agents": agents}))
     _note_start(store, registry.model, champion.number)
+
+
+def _check_agents(config: RunConfig, champions: Sequence[Mapping[str, Any]], version: int) -> None:
+    """Raise ConfigError if the weights of the champion's agents do not belong to the agents of this run."""
+    title = f"registry.continue_from_champion: version {version} of {config.registry.model}"
+    theirs = {agent["name"]: (agent["model"], agent["weights"]) for agent in champions}
+    wanted = sorted(agent.name for agent in config.agents)
+    if sorted(theirs) != wanted:
+        raise ConfigError(
+            f"{title} has the agents {', '.join(sorted(theirs))}, but this run has {', '.join(wanted)}; "
+            "use another registry.model"
+        )
+    for agent in config.agents:
+        model, weights = theirs[agent.name]
+        ours = name_base(agent.model)
+        if (model, weights) != (ours, agent.weights):
+            raise ConfigError(
+                f'{title} has agent {agent.name!r} on model {model} with weights = "{weights}", but this run on '
+                f'{ours} with weights = "{agent.weights}"; use the same, or another registry.model'
+            )
 
 
 def _note_start(store: RunStore, model: str, version: int | None) -> None:

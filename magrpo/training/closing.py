@@ -1,6 +1,5 @@
 """The closing lines of a finished run: its verdict, time and files, and the commands to type next."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -133,20 +132,15 @@ def find_agents(store: RunStore) -> Path | None:
 
 def suggest_commands(store: RunStore) -> dict[str, str]:
     """Suggest commands for after a run, each with its purpose; the most wanted one comes last."""
-    run = shlex.quote(store.run_id)
-    flags = _root_flag(store)
+    run = store.format_arguments()
+    config = store.config()
     magrpo = find_command("magrpo")
-    commands = {f"{magrpo} show {run} --open{flags}": "open the report"}
-    if makes_tables(store.config()):
+    commands = {f"{magrpo} show {run} --open": "open the report"}
+    if makes_tables(config):
         return commands
-    commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "compare its agents with baselines"
-    return commands | {f"{magrpo} ask {run}{flags}": "ask the agents a held-out problem"}
-
-
-def _root_flag(store: RunStore) -> str:
-    """Return the flag by which commands find the run, after a space; empty for runs in the default folder."""
-    root = store.path.parent
-    return "" if root == Path("runs").resolve() else f" --root {shlex.quote(shorten_path(root))}"
+    if config.train.num_iterations:
+        commands[f"{magrpo} evaluate {run} --baselines all"] = "compare its agents with baselines"
+    return commands | {f"{magrpo} ask {run}": "ask the agents a held-out problem"}
 
 
 def print_answers(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
@@ -205,14 +199,14 @@ def _print_services(result: Result, console: Console) -> None:
         print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:
         print_entry(console, "team:", "not registered; to register it:")
-        print_command("", f"{magrpo} resume {store.run_id}{_root_flag(store)}", console)
+        print_command("", f"{magrpo} resume {store.format_arguments()}", console)
     if result.undelivered:
         print_entry(
             console,
             "waiting:",
             f"{format_count(result.undelivered, 'records')} for MLflow in the outbox; to deliver them:",
         )
-        print_command("", f"{magrpo} sync {store.run_id}{_root_flag(store)}", console)
+        print_command("", f"{magrpo} sync {store.format_arguments()}", console)
     command, page = result.mlflow_page
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)

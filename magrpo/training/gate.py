@@ -1,7 +1,8 @@
 """The rule of the gate: whether a team is better than the champion, by the returns of both on the same problems.
 
 A team is compared every night, so some would pass by luck: of thirty teams that are no better, at least one passes a
-95 % interval with a chance of up to a half. The gate therefore asks for a 99.8 % interval above 0.
+95 % interval with a chance of up to a half. The gate therefore asks for a 99.8 % interval above 0. On few problems the
+bootstrap's intervals are too narrow, so the gate also asks for :data:`MIN_PROBLEMS`.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from magrpo.reports.evaluations import subtract_means
 from magrpo.reports.figures import format_difference
 from magrpo.types import Interval
 
+MIN_PROBLEMS = 30
+"""Problems without which no team passes: on 2 problems, one team of eleven passes by luck."""
 _SEED = 0
 """Seed of the bootstrap, as in ``magrpo compare``; fixed, so that the decision can be reproduced."""
 _TAIL = 0.1
@@ -28,15 +31,15 @@ class Lead(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether the interval lies above 0."""
-        return self.difference.sign > 0
+        """Whether the interval lies above 0 and there are enough problems."""
+        return self.difference.sign > 0 and self.num_problems >= MIN_PROBLEMS
 
     def __str__(self) -> str:
         problems = format_count(self.num_problems, "held-out problems")
-        position = "above" if self.passes else "not above"
-        return (
-            f"by {format_difference(self.difference)} percentage points on {problems}, a 99.8 % interval {position} 0"
-        )
+        lead = f"by {format_difference(self.difference)} percentage points on {problems}"
+        if self.num_problems < MIN_PROBLEMS:
+            return f"{lead}; a promotion needs {MIN_PROBLEMS}: more held-out problems, or a larger eval.max_problems"
+        return f"{lead}, a 99.8 % interval {'above' if self.passes else 'not above'} 0"
 
 
 def lead_over(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Lead | None:

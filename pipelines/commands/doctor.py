@@ -17,6 +17,7 @@ from rich.text import Text
 
 from magrpo.config.services import TrackingConfig, hide_password
 from magrpo.engines.vllm_arguments import find_build_obstacle
+from magrpo.errors import ConfigError
 from magrpo.planning.card import GIB
 from magrpo.process.environment import find_command, prefect_target
 from magrpo.sandboxes import SandboxError
@@ -137,17 +138,7 @@ def check_sandbox() -> Iterator[CheckResult]:
 
 def check_servers(root: Path) -> Iterator[CheckResult]:
     """Check that the Prefect and MLflow servers named in the settings, if any, answer."""
-    version = _find_version("prefect")
-    url = prefect_target()
-    if not version:
-        yield CheckResult("Prefect", "missing", "not installed", "pip install prefect, or make setup in a clone")
-    elif url is None:
-        yield CheckResult("Prefect", "ok", f"{version}, starts its own server for each run")
-    elif fault := find_fault(url):
-        remedy = "start it, or unset PREFECT_API_URL, or use --local"
-        yield CheckResult("Prefect", "missing", f"server at {hide_password(url)}: {fault}", remedy)
-    else:
-        yield CheckResult("Prefect", "ok", f"{version}, server at {hide_password(url)}")
+    yield _check_prefect()
     uri = tracking_uri(TrackingConfig(), root)
     known = f"{_find_version('mlflow')}, {hide_password(uri)}"
     remedy = "runs continue and queue their records; start it and run magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
@@ -159,6 +150,22 @@ def check_servers(root: Path) -> Iterator[CheckResult]:
         yield CheckResult("MLflow", "ok", known)
     except Unavailable as error:
         yield CheckResult("MLflow", "note", str(error), remedy)
+
+
+def _check_prefect() -> CheckResult:
+    version = _find_version("prefect")
+    if not version:
+        return CheckResult("Prefect", "missing", "not installed", "pip install prefect, or make setup in a clone")
+    try:
+        url = prefect_target()
+    except ConfigError as error:
+        return CheckResult("Prefect", "missing", "its profiles cannot be read", str(error))
+    if url is None:
+        return CheckResult("Prefect", "ok", f"{version}, starts its own server for each run")
+    if fault := find_fault(url):
+        remedy = "start it, or unset PREFECT_API_URL, or use --local"
+        return CheckResult("Prefect", "missing", f"server at {hide_password(url)}: {fault}", remedy)
+    return CheckResult("Prefect", "ok", f"{version}, server at {hide_password(url)}")
 
 
 def check_disk(root: Path) -> Iterator[CheckResult]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from magrpo.config.run import RunConfig
-from magrpo.process.environment import find_command, shorten_path
+from magrpo.process.environment import find_command
 from magrpo.progress.activity import open_console, show_activity
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import (
@@ -151,9 +150,7 @@ def _print_screen(
     if summary.state in ("finished", "running"):
         print_commands("next:", suggest_commands(store), console)
     else:
-        command = (
-            f"{find_command('magrpo')} resume {store.run_id} --root {shlex.quote(shorten_path(store.path.parent))}"
-        )
+        command = f"{find_command('magrpo')} resume {store.format_arguments()}"
         print_commands("next:", {command: "resume it where it stopped"}, console)
 
 

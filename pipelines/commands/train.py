@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,12 +24,10 @@ from magrpo.run.lock import hold_run
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
-from magrpo.tracking.connection import Unavailable, check_tracking, tracking_uri
-from magrpo.tracking.mlflow_runs import delete_empty_run
-from magrpo.tracking.outbox import find_folder_id
+from magrpo.tracking.connection import check_tracking
 from magrpo.training.closing import print_closing
 from pipelines.commands.inputs import check_inputs
-from pipelines.flows.launch import run_stages
+from pipelines.flows.launch import remove_run, run_stages
 from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
 
@@ -87,7 +84,7 @@ def launch_run(
         if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
             error.filename = str(store.path)
         if is_new and was_refused(store, error):
-            _remove_run(store)
+            remove_run(store)
         elif not isinstance(error, ConfigError):
             stopped = f"the run stopped; finished work is kept. Fix the cause, then resume with:\n  {resume}"
             Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
@@ -95,17 +92,6 @@ def launch_run(
     console.quiet = False
     print_closing(result, console, brief=is_quiet())
     return 0
-
-
-def _remove_run(store: RunStore) -> None:
-    """Remove a run that has sampled nothing, also from its tracking store if that answers."""
-    tracking = store.config().tracking
-    uri = tracking_uri(tracking, store.path.parent)
-    folder_id = find_folder_id(store.path)
-    with hold_run(store):
-        shutil.rmtree(store.path)
-    with suppress(Unavailable):
-        delete_empty_run(uri, tracking.experiment, folder_id)
 
 
 def resume_run(store: RunStore, from_stage: str | None, place: Place | None, *, local: bool) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.filters import DeploymentFilter, FlowFilter, FlowRunFilter
+from prefect.client.schemas.objects import State, StateType
 from prefect.runner import Runner
 from prefect.runtime import deployment, flow_run
 from prefect.schedules import Schedule
@@ -22,10 +22,12 @@ from magrpo.config.run import load_config
 from magrpo.config.validate import write_override
 from magrpo.errors import ConfigError
 from magrpo.planning.place_check import check_place
+from magrpo.progress.state import describe_error, was_refused
 from magrpo.run.files import keep_place
 from magrpo.run.store import RunStore
 from magrpo.training.closing import print_closing
 from pipelines.arguments import locate_config, parse_place
+from pipelines.flows.launch import remove_run
 from pipelines.flows.timetable import Timetable
 from pipelines.flows.train import execute_in_flow
 
@@ -41,8 +43,10 @@ def build_schedule(timetable: Timetable) -> Schedule:
 
 
 @flow(name=FLOW, flow_run_name="{name}", validate_parameters=False)
-def scheduled(config: str, overrides: list[str], root: str, name: str, place: str = "") -> None:
+def scheduled(config: str, overrides: list[str], root: str, name: str, place: str = "") -> State[None] | None:
     """One scheduled training run. A retry resumes it at its first uncommitted stage.
+
+    A run that is refused before it has sampled anything is removed, and its flow run cancelled.
 
     Args:
         config: TOML file on the training machine, or the name of a shipped configuration. Read for every run.
@@ -58,24 +62,34 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
     run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
     store = RunStore(Path(root), run_id)
     given = parse_place(place) if place else None  # checked before a folder is created
-    if not store.exists():
+    is_new = not store.exists()
+    if is_new:
         resolved = load_config(locate_config(config), [*overrides, write_override("root", root)])
         check_place(resolved, given or Place())
         RunStore.create(resolved, run_id)
     keep_place(store, given)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"run {run_id} in {Path(root) / run_id}")
-    print_closing(execute_in_flow(Path(root), run_id), console)
+    try:
+        result = execute_in_flow(Path(root), run_id)
+    except ConfigError as error:
+        if not (is_new and was_refused(store, error)):
+            raise
+        remove_run(store)
+        return Cancelled(message=describe_error(error))
+    print_closing(result, console)
+    return None
 
 
 def _cancel_waiting_runs(deployments: DeploymentFilter, message: str) -> None:
-    """Cancel the runs of a deployment that are due and have not started."""
+    """Cancel the runs of these deployments of :func:`scheduled` that are due and have not started."""
     waiting = {
         "state": {"type": {"any_": [StateType.SCHEDULED]}},
         "expected_start_time": {"before_": datetime.now(UTC)},
     }
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(
+            flow_filter=FlowFilter.model_validate({"name": {"any_": [FLOW]}}),
             deployment_filter=deployments,
             flow_run_filter=FlowRunFilter.model_validate(waiting),
         ):

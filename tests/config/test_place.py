@@ -12,6 +12,7 @@ from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
 from magrpo.planning.place_check import find_misfits
 from magrpo.run.files import keep_place, read_place
+from magrpo.run.lock import hold_run
 from magrpo.run.store import RunStore
 from pipelines.arguments import locate_config
 
@@ -80,6 +81,9 @@ def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
     two = Place.model_validate({"samplers": {"count": 2}, "ranks": {"count": 2}})
     keep_place(store, two)
     keep_place(store, None)
+    assert read_place(store) == two
+    with hold_run(store), pytest.raises(ConfigError, match=r"run run: process .* is working on it already"):
+        keep_place(store, Place())
     assert read_place(store) == two
     keep_place(store, Place())
     assert read_place(store).is_default

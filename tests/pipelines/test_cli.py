@@ -21,6 +21,7 @@ from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run
 from magrpo.tracking.outbox import find_folder_id
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped, locate_config
+from pipelines.flows.launch import remove_run
 from tests.pipelines.micro import STAGES, write_config
 
 SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
@@ -60,6 +61,18 @@ def test_a_mistake_names_its_remedy(
     said = capsys.readouterr()
     assert message in said.err
     assert (said.out, [path.name for path in tmp_path.iterdir()]) == ("", ["run.toml"])
+
+
+@pytest.mark.parametrize("words", [["schedule", "--interval", "1h"], ["evaluate", "--baselines", "all"]])
+def test_a_file_whose_name_no_run_can_have_needs_another_name(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path)
+    spaced = config.rename(config.with_name("my run.toml"))
+    assert cli.main([words[0], str(spaced), *words[1:]]) == 2
+    said = capsys.readouterr().err
+    assert "run name 'my run' cannot be used" in said
+    assert said.rstrip().endswith("; give one with --name")
 
 
 def test_a_shipped_configuration_is_found_by_its_name(
@@ -117,6 +130,19 @@ def test_a_refused_configuration_leaves_its_name_free(tmp_path: Path, capfd: pyt
     for stage, is_kept in (("prepare", False), ("start", False), ("evaluate", True)):
         kept.commit(Step(stage, 0).folder, "key", lambda _: {})
         assert has_samples(kept) == is_kept
+
+
+def test_a_refused_run_behind_a_link_leaves_the_link(tmp_path: Path) -> None:
+    config, root, elsewhere = write_config(tmp_path, iterations=1), tmp_path / "runs", tmp_path / "other-disk"
+    root.mkdir(exist_ok=True)
+    elsewhere.mkdir()
+    (root / "moved").symlink_to(elsewhere)
+    for _ in range(2):
+        store = RunStore.create(load_config(config), "moved")
+        store.commit(Step("prepare", 0).folder, "key", lambda _: {})
+        remove_run(store)
+        assert store.path.is_symlink()
+        assert list(elsewhere.iterdir()) == []
 
 
 def test_a_mistake_in_a_plugin_is_named_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.errors import ConfigError
 from magrpo.process.environment import prefect_target, prepare_environment
+from pipelines.commands.doctor import check_servers
 
 
 def test_a_user_without_a_home_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +37,16 @@ def test_pictures_are_drawn_without_a_word_about_the_home() -> None:
     environment.pop("MPLCONFIGDIR", None)
     drawn = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert drawn.stderr == ""
+
+
+@pytest.mark.parametrize("profiles", [b"active = ", b"\xff"])
+def test_profiles_of_prefect_that_cannot_be_read_are_named(
+    profiles: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "profiles.toml"
+    path.write_bytes(profiles)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_PROFILES_PATH", str(path))
+    with pytest.raises(ConfigError, match=rf"{path}, Prefect's profiles: .*; correct it, or use --local"):
+        prefect_target()
+    assert [check.verdict for check in check_servers(tmp_path) if check.name == "Prefect"] == ["missing"]

@@ -142,6 +142,23 @@ def test_a_full_disk_keeps_no_notice_back(config: RunConfig, monkeypatch: pytest
     assert "the first error" in posted["reason"]
 
 
+def test_a_disk_that_was_full_does_not_fail_a_finished_run(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with receiving() as receiver:
+        attempt = make_attempt(config, receiver)
+        monkeypatch.setattr(notices, "atomic_write", fail)
+        with observe_attempt(attempt, [Notices()]):
+            pass
+        monkeypatch.setattr(Path, "unlink", fail)
+        with observe_attempt(attempt, [Notices()]):
+            pass
+    assert "attempt.json could not be removed: OSError: [Errno 28] No space left on device" in caplog.text
+
+
 def test_a_service_that_refuses_or_hangs_is_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,7 +165,10 @@ def test_an_example_shows_a_trajectory_that_changed(config: RunConfig, reports: 
     ]
 
 
-def test_a_report_says_where_its_run_comes_from(tmp_path: Path, config: RunConfig) -> None:
+def test_a_report_says_where_its_run_comes_from(
+    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     store = RunStore.create(config.model_copy(update={"root": tmp_path / "runs"}), "first")
     assert [name for name, _ in describe_origin(store, config)] == ["run folder", "MLflow"], "nothing is recorded yet"
     records = [

@@ -121,6 +121,30 @@ def test_a_name_is_free_again_if_a_kill_came_before_its_configuration(tmp_path: 
         RunStore.create(config, "r")
 
 
+def test_printed_commands_find_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RunStore(Path("runs"), "one").format_arguments() == "one"
+    assert RunStore(Path("my runs"), "one").format_arguments() == "one --root 'my runs'"
+    assert RunStore(Path("old/runs"), "one").format_arguments() == "one --root old/runs", "not the default"
+    anywhere = RunStore(Path("my runs"), "one").format_arguments(from_anywhere=True)
+    assert anywhere == f"one --root '{tmp_path}/my runs'"
+    config = load_config(_config(tmp_path), ["root=my runs"])
+    RunStore.create(config, "one")
+    with pytest.raises(ConfigError, match="or: magrpo resume one --root 'my runs'"):
+        RunStore.create(config, "one")
+
+
+def test_a_folder_with_files_of_the_user_is_no_place_for_a_run(tmp_path: Path) -> None:
+    """A refused run is deleted, and its folder with it."""
+    config = load_config(_config(tmp_path))
+    notes = tmp_path / "runs" / "mine" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.touch()
+    with pytest.raises(ConfigError, match=re.escape(f"{notes.parent} contains other files: choose another name")):
+        RunStore.create(config, "mine")
+    assert list(notes.parent.iterdir()) == [notes]
+
+
 MANIFESTS = {
     "empty": b"",
     "truncated": b'{"stage": "s", ',

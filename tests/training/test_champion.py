@@ -22,8 +22,9 @@ from magrpo.export.model_card import find_licence
 from magrpo.progress.notify import Notices
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
-from magrpo.training import champion
+from magrpo.training import champion, gate
 from magrpo.training.champion import RegistryError
+from magrpo.training.closing import suggest_commands
 from magrpo.training.execute import Result, execute
 from magrpo.training.promotion import Promotion, Undo, register_team, undo_on_error
 from pipelines.flows.train import undo_in_transaction
@@ -79,6 +80,11 @@ class World:
         facts = json.loads(path.read_text())
         change(facts)
         path.write_text(json.dumps(facts))
+
+
+@pytest.fixture(autouse=True)
+def _gate_of_few_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MIN_PROBLEMS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +251,7 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
     store.write_config(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away") is None
-    assert "to register later: magrpo resume one" in caplog.text
+    assert f"to register later: magrpo resume one --root {world.root}" in caplog.text
     store.write_config(config)
     assert world.finish("one", model="away") is not None
 
@@ -270,6 +276,7 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: 
     one = RunStore.open(world.root, "one").path / "stages/00001/update/weights"
     assert adapter(weights) == adapter(one)
     assert result.promotion is None
+    assert not any("evaluate" in command for command in suggest_commands(result.store)), "it evaluates already"
     world.rewrite("start", 1, set_returns(-1.0))
     assert world.promote("two", "start").promoted
     again = execute(world.root, "from-champion", lambda stages: stages, {})
@@ -312,6 +319,14 @@ def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Pa
         ConfigError, match="version 1 of others has the agents helper, main, but this run has helper, second"
     ):
         begun(world, "others", "registry.model=others", "agents.1.name=second")
+    model = re.escape(json.loads((world.root / "one" / "config.json").read_bytes())["agents"][0]["model"])
+    for change, ours in (
+        ("model=coopcode-base", 'coopcode-base with weights = "lora"'),
+        ("weights=full", f'{model} with weights = "full"'),
+    ):
+        message = rf"agent 'helper' on model {model} with weights = \"lora\", but this run on {ours}; use the same, or"
+        with pytest.raises(ConfigError, match=message):
+            begun(world, change.replace("=", "-"), "registry.model=others", f"agents.0.{change}")
     with pytest.raises(ConfigError, match=r"champions/1/helper/adapter_config.json: .* set lora.alpha = 4.0 \(now 5"):
         begun(world, "scaled", "registry.model=others", "lora.alpha=5")
     with pytest.raises(RegistryError, match=r"registry.continue_from_champion: MLflow at http://127.0.0.1:9"):

@@ -78,7 +78,20 @@ def test_a_lead_needs_a_problem_in_common() -> None:
     lead = lead_over({"a": 1.0, "b": 0.5}, {"a": 0.5, "b": 0.5, "c": 0.0})
     assert lead is not None
     assert (lead.num_problems, lead.difference.mean, lead.passes) == (2, 0.25, False)
-    assert str(lead) == "by +25.0 [+0.0, +50.0] percentage points on 2 held-out problems, a 99.8 % interval not above 0"
+
+
+@pytest.mark.parametrize(
+    ("problems", "passes", "judged"),
+    [
+        (29, False, "; a promotion needs 30: more held-out problems, or a larger eval.max_problems"),
+        (30, True, ", a 99.8 % interval above 0"),
+    ],
+)
+def test_a_lead_on_few_problems_may_be_luck(problems: int, passes: bool, judged: str) -> None:
+    lead = lead_over(dict.fromkeys(map(str, range(problems)), 1.0), dict.fromkeys(map(str, range(problems)), 0.5))
+    assert lead is not None
+    assert lead.passes == passes
+    assert str(lead) == f"by +50.0 [+50.0, +50.0] percentage points on {problems} held-out problems{judged}"
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def test_a_run_ends_with_its_files_and_the_next_commands(
     commands = [re.split(r"\s{2,}", line.removeprefix("next:").strip())[0] for line in lines[start:]]
     flags = f"--root {root}"
     assert [command.partition("magrpo ")[2] for command in commands] == [
-        f"show done --open {flags}",
-        f"evaluate done --baselines all {flags}",
+        f"show done {flags} --open",
+        f"evaluate done {flags} --baselines all",
         f"ask done {flags}",
     ]
     [report] = [line.split()[1] for line in lines if line.startswith("report: ")]

@@ -10,14 +10,21 @@ import time
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import StateType
 from prefect.utilities.callables import parameter_schema
 
+from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
 from magrpo.process.children import list_family
+from magrpo.run.store import RunStore
+from magrpo.training.execute import execute
+from pipelines.flows import schedule as schedules
 from pipelines.flows.schedule import build_schedule, scheduled
 from pipelines.flows.study import study
 from pipelines.flows.timetable import Timetable
@@ -54,6 +61,25 @@ def test_every_field_of_a_deployments_form_is_described() -> None:
     for flow in (scheduled, study, train):
         fields = parameter_schema(flow).model_dump()["properties"]
         assert [name for name, field in fields.items() if not field.get("description")] == []
+
+
+def test_a_scheduled_run_that_is_refused_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
+    monkeypatch.setattr(schedules, "flow_run", SimpleNamespace(scheduled_start_time=datetime(2026, 1, 2, tzinfo=UTC)))
+    monkeypatch.setattr(schedules, "deployment", SimpleNamespace(id=str(uuid4())))
+    monkeypatch.setattr(schedules, "_cancel_waiting_runs", lambda *_: None)
+    monkeypatch.setattr(
+        schedules, "execute_in_flow", lambda root, run_id: execute(root, run_id, lambda run_step: run_step, {})
+    )
+    state = scheduled.fn(config, ["rollout.max_new_tokens=64"], str(root), "nightly")
+    assert state is not None
+    assert state.type == StateType.CANCELLED
+    assert str(state.message).startswith("ConfigError: problems: ")
+    assert list(root.glob("nightly-*")) == []
+    RunStore.create(load_config(Path(config), ["rollout.max_new_tokens=64"]), "nightly-20260102-000000")
+    with pytest.raises(ConfigError, match="problems: "):
+        scheduled.fn(config, [], str(root), "nightly")
+    assert len(list(root.glob("nightly-*"))) == 1, "another call made it"
 
 
 def completed(root: Path) -> list[tuple[str, str]]:

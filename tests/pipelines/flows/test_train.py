@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -19,10 +20,11 @@ from mlflow import MlflowClient
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.cli.automation import automation_app
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, LogFilter
-from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter, FlowRunFilterName, LogFilter
+from prefect.client.schemas.objects import Artifact, FlowRun, StateType, TaskRun
 from prefect.client.schemas.sorting import LogSort
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Scheduled
 
 from magrpo.engines import EngineError
 from magrpo.errors import ConfigError
@@ -30,6 +32,7 @@ from magrpo.files.locks import lock_folder
 from magrpo.process.children import list_family, send_signal
 from magrpo.run.steps import Step
 from pipelines.flows.local_server import LocalServer, ServerError
+from pipelines.flows.schedule import FLOW, _cancel_waiting_runs
 from pipelines.flows.train import mark_killed
 from tests.pipelines.micro import STAGES, command, fail_stage, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
@@ -212,6 +215,20 @@ def test_a_refused_run_is_no_failure(flows: Flows) -> None:
     assert str(run.state.message).startswith("ConfigError: problems: ")
     [line] = flows.lines(run)
     assert line.startswith("ended by ConfigError: problems: ")
+
+
+def test_runs_of_another_flow_whose_deployment_has_the_same_name_stay(flows: Flows) -> None:
+    same_name = DeploymentFilter.model_validate({"name": {"any_": ["nightly"]}})
+    runs = []
+    with temporary_settings({PREFECT_API_URL: flows.url}), get_client(sync_client=True) as client:
+        for name in (FLOW, "of-somebody-else"):
+            deployed = client.create_deployment(client.create_flow_from_name(name), "nightly")
+            run = client.create_flow_run_from_deployment(
+                deployed, state=Scheduled(scheduled_time=datetime.now(UTC) - timedelta(hours=1))
+            )
+            runs.append(run.id)
+        _cancel_waiting_runs(same_name, "skipped")
+        assert [client.read_flow_run(run).state_type for run in runs] == [StateType.CANCELLED, StateType.SCHEDULED]
 
 
 @pytest.mark.slow
