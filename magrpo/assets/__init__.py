@@ -18,3 +18,11 @@ def locate_model(model: str) -> str:
     """The folder of a model that ships with the project; any other name unchanged."""
     shipped = FOLDER / model
     return str(shipped) if model.isprintable() and "/" not in model and (shipped / "config.json").is_file() else model
+
+
+def name_base(model: str) -> str:
+    """Name a base model for others: by its own name, or by the absolute path of its folder if it has none."""
+    is_shipped = locate_model(model) != model
+    if not is_shipped and Path(model).is_dir():
+        return str(Path(model).resolve())
+    return model

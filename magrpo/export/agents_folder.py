@@ -15,12 +15,12 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from magrpo.assets import locate_model
+from magrpo.assets import locate_model, name_base
 from magrpo.config.agents import AgentConfig
 from magrpo.errors import ConfigError
 from magrpo.export.merging import merge_adapter
 from magrpo.export.model_card import CARD, render_agent_card, render_model_card
-from magrpo.export.team import TrainedTeam, name_base
+from magrpo.export.team import TrainedTeam
 from magrpo.files.locks import make_draft
 from magrpo.files.writing import share_files
 from magrpo.model.lineup import open_prompt_tokenizer

@@ -7,11 +7,11 @@ from typing import Any
 from huggingface_hub import ModelCardData, metadata_load, try_to_load_from_cache
 from yaml import YAMLError
 
-from magrpo.assets import locate_model
+from magrpo.assets import locate_model, name_base
 from magrpo.config.agents import AgentConfig
 from magrpo.engines.vllm_arguments import MAX_RANKS
 from magrpo.export.sample import choose_sample
-from magrpo.export.team import TrainedTeam, name_base
+from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import read_stop_tokens
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run

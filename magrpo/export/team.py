@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from magrpo.assets import locate_model
+from magrpo.assets import locate_model, name_base
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import RunConfig
 from magrpo.config.services import NotifyConfig, TrackingConfig
@@ -108,11 +108,3 @@ class TrainedTeam:
         """The bases of adapters that ship with the project, of which others need a copy."""
         bases = {agent.model for agent in self.config.agents if self.weights_of(agent) != "full"}
         return sorted(base for base in bases if locate_model(base) != base)
-
-
-def name_base(model: str) -> str:
-    """Name a base model for others: by its own name, or by the absolute path of its folder if it has none."""
-    is_shipped = locate_model(model) != model
-    if not is_shipped and Path(model).is_dir():
-        return str(Path(model).resolve())
-    return model

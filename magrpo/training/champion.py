@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from magrpo.assets import name_base
 from magrpo.config.run import RunConfig
 from magrpo.errors import ConfigError
-from magrpo.export.team import name_base
 from magrpo.files.writing import atomic_write
 from magrpo.run.files import START, describe_start
 from magrpo.run.store import CONFIG, RunStore

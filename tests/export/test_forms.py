@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from transformers import GenerationConfig
 
+from magrpo.assets import name_base
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.run import load_config
 from magrpo.export.agents_folder import write_agents, write_run_agents
 from magrpo.export.merging import merge_adapter
-from magrpo.export.team import TrainedTeam, name_base
+from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import GENERATION_CONFIG
 from magrpo.model.policy import Policy
 from magrpo.run.files import checkpoint_weights
