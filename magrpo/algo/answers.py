@@ -15,18 +15,20 @@ ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated
 """Names of the quantities measured for the answers of each agent."""
 
 
-def measure_answer(action: Action, asked: str, own: Sequence[str] = (), others: Sequence[str] = ()) -> AnswerStats:
+def measure_answer(action: Action, asked: str, earlier: Sequence[Texts] = ()) -> AnswerStats:
     """Measure one completion.
 
-    ``asked``: its prompt, which may quote earlier texts, the agent's ``own`` and those of ``others``. A revision may
-    keep its own words, so they do not count as copied. None of these texts shows what the prompt is about.
+    ``asked``: its prompt, which may quote ``earlier``, the texts of earlier turns. A revision may keep its agent's own
+    words, so they do not count as copied. None of these texts shows what the prompt is about.
     """
+    own = [texts[action.agent] for texts in earlier if action.agent in texts]
+    written = [text for texts in earlier for text in texts.values()]
     return AnswerStats(
         tokens=len(action.token_ids),
         cut_off=action.finish_reason == "length",
         copied_frac=marked_share(find_copied(action.text, asked, own)),
         repeated_frac=marked_share(find_repeated(action.text)),
-        prompt_words_frac=share_prompt_words(action.text, leave_out(asked, [*own, *others])),
+        prompt_words_frac=share_prompt_words(action.text, leave_out(asked, written)),
     )
 
 
@@ -40,8 +42,9 @@ def measure_calls(episode: Episode) -> dict[str, list[AnswerStats]]:
     measured: dict[str, list[AnswerStats]] = defaultdict(list)
     for number, call in enumerate(episode.calls):
         asked = "\n".join(str(message.get("content", "")) for message in episode.messages(number))
-        written = [earlier.action.text for earlier in episode.calls[:number]]
-        stats = measure_answer(call.action, asked, written)
+        # An agent may be asked to merge or to choose, so it may keep the texts of all agents.
+        earlier = [{call.agent: before.action.text} for before in episode.calls[:number]]
+        stats = measure_answer(call.action, asked, earlier)
         measured[call.agent].append(replace(stats, cut_off=stats.cut_off and not call.ends_early))
     return measured
 
@@ -51,7 +54,7 @@ def measure_step(step: TrajectoryStep, earlier: Sequence[Texts] = ()) -> dict[st
     if step.episode is not None:
         return {agent: measured[-1] for agent, measured in measure_calls(step.episode).items()}
     return {
-        agent: measure_answer(action, read_prompt(step.prompts[agent]), *split_written(agent, earlier))
+        agent: measure_answer(action, read_prompt(step.prompts[agent]), earlier)
         for agent, action in step.actions.items()
     }
 
@@ -68,20 +71,13 @@ def list_quantities(stats: AnswerStats) -> dict[str, float]:
     return dict(zip(ANSWER_QUANTITIES, (float(stats.tokens), float(stats.cut_off), *shares), strict=True))
 
 
-def split_written(agent: str, earlier: Sequence[Texts]) -> tuple[list[str], list[str]]:
-    """The texts of earlier turns: those of ``agent``, and those of the others."""
-    own = [texts[agent] for texts in earlier if agent in texts]
-    others = [text for texts in earlier for name, text in texts.items() if name != agent]
-    return own, others
-
-
 def measure_completions(group: RolloutGroup[T]) -> dict[str, list[AnswerStats]]:
     """Measure every completion of a node or of its episodes, by agent."""
     earlier = [past.texts for past in group.history]
-    measured = {}
-    for agent, actions in group.actions.items():
-        asked, written = read_prompt(group.prompts[agent]), split_written(agent, earlier)
-        measured[agent] = [measure_answer(action, asked, *written) for action in actions]
+    measured = {
+        agent: [measure_answer(action, read_prompt(group.prompts[agent]), earlier) for action in actions]
+        for agent, actions in group.actions.items()
+    }
     for episode in group.episodes:
         for agent, stats in measure_calls(episode).items():
             measured.setdefault(agent, []).extend(stats)

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from magrpo.algo.answers import answer_metrics, list_actions, measure_answer, read_prompt, split_written
+from magrpo.algo.answers import answer_metrics, list_actions, measure_answer, read_prompt
 from magrpo.checks.envs import observe_problem
 from magrpo.checks.runners import generate_completions
 from magrpo.config.sections import RolloutConfig
@@ -118,9 +118,7 @@ def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingPa
     turn = group.turns[index]
     earlier = [past.texts for past in group.history]
     answers = {
-        agent: measure_answer(
-            group.actions[agent][i], read_prompt(group.prompts[agent]), *split_written(agent, earlier)
-        )
+        agent: measure_answer(group.actions[agent][i], read_prompt(group.prompts[agent]), earlier)
         for agent, i in turn.picks.items()
     }
     past = PastTurn(group.texts(turn), turn.reward, turn.reports, answers)
