@@ -121,11 +121,9 @@ class RunStore:
         They are for the working directory, or with an absolute root ``from_anywhere``.
         """
         root = self.path.parent
-        if from_anywhere:
-            return f"{self.run_id} --root {shlex.quote(str(root))}"
-        return (
-            self.run_id if root == Path("runs").resolve() else f"{self.run_id} --root {shlex.quote(shorten_path(root))}"
-        )
+        if root == Path("runs").resolve() and not from_anywhere:
+            return self.run_id
+        return f"{self.run_id} --root {shlex.quote(str(root) if from_anywhere else shorten_path(root))}"
 
     # ----------------------------------------------------------------------------------------------- configuration
     def exists(self) -> bool:

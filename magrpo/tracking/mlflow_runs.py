@@ -233,7 +233,7 @@ def _translate_store_errors() -> Iterator[None]:
         yield
     except (MlflowException, OSError, ImportError):
         raise
-    except Exception as error:
+    except Exception as error:  # of the store's own package, which this project does not know
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise Unavailable(f"artifacts cannot be stored ({reason})") from error
 
