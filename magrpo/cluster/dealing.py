@@ -67,8 +67,15 @@ class Crew:
     def open(self) -> list[Any]:
         """Wait for all actors; return their answers to ``open``.
 
-        Raises their errors, or ``error`` if one dies three times.
+        Raises their errors, or ``error`` if one dies three times, and kills the actors.
         """
+        try:
+            return self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> list[Any]:
         answers: list[Any] = []
         with self._hold() as check_open:
             try:
@@ -220,5 +227,6 @@ class Crew:
         except (RayTaskError, RayActorError) as error:
             log.warning("one of the %s could not be restarted: %s", self.name, describe_ray_error(error))
             self.actors = [other for other in self.actors if other is not actor]
+            ray.kill(actor)
             if not self.actors:
                 raise self.error(f"none of the {self.name} is left: {describe_ray_error(error)}") from None

@@ -124,11 +124,7 @@ class SamplerEngine:
         places = cluster.choose_options(place, place.samplers.count, gpus)
         actors = [start_actor(SamplerActor, {**options, **at}, setting) for at in places]
         self._crew = Crew(cluster, "samplers", actors, EngineError)
-        try:
-            self._crew.open()
-        except BaseException:
-            self.close()
-            raise
+        self._crew.open()
 
     def serve(self, version: int, weights: Mapping[str, Path]) -> SampledWeights:
         folders = {agent: folder.resolve() for agent, folder in weights.items()}
