@@ -11,7 +11,7 @@ import pytest
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.stages.backend import Backend, Team
-from magrpo.stages.credit import credit
+from magrpo.stages.credit import CreditRules, credit
 from magrpo.stages.rollout import Node, child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.types import PENDING, Problem, Request, RolloutGroup, ScoredTurn
@@ -52,6 +52,6 @@ def test_a_plan_is_worth_what_is_written_after_it(config: RunConfig) -> None:
     second = play(child_nodes(first, config.rollout, 0))
     assert [[turn.reward.total for turn in group.turns] for group in second] == [[2.5], [0.0]]
     assert config.reward.fraction(2.5) == 1.0
-    samples, _ = credit([*first, *second], config.algo, ["ada", "bob"], rollout=config.rollout, num_turns=2)
+    samples, _ = credit([*first, *second], ["ada", "bob"], CreditRules.of(config))
     for agent in ("ada", "bob"):
         assert [sample.advantage for sample in samples[agent]] == pytest.approx([1.25, -1.25])

@@ -103,10 +103,10 @@ class SampledTokens:
     advantages: Float[Tensor, " N"]
     """Advantage of the token's completion; without a KL term, a token with advantage 0 is skipped."""
     sampling_logps: Float[Tensor, " N"]
+    sample_weights: Float[Tensor, " N"]
+    """Weight of the token's completion."""
     groups: Groups | None = None
     """The returns from which the loss forms the paper's advantages; None: it takes ``advantages`` as given."""
-    sample_weights: Float[Tensor, " N"] | None = None
-    """Weight of the token's completion; None: 1."""
     old_logps: Float[Tensor, " N"] | None = None
     """Log-probabilities before the update, for the clipped ratio; None: strictly on-policy, without a ratio."""
     lengths: Int[Tensor, " S"] | None = None
@@ -132,7 +132,7 @@ def spread_sequence_ratios(
 
 
 def policy_loss(
-    loss_of: LossOf, tokens: SampledTokens, options: LossOptions, divisor: float, beta: float = 0.0
+    loss_of: LossOf, tokens: SampledTokens, options: LossOptions, divisor: float, beta: float
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]], Float[Tensor, " N"]]:
     """The loss of one micro-batch, sums over tokens for the metrics, and log-probabilities without gradient.
 
@@ -150,7 +150,7 @@ def policy_loss(
     |logp - sampling_logp|, ``kl`` the k3 terms, ``importance`` and ``importance_squared`` the importance weights and
     their squares; ``importance_capped`` counts the capped weights.
     """
-    weights = torch.ones_like(tokens.advantages) if tokens.sample_weights is None else tokens.sample_weights
+    weights = tokens.sample_weights
     kl_coefficients = None
     if tokens.ref_logps is not None:
         kl_coefficients = torch.full_like(weights, beta / divisor) * weights

@@ -19,7 +19,8 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
     """Yield each reason why the run cannot run at ``place``."""
     if place.uses_ray and importlib.util.find_spec("ray") is None:
         yield 'samplers, ranks and jails are Ray actors, but Ray is not installed: pip install "magrpo[ray]"'
-    ranks, units = place.ranks.count, count_units(config)
+    ranks = place.ranks.count
+    units = config.optim.lanes * len(trained_holders(config.agents))  # pieces of an update, dealt to ranks equally
     num_models = count_models(agent for agent in config.agents if agent.trained)
     if ranks and units % ranks:
         fitting = [str(number) for number in range(1, units + 1) if units % number == 0]
@@ -55,8 +56,3 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
         )
     if place.jails.nodes and config.sandbox.kind != "pool":
         yield f'jails.nodes has no effect with sandbox.kind = "{config.sandbox.kind}": remove it'
-
-
-def count_units(config: RunConfig) -> int:
-    """The number of units of work of an update, of which each rank takes equally many: lanes of each trained holder."""
-    return config.optim.lanes * len(trained_holders(config.agents))

@@ -10,7 +10,6 @@ from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import (
     EvaluatedRun,
     compute_problem_means,
-    mean_returns,
     paired_gain,
     subtract_means,
 )
@@ -21,6 +20,8 @@ from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, Interval
 
+ProblemMeans = Mapping[str, Mapping[str, float]]
+"""Means of the problems of one evaluation, by quantity and problem."""
 Word = Literal["better", "better with reservations", "no reliable change", "worse", "measured once"]
 """``better with reservations``: the return rose, but the answers show faults (:mod:`magrpo.reports.health`)."""
 MIN_PROBLEMS = 6
@@ -65,23 +66,22 @@ def read_verdict(store: RunStore) -> Verdict | None:
 def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdict:
     """Judge the evaluations of a run, at least one, in order of iteration."""
     last = reports[-1].summary[HEADLINE]["return"]
-    after = mean_returns(reports[-1], config.reward)
-    before = mean_returns(reports[0], config.reward)
-    gain = paired_gain(before, after, config.eval.seed)
-    if len(reports) == 1 or gain is None:  # or no problem could be judged in both evaluations
-        over = format_count(len(after), "held-out problems")
+    before, after = (compute_problem_means(report, config.reward)[HEADLINE] for report in (reports[0], reports[-1]))
+    gain = paired_gain(before["return"], after["return"], config.eval.seed) if len(reports) > 1 else None
+    if gain is None:  # or no problem could be judged in both evaluations
+        over = format_count(len(after["return"]), "held-out problems")
         interval = f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
         text = f"the joint return on {over} is {last.mean:.1%} {interval} of the maximum"
-        return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after))
+        return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after["return"]))
     first = reports[0].summary[HEADLINE]["return"]
-    num_problems = len(subtract_means(after, before))
+    num_problems = len(subtract_means(after["return"], before["return"]))
     word = judge_gain(gain, num_problems)
     verb = {"better": "rose", "worse": "fell"}.get(word, "went")
     rest = ""
     if word == "better":
         faults = [fault.sentence for fault in find_answer_faults(reports, config)]
         word = "better with reservations" if faults else word
-        rest = _describe_rest(faults, _find_unmoved(reports, config))
+        rest = _describe_rest(faults, _find_unmoved(before, after, reports[-1], config))
     iterations = reports[-1].policy_version - reports[0].policy_version
     sentence = (
         f"{word}: the joint return on held-out problems {verb} from {first.mean:.1%} to {last.mean:.1%} of the maximum "
@@ -99,16 +99,15 @@ def judge_gain(gain: Interval, num_problems: int) -> Word:
     return "better" if gain.sign > 0 else "worse"
 
 
-def _find_unmoved(reports: Sequence[EvalReport], config: RunConfig) -> dict[str, float]:
+def _find_unmoved(before: ProblemMeans, after: ProblemMeans, last: EvalReport, config: RunConfig) -> dict[str, float]:
     """Find the parts of the reward that training did not change, with their share of the maximum at the end.
 
     Leaves out parts that are nearly full, which have nothing to gain.
     """
-    before, after = (compute_problem_means(report, config.reward)[HEADLINE] for report in (reports[0], reports[-1]))
     unmoved = {}
     for part in config.reward.maxima:
         gain = paired_gain(before[part], after[part], config.eval.seed)
-        share = reports[-1].summary[HEADLINE][part].mean
+        share = last.summary[HEADLINE][part].mean
         if gain is not None and gain.sign == 0 and share < NEAR_FULL:
             unmoved[part] = share
     return unmoved

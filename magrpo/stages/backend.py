@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
+from magrpo.checks.runners import generate_completions
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.config.sections import PenaltyConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import Env, Progress, Reward, Sandbox, Served
 from magrpo.sandboxes import STRENGTH
-from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split
+from magrpo.types import Action, Execution, ExecutionReport, Observation, Problem, Request, Split
 
 if TYPE_CHECKING:
     from magrpo.gateway.player import EpisodePlayer
@@ -131,3 +133,11 @@ class Backend:
     progress: Progress | None = None
     stats: ScoreStats = field(default_factory=ScoreStats)
     sampling: SamplingStats = field(default_factory=SamplingStats)
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None) -> list[Action]:
+        """Sample a completion for each request, and add the costs to ``sampling``."""
+        started = perf_counter()
+        actions = generate_completions(self.engine, requests, progress)
+        self.sampling.seconds += perf_counter() - started
+        self.sampling.num_tokens += sum(len(action.token_ids) for action in actions)
+        return actions

@@ -72,9 +72,9 @@ class CreditRules:
     old_pairs: Sequence[OldPairs] = ()
 
     @classmethod
-    def of(cls, config: RunConfig, critique: Critique) -> "CreditRules":
-        """The rules of a run."""
-        return cls(config.algo, config.own_estimators, config.rollout, config.env.num_turns, critique)
+    def of(cls, config: RunConfig, critique: Critique | None = None) -> "CreditRules":
+        """The rules of a run; without ``critique``, its agents have no critics."""
+        return cls(config.algo, config.own_estimators, config.rollout, config.env.num_turns, critique or Critique())
 
     def estimator_of(self, agent: str) -> EstimatorName:
         """The agent's estimator: its own, or that of ``algo``."""
@@ -119,34 +119,20 @@ class _Siblings:
 
 
 def credit(
-    groups: Sequence[RolloutGroup[ScoredTurn]],
-    algo: AlgoConfig,
-    agents: Sequence[str],
-    estimators: Mapping[str, EstimatorName] | None = None,
-    *,
-    rollout: RolloutConfig = RolloutConfig(),  # noqa: B008  # frozen
-    num_turns: int = 1,
+    groups: Sequence[RolloutGroup[ScoredTurn]], agents: Sequence[str], rules: CreditRules
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     """The samples of every agent and the metrics of ``reward/``, ``signal/`` and ``credit/``.
 
-    An agent has samples from the nodes at which it acts. ``estimators`` holds the estimator of each agent that has one
-    of its own. If the reward has local parts, the return of an agent counts the joint reward plus the agent's local
-    reward; the metrics measure the joint reward, except for those computed from the agent's samples.
+    An agent has samples from the nodes at which it acts. If the reward has local parts, the return of an agent counts
+    the joint reward plus the agent's local reward; the metrics measure the joint reward, except for those computed from
+    the agent's samples. An agent with a critic needs the critic's value of every node that the critic reads.
 
-    ``groups`` are the nodes of one iteration, in any order, sampled with ``rollout`` in episodes of ``num_turns``
-    turns. Siblings are the completions of one node. With ``rollout.tree = "chains"``, where a later node holds a single
-    completion, siblings are the completions of one agent at one turn of one problem, as in AT-GRPO (arXiv 2510.11062).
-    A masked joint action is ignored: it enters neither the baseline of its siblings nor the return of its parent, and a
-    completion that is part of no other joint action is dropped. The calls of programs are credited by
-    :mod:`magrpo.algo.episodes`.
+    ``groups`` are the nodes of one iteration, in any order. Siblings are the completions of one node. With
+    ``rollout.tree = "chains"``, where a later node holds a single completion, siblings are the completions of one agent
+    at one turn of one problem, as in AT-GRPO (arXiv 2510.11062). A masked joint action is ignored: it enters neither
+    the baseline of its siblings nor the return of its parent, and a completion that is part of no other joint action is
+    dropped. The calls of programs are credited by :mod:`magrpo.algo.episodes`.
     """
-    return credit_by_rules(groups, agents, CreditRules(algo, estimators or {}, rollout, num_turns))
-
-
-def credit_by_rules(
-    groups: Sequence[RolloutGroup[ScoredTurn]], agents: Sequence[str], rules: CreditRules
-) -> tuple[dict[str, list[Sample]], dict[str, float]]:
-    """As :func:`credit`. An agent with a critic needs the critic's value of every node that the critic reads."""
     algo = rules.algo
     if any(group.episodes for group in groups):
         by_agent = {agent: rules.estimator_of(agent) for agent in agents}
@@ -413,7 +399,7 @@ def write_samples(context: StageContext) -> Metrics:
         samples, comparisons, metrics = prefer_joint_actions(groups, names, rules)
         write_records(context.folder / COMPARISONS, comparisons)
     else:
-        samples, metrics = credit_by_rules(groups, names, rules)
+        samples, metrics = credit(groups, names, rules)
     for name, samples_of_agent in samples.items():
         write_records(context.folder / samples_file(name), samples_of_agent)
     num_trained = sum(len(samples[agent.name]) for agent in config.agents if agent.trained)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any
 
-from magrpo.checks.runners import generate_completions, run_executions
+from magrpo.checks.runners import run_executions
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import PluginFailed, quote_value
 from magrpo.gateway.player import PlayedEpisode, Services
@@ -21,7 +20,7 @@ from magrpo.gateway.sessions import EpisodeTask
 from magrpo.interfaces import TakesReturned
 from magrpo.stages.backend import Backend, Team, collect_reports
 from magrpo.text import replace_surrogates
-from magrpo.types import Action, Episode, EpisodeStatus, Execution, ExecutionReport, Request, RolloutGroup, Turn
+from magrpo.types import Episode, EpisodeStatus, Execution, ExecutionReport, RolloutGroup, Turn
 
 PRICED_AS_FAILURE: frozenset[EpisodeStatus] = frozenset({"failed", "timed_out", "silent"})
 _NUM_SHOWN = 3
@@ -37,7 +36,7 @@ def play_episodes(
     """
     services = Services(
         agents={agent.role: agent.name for agent in team.agents},
-        generate=partial(_generate, backend),
+        generate=partial(backend.generate, progress=None),
         run_programs=partial(_run_programs, backend),
         advance=backend.progress or (lambda _: None),
     )
@@ -52,14 +51,6 @@ def play_episodes(
         turns = tuple(Turn({}) for _ in siblings)
         groups.append(RolloutGroup(siblings[0].problem, (), (), {}, {}, turns, own))
     return groups
-
-
-def _generate(backend: Backend, requests: list[Request]) -> list[Action]:
-    started = perf_counter()
-    actions = generate_completions(backend.engine, requests, None)
-    backend.sampling.seconds += perf_counter() - started
-    backend.sampling.num_tokens += sum(len(action.token_ids) for action in actions)
-    return actions
 
 
 def _run_programs(backend: Backend, executions: list[Execution]) -> list[ExecutionReport]:

@@ -12,11 +12,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 
 from magrpo.algo.answers import answer_metrics, list_actions, measure_answer, read_prompt
 from magrpo.checks.envs import observe_problem
-from magrpo.checks.runners import generate_completions
 from magrpo.config.sections import RolloutConfig
 from magrpo.engines import PromptTooLong
 from magrpo.envs.program import AgentProgram
@@ -145,9 +143,8 @@ def rollout(
         for name, prompt in node_prompts.items()
         for index in node.list_missing(name)
     ]
-    started = perf_counter()
     try:
-        sampled = generate_completions(backend.engine, requests, backend.progress) if requests else []
+        sampled = backend.generate(requests, backend.progress) if requests else []
     except PromptTooLong as error:
         # Requests are in the order of nodes: find the node whose range of requests holds the failed one.
         pairs = zip(nodes, prompts, strict=True)
@@ -156,8 +153,6 @@ def rollout(
         node = nodes[bisect_right(ends, requests.index(error.request))]
         where = f"problem {quote_value(node.problem.task_id)}, turn {len(node.path) + 1}"
         raise PromptTooLong(f"{where}: {error}", error.request) from None
-    backend.sampling.seconds += perf_counter() - started
-    backend.sampling.num_tokens += sum(len(action.token_ids) for action in sampled)
     completions = iter(sampled)
     groups = []
     for node, node_prompts in zip(nodes, prompts, strict=True):

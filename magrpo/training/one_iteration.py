@@ -22,7 +22,7 @@ from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
-from magrpo.stages.credit import credit
+from magrpo.stages.credit import CreditRules, credit
 from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
@@ -62,9 +62,7 @@ def train_iteration(config: RunConfig, updater: Updater, backend: Backend, itera
 
     # 3. Credit: the advantage of a completion is its joint return minus the mean of its group (section 4).
     names = [agent.name for agent in config.agents]
-    samples, metrics = credit(
-        scored, config.algo, names, config.own_estimators, rollout=config.rollout, num_turns=config.env.num_turns
-    )
+    samples, metrics = credit(scored, names, CreditRules.of(config))
 
     # 4. Update: each agent takes an optimizer step on -advantage * log-probability of its own completions.
     trained = {agent.name: samples[agent.name] for agent in config.agents if agent.trained}

@@ -39,7 +39,7 @@ from magrpo.run.files import locate_weights, read_scored
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.seeds import derive_seed
-from magrpo.stages.credit import credit
+from magrpo.stages.credit import CreditRules, credit
 from magrpo.stages.rollout import sampling_params
 from magrpo.training.stages import StageRunner
 from magrpo.types import Request, RolloutGroup, Sample, SamplingParams, ScoredTurn
@@ -99,9 +99,8 @@ def bench_iteration(
         engine = LocalEngine(policy, len(requests))
         _compare_sampling(engine, requests, rounds)
         _compare_truncation(policy, requests, rounds)
-        samples, _ = credit(
-            groups, resolved.algo, [a.name for a in resolved.agents if a.trained], resolved.own_estimators
-        )
+        trained = [agent.name for agent in resolved.agents if agent.trained]
+        samples, _ = credit(groups, trained, CreditRules.of(resolved))
         make_updater = partial(Updater.of, policy, resolved, Path(folder) / "failed-batch")
         _compare_updates(policy, samples, make_updater, rounds)
         torch.set_num_threads(1)

@@ -29,7 +29,7 @@ from magrpo.reports.figures import (
 )
 from magrpo.reports.health import read_findings
 from magrpo.reports.publish import REPORT, find_report, rebuild_report
-from magrpo.reports.verdict import Verdict, judge_evaluations
+from magrpo.reports.verdict import judge_evaluations
 from magrpo.run.files import read_evaluations, read_place
 from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.wall_time import read_wall_time
@@ -78,12 +78,11 @@ def show_run(
     with show_activity("reading the run"):
         summary = summarize_folder(store.path)
         reports = read_evaluations(store)
-        verdict = judge_evaluations(reports, config) if reports else None
-        facts = _collect_facts(store, summary, reports, verdict)
+        facts = _collect_facts(store, config, summary, reports) if as_json else {}
     if as_json:
         print(json.dumps(facts, indent=2, default=asdict))  # records as objects, numbers unrounded
     else:
-        _print_screen(store, config, summary, reports, verdict)
+        _print_screen(store, config, summary, reports)
     return 0
 
 
@@ -99,7 +98,7 @@ def has_display() -> bool:
 
 
 def _collect_facts(
-    store: RunStore, summary: Summary, reports: Sequence[EvalReport], verdict: Verdict | None
+    store: RunStore, config: RunConfig, summary: Summary, reports: Sequence[EvalReport]
 ) -> dict[str, object]:
     wall_time = read_wall_time(store.path)
     report = store.path / REPORT
@@ -111,7 +110,7 @@ def _collect_facts(
         "iterations": summary.iterations,
         "num_iterations": int(summary.config["train.num_iterations"]),
         "place": read_place(store).describe(),
-        "verdict": verdict,
+        "verdict": judge_evaluations(reports, config) if reports else None,
         "findings": read_findings(store),
         "evaluations": [{"iteration": one.policy_version, "summary": one.summary} for one in reports],
         "budget": build_ledger(store.stage_metrics())[-1],
@@ -122,9 +121,7 @@ def _collect_facts(
     }
 
 
-def _print_screen(
-    store: RunStore, config: RunConfig, summary: Summary, reports: Sequence[EvalReport], verdict: Verdict | None
-) -> None:
+def _print_screen(store: RunStore, config: RunConfig, summary: Summary, reports: Sequence[EvalReport]) -> None:
     console = open_console()
     done = f"{summary.iterations} of {config.train.num_iterations} iterations"
     print_entry(console, "run:", f"{store.run_id}, {summary.state}, {done}, seed {config.train.seed}", "bold")
@@ -132,9 +129,8 @@ def _print_screen(
     kinds = f"problems {config.problems.kind}, environment {config.env.kind}, reward {config.reward.kind}"
     print_entry(console, "task:", f"{agents}; {kinds}")
     metrics = list(store.stage_metrics())
-    if verdict is not None:
-        print_verdict(metrics, config, reports, console)
     if reports:
+        print_verdict(metrics, config, reports, console)
         console.print(_evaluations_table(reports, narrow=console.is_terminal and console.width < 80))
         print_answers(metrics, config, reports, console)
     budget = build_ledger(metrics)[-1]

@@ -53,7 +53,8 @@ def policy_loss(
     loss_of = partial(group_policy_loss, hidden, head_weight)
     if from_logits:
         loss_of = partial(policy_loss_from_logits, hidden @ head_weight.T)
-    loss, sums, _ = algo_loss.policy_loss(loss_of, SampledTokens(**tokens), options, divisor, beta)
+    sampled = SampledTokens(**{"sample_weights": torch.ones(len(hidden)), **tokens})
+    loss, sums, _ = algo_loss.policy_loss(loss_of, sampled, options, divisor, beta)
     return loss, sums
 
 
@@ -93,9 +94,9 @@ def test_one_token_by_hand() -> None:
     # Logits 0 and log 3: the probability of token 1 is 3/4. L = -2 log(3/4) / 4; dL/dlogit_1 = -2/4 * (1 - 3/4).
     hidden = torch.tensor([[1.0]], requires_grad=True)
     weight = torch.tensor([[0.0], [math.log(3.0)]], requires_grad=True)
-    tokens = [torch.tensor([1]), torch.tensor([2.0]), torch.tensor([math.log(0.5)])]
+    tokens = [torch.tensor([1]), torch.tensor([2.0]), torch.tensor([math.log(0.5)]), torch.ones(1)]
     loss_of = partial(group_policy_loss, hidden, weight)
-    loss, sums, _ = algo_loss.policy_loss(loss_of, SampledTokens(*tokens), LossOptions(), divisor=4.0)
+    loss, sums, _ = algo_loss.policy_loss(loss_of, SampledTokens(*tokens), LossOptions(), divisor=4.0, beta=0.0)
     assert float(loss.detach()) == pytest.approx(-2 * math.log(0.75) / 4)
     (slope,) = gradients(loss, weight)
     assert slope.flatten().tolist() == pytest.approx([2 / 4 * 0.25, -2 / 4 * 0.25])

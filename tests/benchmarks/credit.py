@@ -22,7 +22,7 @@ from rich.table import Table
 from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
 from magrpo.model.policy import Policy
-from magrpo.stages.credit import credit
+from magrpo.stages.credit import CreditRules, credit
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
 from magrpo.updates.updater import Updater
 from pipelines.arguments import ConfigFile, Overrides
@@ -153,11 +153,9 @@ def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, N
     algo = config.algo.model_copy(update={"loss_norm": "sequence_sum", "beta": 0.0})
     updater = Updater.of(policy, config.model_copy(update={"algo": algo}), config.root / "failed-batch")
     agents = [agent.name for agent in config.agents if agent.trained]
-    samples, _ = credit(nodes, config.algo, agents, config.own_estimators)
-    aligned = [
-        credit(chosen, config.algo, agents, config.own_estimators)[0]
-        for chosen in zip(*map(list_pairings, nodes), strict=True)
-    ]
+    rules = CreditRules.of(config)
+    samples, _ = credit(nodes, agents, rules)
+    aligned = [credit(chosen, agents, rules)[0] for chosen in zip(*map(list_pairings, nodes), strict=True)]
     gradients = {}
     for agent in agents:
         shape = len(nodes), config.rollout.group_size

@@ -15,7 +15,6 @@ from magrpo.model.policy import Policy
 from magrpo.rewards.coding import SoloReward
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
-from magrpo.stages.credit import credit
 from magrpo.stages.rollout import rollout, root_nodes
 from magrpo.types import (
     JointReward,
@@ -31,6 +30,7 @@ from magrpo.types import (
 from magrpo.updates.updater import Updater
 from tests.benchmarks import workload
 from tests.benchmarks.workload import GROUP_SIZE, NEW_TOKENS, Completions, Gradients, Meter
+from tests.stages.crediting import credit_with
 
 _CONFIG = RolloutConfig(
     problems_per_iteration=workload.NUM_PROMPTS, group_size=GROUP_SIZE, max_new_tokens=NEW_TOKENS, temperature=1.0
@@ -81,7 +81,7 @@ class Side:
         groups = rollout(root_nodes(problems, _CONFIG), self._team, self._backend, _CONFIG, seed=self._policy.version)
         scored = [_score(group) for group in groups]
         meter.lap()
-        samples, _ = credit(scored, AlgoConfig(), workload.AGENTS)
+        samples, _ = credit_with(scored, AlgoConfig(), workload.AGENTS)
         self._updater.update(samples)
         return meter.stop()
 

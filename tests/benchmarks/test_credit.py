@@ -9,10 +9,10 @@ import pytest
 
 from magrpo.config.sections import AlgoConfig
 from magrpo.errors import ConfigError
-from magrpo.stages.credit import credit
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
 from tests.benchmarks.credit import NodeGradients, bench_credit, list_pairings, multiply_gradients
 from tests.pipelines.micro import write_config
+from tests.stages.crediting import credit_with
 
 SIZE = 3
 
@@ -29,7 +29,7 @@ def node(worth: np.ndarray) -> RolloutGroup[ScoredTurn]:
 def advantages(groups: list[RolloutGroup[ScoredTurn]], estimator: str) -> np.ndarray:
     """Those of agent ``a``, ``(N, G)``."""
     groups = [replace(group, problem=Problem(str(i), "")) for i, group in enumerate(groups)]
-    samples, _ = credit(groups, AlgoConfig(estimator=estimator), ["a", "b"])
+    samples, _ = credit_with(groups, AlgoConfig(estimator=estimator), ["a", "b"])
     return np.array([sample.advantage for sample in samples["a"]]).reshape(len(groups), -1)
 
 

@@ -23,7 +23,7 @@ from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.interfaces import Progress
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
-from magrpo.stages.credit import JOINT, CreditRules, Critique, credit_by_rules
+from magrpo.stages.credit import JOINT, CreditRules, Critique, credit
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.types import (
     PENDING,
@@ -171,7 +171,7 @@ def gradients(
                 if values
             }
             rules = CreditRules(algo, {}, config, game.num_turns, Critique(said, gae_lambda))
-            samples, _ = credit_by_rules(groups, names, rules)
+            samples, _ = credit(groups, names, rules)
             for name, members in samples.items():
                 for sample in members:
                     row = game.row[name, history_of(sample.prompt_ids)]

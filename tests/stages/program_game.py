@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from magrpo.algo.episodes import Siblings
 from magrpo.config.sections import AlgoConfig
-from magrpo.stages.credit import credit
 from magrpo.types import Action, Call, Episode, JointReward, Problem, RolloutGroup, Sample, ScoredTurn
+from tests.stages.crediting import credit_with
 
 TOKENS = 3
 ONE_HOT = np.eye(TOKENS)
@@ -133,7 +133,7 @@ class Policies:
 
         ``weigh`` is given a sample and all samples of its draw.
         """
-        samples, _ = credit(groups, algo.model_copy(update={"siblings": siblings}), [agent])
+        samples, _ = credit_with(groups, algo.model_copy(update={"siblings": siblings}), [agent])
         by_draw: dict[int, list[Sample]] = {}
         for sample in samples[agent]:
             by_draw.setdefault(sample.prompt_ids[0], []).append(sample)

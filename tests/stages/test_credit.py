@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magrpo.config.sections import AlgoConfig, RolloutConfig
-from magrpo.stages.credit import credit
 from magrpo.types import (
     PENDING,
     Action,
@@ -20,6 +19,7 @@ from magrpo.types import (
     Sample,
     ScoredTurn,
 )
+from tests.stages.crediting import credit_with
 
 AGENTS = ("helper", "main")
 ALGO = AlgoConfig()
@@ -61,7 +61,7 @@ def advantages(samples: Sequence[Sample]) -> list[float]:
 
 
 def test_one_turn_aligned() -> None:
-    samples, metrics = credit([group("a", aligned(1.0, 3.0)), group("b", aligned(2.0, 2.0))], ALGO, AGENTS)
+    samples, metrics = credit_with([group("a", aligned(1.0, 3.0)), group("b", aligned(2.0, 2.0))], ALGO, AGENTS)
     for number, agent in enumerate(AGENTS):
         assert advantages(samples[agent]) == [-1.0, 1.0, 0.0, 0.0]
         first = samples[agent][0]
@@ -83,7 +83,7 @@ def test_two_turns() -> None:
         group("a", aligned(1.0, 2.0)),
         group("a", aligned(3.0, 5.0), path=(0,)),
     ]
-    samples, metrics = credit(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
+    samples, metrics = credit_with(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"]] == [3.0, 2.25, 0.0, 1.0, 3.0, 5.0]
     assert advantages(samples["main"]) == [0.375, -0.375, -0.5, 0.5, -1.0, 1.0]
     assert metrics["reward/return"] == (3.0 + 2.25) / 2
@@ -110,8 +110,8 @@ def test_an_agents_own_part_is_added_to_its_returns_alone() -> None:
         for node, owns in zip(joint, local, strict=True)
     ]
     algo = AlgoConfig(gamma=0.5)
-    plain, plain_metrics = credit(joint, algo, AGENTS, rollout=FULL, num_turns=2)
-    samples, metrics = credit(mixed, algo, AGENTS, rollout=FULL, num_turns=2)
+    plain, plain_metrics = credit_with(joint, algo, AGENTS, rollout=FULL, num_turns=2)
+    samples, metrics = credit_with(mixed, algo, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"]] == [4.0, 3.25, 7.0, 5.0, 0.0, 1.0]
     assert advantages(samples["main"]) == [0.375, -0.375, 1.0, -1.0, -0.5, 0.5]
     assert samples["helper"] == plain["helper"]
@@ -124,21 +124,21 @@ def test_a_child_belongs_to_its_problem() -> None:
     levels = [group(task, aligned(0.0, 0.0)) for task in ("a", "bb")]
     levels += [group("a", aligned(1.0, 1.0), path=(0,)), group("bb", aligned(2.0, 2.0), path=(1,))]
     levels += [group("a", aligned(3.0, 3.0), path=(1,)), group("bb", aligned(7.0, 7.0), path=(0,))]
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"][:4]] == [1.0, 3.0, 7.0, 2.0]
 
 
 def test_a_child_without_its_parent_is_refused_by_name() -> None:
     orphan = group("a", aligned(1.0, 1.0), path=(0,))
     with pytest.raises(ValueError, match=r"credit: a: node \(0,\) has lost its parent"):
-        credit([group("bb", aligned(0.0, 0.0)), orphan], ALGO, AGENTS, rollout=FULL, num_turns=2)
+        credit_with([group("bb", aligned(0.0, 0.0)), orphan], ALGO, AGENTS, rollout=FULL, num_turns=2)
 
 
 def test_an_episode_that_ended_earns_its_reward_at_the_turns_left() -> None:
     levels = [group("a", aligned(4.0, 4.5)), group("b", aligned(0.0, 4.0))]
     levels += [group("b", aligned(2.0, 2.0), path=(0,))]
     ends = FULL.model_copy(update={"termination_threshold": 3.9})
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=ends, num_turns=2)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=ends, num_turns=2)
     assert [sample.returns for sample in samples["main"]] == [8.0, 9.0, 2.0, 8.0, 2.0, 2.0]
 
 
@@ -148,7 +148,7 @@ def test_a_third_turn_does_not_punish_those_who_ended_before_it() -> None:
     levels += [group("a", aligned(4.0, 4.0), path=(0,)), group("a", aligned(3.0, 3.0), path=(1,))]
     levels += [group("a", aligned(5.0, 5.0), path=(1, i)) for i in range(2)]
     ends = FULL.model_copy(update={"termination_threshold": 3.9})
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=ends, num_turns=3)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=ends, num_turns=3)
     assert [sample.returns for sample in samples["main"][:2]] == [1.0 + 4.0 + 4.0, 1.0 + 3.0 + 5.0]
     assert advantages(samples["main"][:2]) == [0.0, 0.0]
 
@@ -156,16 +156,16 @@ def test_a_third_turn_does_not_punish_those_who_ended_before_it() -> None:
 def test_a_subset_of_the_siblings_stands_for_all() -> None:
     levels = [group("a", aligned(1.0, 1.0, 1.0), size=3)]
     levels += [group("a", aligned(4.0, 4.0), path=(0,)), group("a", aligned(2.0, 2.0), path=(2,))]
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"][:3]] == [6.0, 4.0, 2.0]
 
 
 def test_every_turn_weighs_the_same_whatever_the_tree() -> None:
     levels = [group("a", aligned(1.0, 2.0))]
     levels += [group("a", aligned(3.0, 5.0), path=(i,)) for i in range(2)]
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.weight for sample in samples["main"]] == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
-    samples, _ = credit(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
+    samples, _ = credit_with(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
     assert [sample.weight for sample in samples["main"]] == [1.0, 1.0, 0.25, 0.25, 0.25, 0.25]
 
 
@@ -181,7 +181,7 @@ def test_every_turn_weighs_the_same_whatever_is_masked(
     levels = [group("a", aligned(*root), size=4)]
     levels += [group("a", aligned(*child[:size]), size, (i,)) for i, reward in enumerate(root) if reward is not None]
     rollout = rollout.model_copy(update={"group_size": 4})
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=rollout, num_turns=2)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=rollout, num_turns=2)
     by_turn = {1: 0.0, 2: 0.0}
     for sample in samples["main"]:
         by_turn[sample.prompt_ids[1]] += sample.weight  # the prompt ends with the number of the turn
@@ -192,7 +192,7 @@ def test_lost_futures_leave_turns_their_weight() -> None:
     levels = [group("a", aligned(1.0, 2.0, 3.0, 4.0), size=4)]
     futures = (None, 1.0, None, 2.0)
     levels += [group("a", aligned(reward), size=1, path=(i,)) for i, reward in enumerate(futures)]
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=RolloutConfig(group_size=4), num_turns=2)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=RolloutConfig(group_size=4), num_turns=2)
     assert [sample.weight for sample in samples["main"]] == [1.0] * 4
 
 
@@ -205,7 +205,7 @@ def chains() -> list[RolloutGroup[ScoredTurn]]:
 def test_chains_are_compared_with_those_of_the_same_problem_and_turn() -> None:
     other = replace(chains()[0], problem=Problem("b", ""))
     levels = [*chains(), other, *(replace(node, problem=Problem("b", "")) for node in chains()[1:])]
-    samples, metrics = credit(levels, ALGO, AGENTS, rollout=CHAINS, num_turns=2)
+    samples, metrics = credit_with(levels, ALGO, AGENTS, rollout=CHAINS, num_turns=2)
     assert [s.returns for s in samples["main"]] == [4.0, 2.0, 4.0, 2.0, 3.0, 0.0, 3.0, 0.0]
     assert advantages(samples["main"]) == [1.0, -1.0, 1.0, -1.0, 1.5, -1.5, 1.5, -1.5]
     assert [s.group for s in samples["main"]] == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -217,7 +217,7 @@ def test_an_episode_that_ended_stays_among_its_siblings() -> None:
     """It is worth 5 in the second turn, too, where it has no completion of its own."""
     levels = [group("a", aligned(5.0, 2.0)), group("a", aligned(3.0), size=1, path=(1,))]
     ends = CHAINS.model_copy(update={"termination_threshold": 4.0})
-    samples, metrics = credit(levels, ALGO, AGENTS, rollout=ends, num_turns=2)
+    samples, metrics = credit_with(levels, ALGO, AGENTS, rollout=ends, num_turns=2)
     assert [s.returns for s in samples["main"]] == [10.0, 5.0, 3.0]
     assert advantages(samples["main"]) == [2.5, -2.5, 3.0 - 4.0]
     assert [s.weight for s in samples["main"]] == [1.0, 1.0, 1.0]
@@ -226,7 +226,7 @@ def test_an_episode_that_ended_stays_among_its_siblings() -> None:
 
 def test_crossed_credit_is_the_mean_over_partners() -> None:
     pairs = [((0, 0), 1.0), ((0, 1), 3.0), ((1, 0), 5.0), ((1, 1), 9.0)]
-    samples, metrics = credit([group("a", pairs)], ALGO, AGENTS)
+    samples, metrics = credit_with([group("a", pairs)], ALGO, AGENTS)
     assert [sample.returns for sample in samples["helper"]] == [2.0, 7.0]
     assert [sample.returns for sample in samples["main"]] == [3.0, 6.0]
     assert advantages(samples["main"]) == [-1.5, 1.5]
@@ -236,7 +236,7 @@ def test_crossed_credit_is_the_mean_over_partners() -> None:
 
 def test_lenient_credit_is_that_with_the_better_partners() -> None:
     pairs = [((0, 0), 1.0), ((0, 1), 3.0), ((1, 0), 5.0), ((1, 1), None)]
-    samples, metrics = credit([group("a", pairs)], AlgoConfig(lenience=0.5), AGENTS)
+    samples, metrics = credit_with([group("a", pairs)], AlgoConfig(lenience=0.5), AGENTS)
     assert [sample.returns for sample in samples["helper"]] == [3.0, 5.0]
     assert [sample.returns for sample in samples["main"]] == [5.0, 3.0]
     assert advantages(samples["main"]) == [1.0, -1.0]
@@ -244,7 +244,7 @@ def test_lenient_credit_is_that_with_the_better_partners() -> None:
 
 
 def test_masked_joint_actions_count_for_nothing() -> None:
-    samples, metrics = credit([group("a", aligned(1.0, None, 3.0), size=3)], ALGO, AGENTS)
+    samples, metrics = credit_with([group("a", aligned(1.0, None, 3.0), size=3)], ALGO, AGENTS)
     assert [sample.completion_ids for sample in samples["main"]] == [(10, 2), (12, 2)]  # the second is dropped
     assert advantages(samples["main"]) == [-1.0, 1.0]
     assert metrics["reward/joint"] == 2.0
@@ -254,19 +254,19 @@ def test_masked_joint_actions_count_for_nothing() -> None:
 
 def test_masked_pairs_leave_the_other_pairs_of_a_completion() -> None:
     pairs = [((0, 0), 1.0), ((0, 1), None), ((1, 0), 5.0), ((1, 1), 9.0)]
-    samples, _ = credit([group("a", pairs)], ALGO, AGENTS)
+    samples, _ = credit_with([group("a", pairs)], ALGO, AGENTS)
     assert [sample.returns for sample in samples["helper"]] == [1.0, 7.0]
     assert [sample.returns for sample in samples["main"]] == [3.0, 9.0]
 
 
 def test_an_index_in_a_path_counts_masked_joint_actions_too() -> None:
     levels = [group("a", aligned(None, 1.0), size=2), group("a", aligned(2.0, 2.0), path=(1,))]
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"]] == [3.0, 2.0, 2.0]
 
 
 def test_nothing_but_masked_joint_actions_gives_no_samples() -> None:
-    samples, metrics = credit([group("a", aligned(None, None))], ALGO, AGENTS)
+    samples, metrics = credit_with([group("a", aligned(None, None))], ALGO, AGENTS)
     assert samples == {"helper": [], "main": []}
     assert metrics["reward/masked_frac"] == 1.0
 
@@ -274,21 +274,21 @@ def test_nothing_but_masked_joint_actions_gives_no_samples() -> None:
 def test_a_joint_action_whose_future_the_sandbox_lost_counts_for_nothing() -> None:
     levels = [group("a", aligned(1.0, 2.0)), group("a", aligned(None, None), path=(0,))]
     levels += [group("a", aligned(3.0, 3.0), path=(1,))]
-    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"]] == [5.0, 3.0, 3.0]
 
 
 def test_one_agent_is_grpo() -> None:
     alone = group("a", [((i,), reward) for i, reward in enumerate((0.0, 1.0, 5.0))], size=3, agents=("solo",))
-    samples, _ = credit([alone], ALGO, ("solo",))
+    samples, _ = credit_with([alone], ALGO, ("solo",))
     assert advantages(samples["solo"]) == [-2.0, -1.0, 3.0]
     # Equation 1 of GRPO, arXiv 2402.03300: the mean subtracted and the deviation, sqrt(14 / 3), divided by.
-    samples, _ = credit([alone], AlgoConfig(normalize="std"), ("solo",))
+    samples, _ = credit_with([alone], AlgoConfig(normalize="std"), ("solo",))
     assert advantages(samples["solo"]) == pytest.approx([r / (14 / 3) ** 0.5 for r in (-2.0, -1.0, 3.0)], rel=1e-5)
 
 
 def test_an_agent_may_have_an_estimator_of_its_own() -> None:
-    samples, _ = credit([group("a", aligned(1.0, 3.0))], ALGO, AGENTS, {"main": "mareinforce"})
+    samples, _ = credit_with([group("a", aligned(1.0, 3.0))], ALGO, AGENTS, {"main": "mareinforce"})
     assert advantages(samples["helper"]) == [-1.0, 1.0]
     assert advantages(samples["main"]) == [1.0, 3.0]
 
@@ -304,7 +304,7 @@ def test_an_agent_has_samples_of_the_turns_in_which_it_acts() -> None:
     levels = [pending("a")]
     levels += [group("a", [((0,), 1.0), ((1,), 3.0)], path=(0,), agents=("main",))]
     levels += [group("a", [((0,), 4.0), ((1,), 8.0)], path=(1,), agents=("main",))]
-    samples, metrics = credit(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
+    samples, metrics = credit_with(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["helper"]] == [1.0, 3.0]
     assert advantages(samples["helper"]) == [-1.0, 1.0]
     assert [sample.returns for sample in samples["main"]] == [1.0, 3.0, 4.0, 8.0]
@@ -321,7 +321,7 @@ def test_two_of_three_act_and_then_the_third() -> None:
     levels = [replace(first, turns=tuple(replace(turn, reward=PENDING) for turn in first.turns))]
     for pair, reward in enumerate((0.0, 1.0, 2.0, 5.0)):
         levels.append(group("a", [((0,), reward)], size=1, path=(pair,), agents=("z",)))
-    samples, metrics = credit(levels, ALGO, ("x", "y", "z"), rollout=FULL, num_turns=2)
+    samples, metrics = credit_with(levels, ALGO, ("x", "y", "z"), rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["x"]] == [0.5, 3.5]
     assert [sample.returns for sample in samples["y"]] == [1.0, 3.0]
     assert advantages(samples["y"]) == [-1.0, 1.0]
@@ -332,7 +332,7 @@ def test_two_of_three_act_and_then_the_third() -> None:
 
 
 def test_an_agent_whose_turn_never_came_has_no_samples() -> None:
-    samples, metrics = credit([pending("a")], ALGO, AGENTS)
+    samples, metrics = credit_with([pending("a")], ALGO, AGENTS)
     assert (advantages(samples["helper"]), samples["main"]) == ([0.0, 0.0], [])
     assert metrics["credit/main/advantage_std"] == metrics["reward/joint"] == 0.0
 
@@ -347,5 +347,5 @@ def test_the_order_of_groups_and_pairs_changes_nothing(values: list[float], orde
     one = [group("a", pairs, size=3), group("bb", aligned(1.0, 2.0))]
     two = [group("bb", aligned(1.0, 2.0)), group("a", [pairs[i] for i in order], size=3)]
     for agent in AGENTS:
-        first, second = (credit(levels, ALGO, AGENTS)[0][agent] for levels in (one, two))
+        first, second = (credit_with(levels, ALGO, AGENTS)[0][agent] for levels in (one, two))
         assert [(s.returns, s.advantage) for s in first] == [(s.returns, s.advantage) for s in second[2:] + second[:2]]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from magrpo.algo.episodes import Siblings
 from magrpo.config.sections import AlgoConfig
-from magrpo.stages.credit import credit
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, Sample, ScoredTurn
+from tests.stages.crediting import credit_with
 from tests.stages.program_game import GROUP_SIZE, Played, Policies, Step, ask_coder, choose_length, make_group
 from tests.stages.test_exact_game import agrees
 
@@ -128,7 +128,7 @@ def summarise(samples: Sequence[Sample]) -> list[tuple[float, float, int, float 
 
 def test_by_agent_all_episodes_are_the_baseline() -> None:
     group = make_group("task", [play(1.0, planner=2), play(3.0, planner=1), play(8.0)])
-    samples, metrics = credit([group], AlgoConfig(), ["planner", "coder"])
+    samples, metrics = credit_with([group], AlgoConfig(), ["planner", "coder"])
     # The mean is 4; three episodes, of which two ask the planner.
     assert summarise(samples["planner"]) == [(1.0, -3.0, 0, 0.75), (3.0, -1.0, 0, 1.5), (1.0, -3.0, 0, 0.75)]
     assert [sample.weight for sample in samples["planner"]] == [1.0] * 3
@@ -142,7 +142,7 @@ def test_by_agent_all_episodes_are_the_baseline() -> None:
 
 def test_by_turn_those_that_were_asked_as_often_are_the_baseline() -> None:
     group = make_group("task", [play(1.0, planner=3), play(3.0, planner=2), play(8.0)])
-    samples, _ = credit([group], MARLOO.model_copy(update={"siblings": "agent_turn"}), ["planner"])
+    samples, _ = credit_with([group], MARLOO.model_copy(update={"siblings": "agent_turn"}), ["planner"])
     assert summarise(samples["planner"]) == [
         (1.0, -2.0, 0, 0.5),  # 1 - 3
         (3.0, 2.0, 0, 0.75),
@@ -157,8 +157,8 @@ def test_masked_episodes_do_not_exist(siblings: Siblings) -> None:
     valid = [play(1.0, planner=2), play(3.0, planner=1)]
     masked = make_group("task", [valid[0], play(100.0, planner=5), valid[1]], masked=[1])
     nothing = make_group("other", [play(5.0, planner=1)], masked=[0])
-    expected = credit([make_group("task", valid)], MARLOO.model_copy(update={"siblings": siblings}), ["planner"])
-    samples, metrics = credit([masked, nothing], MARLOO.model_copy(update={"siblings": siblings}), ["planner"])
+    expected = credit_with([make_group("task", valid)], MARLOO.model_copy(update={"siblings": siblings}), ["planner"])
+    samples, metrics = credit_with([masked, nothing], MARLOO.model_copy(update={"siblings": siblings}), ["planner"])
     assert samples["planner"] == expected[0]["planner"]
     assert metrics["credit/planner/calls"] == 1.5
 
@@ -166,14 +166,14 @@ def test_masked_episodes_do_not_exist(siblings: Siblings) -> None:
 def test_local_rewards_are_the_agents_own() -> None:
     first, second = play(1.0, planner=1, coder=1), play(3.0, planner=1, coder=1)
     local = JointReward(1.0, {}, {"coder": 10.0})
-    samples, _ = credit([make_group("task", [(first[0], local), second])], MARLOO, ["planner", "coder"])
+    samples, _ = credit_with([make_group("task", [(first[0], local), second])], MARLOO, ["planner", "coder"])
     assert [sample.returns for sample in samples["planner"]] == [1.0, 3.0]
     assert [(sample.returns, sample.advantage) for sample in samples["coder"]] == [(11.0, 8.0), (3.0, -8.0)]
 
 
 def test_agents_may_have_estimators_of_their_own() -> None:
     group = make_group("task", [play(1.0, planner=1, coder=1), play(3.0, planner=1, coder=1)])
-    samples, _ = credit([group], MARLOO, ["planner", "coder"], {"coder": "mareinforce"})
+    samples, _ = credit_with([group], MARLOO, ["planner", "coder"], {"coder": "mareinforce"})
     assert [[sample.advantage for sample in samples[agent]] for agent in samples] == [[-2.0, 2.0], [1.0, 3.0]]
 
 
@@ -182,7 +182,7 @@ def test_whole_prompts_are_trained() -> None:
     calls = group.episodes[0].calls
     extended = replace(calls[1], extends=0, prompt_ids=(7, 7))
     episode = replace(group.episodes[0], calls=(calls[0], extended))
-    samples, _ = credit([replace(group, episodes=(episode, group.episodes[1]))], MARLOO, ["planner"])
+    samples, _ = credit_with([replace(group, episodes=(episode, group.episodes[1]))], MARLOO, ["planner"])
     whole = (*calls[0].prompt_ids, *calls[0].action.token_ids, 7, 7)
     assert [sample.prompt_ids for sample in samples["planner"]][-1] == whole
 
@@ -207,9 +207,9 @@ def test_the_loss_is_divided_by_the_number_of_valid_episodes(
         for turn, episode in zip(group.turns, group.episodes, strict=True)
         if not turn.masked
     ]
-    samples, _ = (
-        credit(groups, MARLOO.model_copy(update={"siblings": siblings}), ["planner", "coder"]) if groups else ({}, {})
-    )
+    if not groups:
+        return
+    samples, _ = credit_with(groups, MARLOO.model_copy(update={"siblings": siblings}), ["planner", "coder"])
     for agent, members in samples.items():
         num_calls = sum(call.agent == agent for episode in valid for call in episode.calls)
         assert len(members) == num_calls, "one sample for each call"
@@ -241,8 +241,8 @@ def test_one_call_in_every_episode_is_the_built_in_environment(
     ]
     program = make_group("task", played, masked=[n for n, turn in enumerate(turns) if turn.masked])
     algo = AlgoConfig(estimator=estimator, normalize=normalize)
-    expected, expected_metrics = credit([built_in], algo, agents)
-    samples, metrics = credit([program], algo.model_copy(update={"siblings": siblings}), agents)
+    expected, expected_metrics = credit_with([built_in], algo, agents)
+    samples, metrics = credit_with([program], algo.model_copy(update={"siblings": siblings}), agents)
     assert {sample.counts for members in samples.values() for sample in members} <= {1.0}
     assert {agent: [replace(one, counts=None) for one in members] for agent, members in samples.items()} == expected
     shared = {name: value for name, value in expected_metrics.items() if not name.startswith("signal/")}

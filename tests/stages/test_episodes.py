@@ -24,7 +24,6 @@ from magrpo.run.files import GROUPS, read_groups, read_scored, write_scores
 from magrpo.run.store import write_records
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.baseline import time_answers
-from magrpo.stages.credit import credit
 from magrpo.stages.episodes import episode_metrics
 from magrpo.stages.evaluate import evaluate
 from magrpo.stages.rollout import rollout, root_nodes
@@ -44,6 +43,7 @@ from magrpo.types import (
     Turn,
 )
 from tests.fakes import PassReward, ScriptedEngine, ScriptedSandbox, render
+from tests.stages.crediting import credit_with
 
 AGENTS = (
     AgentConfig(name="p", role="planner", model="m"),
@@ -233,7 +233,7 @@ def test_returned_rewards_pass_through() -> None:
         JointReward(0.5, {"outcome": 0.5}),
         JointReward(0.25, {"outcome": 0.25}, {"p": 1.0, "c": -1.0}),
     ]
-    samples, _ = credit(
+    samples, _ = credit_with(
         [RolloutGroup(Problem("t", ""), (), (), {}, {}, tuple(turns), play(team, made(0.5), made(0.25))[0].episodes)],
         AlgoConfig(),
         ["p", "c"],

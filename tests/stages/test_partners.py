@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from magrpo.algo.returns import partner_weight
 from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.engines.transformers import LocalEngine
-from magrpo.stages.credit import CreditRules, credit_by_rules
+from magrpo.stages.credit import CreditRules, credit
 from magrpo.stages.partners import (
     Repeated,
     add_drawn,
@@ -129,7 +129,7 @@ def expect_gradient(then: NDArray[np.float64], num_old: int = 1) -> tuple[NDArra
         pairs.append(pairing.collect_rewards(score_by(REWARDS, pairing.node)))
         groups.append(today)
     rules = CreditRules(AlgoConfig(estimator="marloo"), {}, CROSSED, 1, old_pairs=pairs)
-    samples, _ = credit_by_rules(groups, ["helper"], rules)
+    samples, _ = credit(groups, ["helper"], rules)
     gradients = np.zeros((len(OUTCOMES), 3))
     for sample in samples["helper"]:
         gradients[sample.group, sample.completion_ids[0]] += sample.advantage / 2

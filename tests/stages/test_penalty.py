@@ -21,7 +21,6 @@ from magrpo.run.files import GROUPS, SCORES, read_groups, read_scored, write_sco
 from magrpo.run.store import write_records
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
-from magrpo.stages.credit import credit
 from magrpo.stages.evaluate import evaluate
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
@@ -39,6 +38,7 @@ from magrpo.types import (
     Turn,
 )
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
+from tests.stages.crediting import credit_with
 from tests.stages.test_rollout import AGENTS as PROGRAMMERS
 
 AGENTS = tuple(AgentConfig(name=name, role=name, model="m") for name in ("summary", "elaboration"))
@@ -111,7 +111,7 @@ def test_a_game_that_wins_without_its_penalty_loses_with_it(key: str) -> None:
     group = make_group(GAMES[key])
     for cost, gamed_wins in ((0.0, True), (0.5, False)):
         scored = score_group(group, PenaltyConfig.model_validate({key: cost}))
-        samples, metrics = credit([scored], AlgoConfig(), ["summary", "elaboration"])
+        samples, metrics = credit_with([scored], AlgoConfig(), ["summary", "elaboration"])
         honest, gamed = (turn.reward.total for turn in scored.turns)
         assert (gamed > honest) is gamed_wins
         for agent in ("summary", "elaboration"):  # the reward is joint, and so is the penalty
@@ -206,7 +206,7 @@ def test_an_answer_of_a_pending_turn_costs_when_its_text_is_rewarded() -> None:
     second, _ = score(rollout(child_nodes(first, config, 0), team, backend, config, 1), team, sandbox, cache={})
     totals = {group.history[0].texts["h"]: group.turns[0].reward.total for group in second}
     assert totals == {"good...": 1.5, "good": 2.0}
-    samples, _ = credit([*first, *second], AlgoConfig(), ["h", "m"], rollout=config, num_turns=2)
+    samples, _ = credit_with([*first, *second], AlgoConfig(), ["h", "m"], rollout=config, num_turns=2)
     cut = [action.finish_reason == "length" for action in first[0].actions["h"]]
     assert [sample.advantage < 0 for sample in samples["h"]] == cut
 

@@ -84,8 +84,8 @@ class Table:
         options, every = LossOptions(TEMPERATURE), TokenInputs(ids, torch.ones(len(ids)), support=chosen)
         sampling_logps = policy_loss_from_logits(logits, every, options).logps  # as the engine reports them
         options = replace(options, importance_cap=cap)
-        tokens = SampledTokens(ids, advantages, sampling_logps, support=chosen)
-        loss, _, _ = policy_loss(partial(policy_loss_from_logits, logits), tokens, options, divisor=1.0)
+        tokens = SampledTokens(ids, advantages, sampling_logps, torch.ones(len(ids)), support=chosen)
+        loss, _, _ = policy_loss(partial(policy_loss_from_logits, logits), tokens, options, divisor=1.0, beta=0.0)
         return torch.autograd.grad(-loss, (self.first, self.second))
 
 
