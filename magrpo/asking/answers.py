@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,14 +16,13 @@ from magrpo.config.sections import RolloutConfig
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Sandbox, Served
 from magrpo.model.host import EngineHost
-from magrpo.rewards.common import choose_report, merge_hidden_reports
+from magrpo.rewards.common import choose_program, choose_report
 from magrpo.rewards.program import extract_module, parse_source
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import Node, child_node, rollout, sampling_params
 from magrpo.stages.score import score
 from magrpo.types import (
     PENDING,
-    Execution,
     ExecutionReport,
     JointReward,
     Problem,
@@ -150,7 +149,8 @@ class AskedAgents:
             turn = scored.turns[0]
             steps = (*steps, _make_step(group, turn, prefix))
             unmeasured = _say_failed(group) or _say_unmeasured(turn)
-            yield Answer(problem, steps, _find_best_source(wanted, turn.reports), unmeasured)
+            chosen = choose_program(wanted, turn.reports)
+            yield Answer(problem, steps, wanted[chosen].source if chosen else "", unmeasured)
             if turn.masked:
                 return
             node = child_node(scored, 0, sampling, 1)
@@ -215,10 +215,3 @@ def _make_step(group: RolloutGroup[Turn], turn: ScoredTurn, prefix: str) -> Traj
         calls = (replace(call, agent=call.agent.removeprefix(prefix)) for call in played.calls)
         episode = replace(played, calls=tuple(calls))
     return TrajectoryStep(prompts, actions, turn, episode)
-
-
-def _find_best_source(wanted: Mapping[str, Execution], reports: Mapping[str, ExecutionReport]) -> str:
-    """The source of the program in ``wanted`` that passed the most tests, the first on ties; empty if none ran."""
-    ran = {name: report for name, report in merge_hidden_reports(reports).items() if name in wanted}
-    best = max(ran, key=lambda name: ran[name].tests_passed, default=None)
-    return "" if best is None else wanted[best].source

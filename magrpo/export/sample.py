@@ -7,7 +7,7 @@ from typing import Any
 from magrpo.algo.answers import measure_step
 from magrpo.export.team import TrainedTeam
 from magrpo.reports.health import describe_answer
-from magrpo.rewards.common import merge_hidden_reports
+from magrpo.rewards.common import choose_program, merge_hidden_report
 from magrpo.run.files import TRAJECTORIES
 from magrpo.run.store import read_records
 from magrpo.types import JointReward, Problem, Trajectory
@@ -64,16 +64,16 @@ def choose_sample(team: TrainedTeam) -> ModelCardSample | None:
     if steps[-1].episode is not None:
         texts = steps[-1].episode.texts
     executions = team.config.reward.executions(best.problem, texts, {})
-    merged = merge_hidden_reports(steps[-1].turn.reports)
-    reports = {name: merged[name] for name in executions if name in merged}
-    program = max(reports, key=lambda name: reports[name].tests_passed, default=None)  # a reward may judge the best
+    reports = steps[-1].turn.reports
+    chosen = choose_program(executions, reports)
+    report = None if chosen is None else merge_hidden_report(reports, chosen)
     return ModelCardSample(
         problem=best.problem,
         messages={agent.name: messages[agent.name] for agent in agents},
         answers={agent.name: answers[agent.name] for agent in agents},
         remarks={agent: remark for agent, remark in remarks.items() if remark},
-        program="" if program is None else executions[program].source,
-        tests=None if program is None else (reports[program].tests_passed, reports[program].tests_total),
+        program="" if chosen is None else executions[chosen].source,
+        tests=None if report is None else (report.tests_passed, report.tests_total),
         reward=reward,
         num_problems=len(trajectories),
     )

@@ -104,6 +104,16 @@ def merge_hidden_reports(reports: Mapping[str, ExecutionReport]) -> dict[str, Ex
     return {name: merge_hidden_report(reports, name) for name in shown}
 
 
+def choose_program(executions: Mapping[str, Execution], reports: Mapping[str, ExecutionReport]) -> str | None:
+    """Choose the program that passed the most tests, the first on ties; None if none of ``executions`` ran.
+
+    A reward may run several programs and judge the best.
+    """
+    merged = merge_hidden_reports(reports)
+    ran = [name for name in executions if name in merged]
+    return max(ran, key=lambda name: merged[name].tests_passed, default=None)
+
+
 def choose_report(reports: Mapping[str, ExecutionReport]) -> ExecutionReport | None:
     """The report of the joined program that passed the most tests, hidden ones included; None if nothing ran."""
     merged = merge_hidden_reports(reports)

@@ -20,7 +20,7 @@ from magrpo.engines import Completion
 from magrpo.engines.local.captured_steps import CapturedStep, can_capture
 from magrpo.engines.local.llama_steps import LlamaStep, is_plain_llama
 from magrpo.engines.local.sampling import TokenSampler
-from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts
+from magrpo.engines.local.steps import DecodingStep, ModuleStep, Prompts, list_prompts
 from magrpo.interfaces import Progress
 from magrpo.model.rounding import RoundedLinear
 from magrpo.types import Request
@@ -139,9 +139,8 @@ def decode_batch(
 def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tensor, Prompts]:
     """Run every distinct prompt once; return logits (B, V) of the first new token, and the prompts."""
     device = model.device
-    prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
-    index = {prompt: i for i, prompt in enumerate(prompts)}
-    parents = torch.tensor([index[request.prompt_ids] for request in requests], device=device)  # (B,)
+    prompts, index = list_prompts(requests)
+    parents = torch.tensor(index, device=device)  # (B,)
     width = max(map(len, prompts))
     ids = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts], device=device)  # (P, width)
     starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)[:, None]

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from magrpo.engines.local.steps import DecodingStep
+from magrpo.engines.local.steps import DecodingStep, list_prompts
 from magrpo.types import Request
 
 
@@ -67,9 +67,7 @@ def start_whole(model: PreTrainedModel, requests: Sequence[Request], room: int) 
 
 def _collect_prompts(requests: Sequence[Request], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the distinct prompts (P, length), and the index of the prompt of each request (B,)."""
-    prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
-    index = {prompt: i for i, prompt in enumerate(prompts)}
-    parents = [index[request.prompt_ids] for request in requests]
+    prompts, parents = list_prompts(requests)
     return torch.tensor(prompts, device=device), torch.tensor(parents, device=device)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from magrpo.types import Request
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -22,6 +24,13 @@ class Prompts:
     """False on the left padding, true on tokens."""
     parents: Int[Tensor, " B"]
     """Index of the prompt that each row continues."""
+
+
+def list_prompts(requests: Sequence[Request]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the distinct prompts, and the index of the prompt of each request."""
+    prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
+    index = {prompt: i for i, prompt in enumerate(prompts)}
+    return prompts, [index[request.prompt_ids] for request in requests]
 
 
 class DecodingStep(ABC):
