@@ -1,9 +1,9 @@
 """Whether a module uses the result of a function, judged by its syntax tree.
 
-A name is *live* if its value can reach something that matters: a returned value, a condition, a loop, an argument of a
-call, an attribute or an item. A value that is dropped, or bound only to names that are not live, is dead. Scopes are
-not distinguished, so in doubt a name counts as live. Code that can never run (``if False``, statements after
-``return``) is ignored.
+A name is *live* if its value can reach something that matters: a returned or yielded value, a condition, a loop, an
+argument of a call, an attribute or an item. A value that is dropped, or bound only to names that are not live, is dead.
+Scopes are not distinguished, so in doubt a name counts as live. Code that can never run (``if False``, statements
+after ``return``) is ignored.
 """
 
 import ast
@@ -261,6 +261,8 @@ def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: ValueSink | None) ->
         case ast.stmt():
             return None
     match parent:
+        case ast.Yield() | ast.YieldFrom():
+            return None
         case ast.Call(func=function) if node is not function and not _is_pure(parent):
             return None
         case ast.NamedExpr(target=ast.Name(id=name), value=value) if node is value and parent_sink is not None:

@@ -54,6 +54,9 @@ HONEST = {
     "a recursive generator": (
         "if xs:\n    if xs[0] > 0:\n        yield xs[0]\n    yield from aux(xs[1:])", "return 2 * sum(aux(xs))",
     ),
+    "main yields in a function": (
+        "return max(x, 0)", "def doubles():\n    for x in xs:\n        yield 2 * aux(x)\nreturn sum(doubles())", "x",
+    ),
     "sorted, then the top": (
         "return sorted(xs, reverse=True)", "total = 0\nfor x in aux(xs):\n    if x <= 0:\n        break\n"
         "    total += x\nreturn 2 * total",

@@ -46,6 +46,11 @@ def f(body: str) -> str:
         "with aux(xs) as y:\n    return 1",
         "y: int = aux(xs)\nreturn y",
         "if True:\n    return aux(xs)\nreturn 1",
+        "yield aux(xs)",
+        "yield from aux(xs)",
+        "y = aux(xs)\nyield y",
+        "k = yield aux(xs)",
+        "def g():\n    for x in xs:\n        yield aux(x)\nreturn list(g())",
     ],
 )
 def test_used(body: str) -> None:
@@ -73,6 +78,7 @@ def test_used(body: str) -> None:
         "g = aux\nreturn 1",
         "aux(xs).sort()\nreturn 1",
         "y: int = aux(xs)\nreturn 1",
+        "yield 1\naux(xs)",
     ],
 )
 def test_discarded(body: str) -> None:
