@@ -233,6 +233,8 @@ except BaseException as __error:
 
     def _rewrite_statement(self, node: ast.stmt) -> list[ast.stmt]:
         match node:
+            case ast.Expr(value=ast.Constant()):  # only a docstring may stand above a __future__ import
+                return [node]
             case ast.Expr(value=ast.Call() as call) if self._is_assert(call):
                 return [self._make_case(node, ast.Tuple([call, ast.Constant(1)], ast.Load()), ast.unparse(call))]
             case ast.If() | ast.While() | ast.For() | ast.With() | ast.Try() | ast.TryStar() | ast.Match():

@@ -242,6 +242,8 @@ def check(candidate):
         ("x = f(1)", always_raises, [RAISED]),
         ("x: int = f(1)\nx += 1\nassert x == 3", one_more, [PASS]),
         ("x: int = f(1)\nx += 1\nassert x == 3", always_raises, [RAISED]),
+        ("'Doc.'\nfrom __future__ import annotations\nassert f(1) == 2", one_more, [PASS]),
+        ("'Doc.'\nfrom __future__ import annotations\nassert f(1) == math.floor(2.5)", one_more, [PASS]),
         ("assert f(1) < 'a'", one_more, [WRONG]),
         ("with open('/nonexistent') as x:\n    assert f(1) == 2\n    assert f(2) == 3", one_more, [WRONG, "not_run"]),
         ("import numpy as np\nnp.testing.assert_allclose(f(1), 2)\nassert f(1) == 2", one_more, [PASS, PASS]),
