@@ -133,6 +133,12 @@ def test_jails_that_kill_themselves_are_nobodys_crash(deadly: Pool, monkeypatch:
         deadly.run([killer])
 
 
+def test_the_longest_limits_can_be_waited_for() -> None:
+    pool = open_pool(workers=1, test_s=86_400, total_s=86_400)
+    assert {report.status for report in pool.run([right(k) for k in range(2 * pool_module.BATCHES)])} == {"pass"}
+    pool.close()
+
+
 def test_failures_with_batches_between_them_do_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Worker):
         def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
