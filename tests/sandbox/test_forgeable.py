@@ -220,6 +220,12 @@ PLAIN = {
         "items = []\nassert f(items) is items\nassert items == [0]",
     ),
     "a seed": ("import random\ndef f():\n    return random.random()\n", "import random\nrandom.seed(7)\nx = f()\nrandom.seed(7)\nassert x == random.random()"),
+    "no arguments": ("import sys\ndef f():\n    return sys.argv\n", "assert f() == ['']"),
+    "arguments set in place": (
+        "import sys\ndef f():\n    return sys.argv[1:]\n",
+        "import sys\nsys.argv[1:] = ['a']\nassert f() == ['a']\nsys.argv.append('b')\nassert f() == ['a', 'b']\n"
+        "sys.argv = ['x', 'c']\nassert f() == ['c']",
+    ),
     "the environment": ("import os\ndef f():\n    return os.environ['X']\n", "import os\nos.environ['X'] = 'y'\nassert f() == 'y'"),
 }  # fmt: skip
 
