@@ -240,6 +240,8 @@ def check(candidate):
         ("f(1)", one_more, [PASS]),
         ("f(1)", always_raises, [RAISED]),
         ("x = f(1)", always_raises, [RAISED]),
+        ("def check(candidate):\n    return candidate(1) == 3", one_more, [PASS]),
+        ("if f(1) != 3:\n    raise ValueError", one_more, [WRONG]),
         ("x: int = f(1)\nx += 1\nassert x == 3", one_more, [PASS]),
         ("x: int = f(1)\nx += 1\nassert x == 3", always_raises, [RAISED]),
         ("'Doc.'\nfrom __future__ import annotations\nassert f(1) == 2", one_more, [PASS]),
