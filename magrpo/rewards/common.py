@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import Plugin
-from magrpo.rewards.program import Module, extract_preamble, join_modules
+from magrpo.rewards.program import extract_preamble, join_modules, separate_futures
 from magrpo.types import UNJUDGED, Execution, ExecutionReport, Problem
 
 
@@ -125,4 +125,4 @@ def choose_report(reports: Mapping[str, ExecutionReport]) -> ExecutionReport | N
 def make_trusted_test(prompt: str, entry_point: str, test: str) -> str:
     """Put the preamble of the prompt before the test, since some tests call functions that the prompt defines."""
     above = extract_preamble(prompt, entry_point)
-    return join_modules([above, Module((), test)]) if above.source or above.futures else test
+    return join_modules([above, separate_futures(test)]) if above.source or above.futures else test

@@ -77,6 +77,17 @@ def extract_preamble(prompt: str, entry_point: str) -> Module:
     return _make_module(_parse_statements(prompt), drop=entry_point)
 
 
+def separate_futures(source: str) -> Module:
+    """Make a module of all of ``source``. Its text stays as it is if it has no ``__future__`` imports, or no syntax."""
+    try:
+        statements = list(_with_source(source, parse_source(source)))
+    except _UNPARSABLE:
+        return Module((), source)
+    futures = tuple(text for node, text in statements if _is_future(node))
+    kept = "\n\n".join(text for node, text in statements if not _is_future(node))
+    return Module(futures, kept) if futures else Module((), source)
+
+
 def join_modules(modules: Sequence[Module]) -> str:
     """Join modules into one program. ``from __future__`` imports come first; later definitions win."""
     futures = dict.fromkeys(line for module in modules for line in module.futures)
@@ -233,7 +244,7 @@ def _make_module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Modul
     for node, source in statements:
         if _is_demonstration(node):
             continue
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+        if _is_future(node):
             futures.append(source)
         elif not drop or drop not in _list_bound_names(node):
             kept.append(source)
@@ -242,6 +253,10 @@ def _make_module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Modul
             if others:
                 kept.append(ast.unparse(_import_names(node, others)))
     return Module(tuple(futures), "\n\n".join(kept))
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _import_names(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast.Import | ast.ImportFrom:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from magrpo.checks.rewards import LARGEST_REWARD
 from magrpo.errors import quote_value
 from magrpo.plugins import Plugin
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
@@ -50,7 +51,10 @@ class ReturnedReward(Plugin):
         parts = self._read_parts(fields.get("parts", fields.get("reward")))
         local = fields.get("local", {})
         if not isinstance(local, Mapping) or not all(map(_is_number, local.values())) or local.keys() - set(agents):
-            raise ValueError(f"the program returned local = {quote_value(local)}; it must map agents to finite numbers")
+            raise ValueError(
+                f"the program returned local = {quote_value(local)}; it must map agents to finite numbers "
+                f"of at most {LARGEST_REWARD:g}"
+            )
         return JointReward(math.fsum(parts.values()), parts, {name: float(value) for name, value in local.items()})
 
     def _read_parts(self, returned: Any) -> dict[str, float]:
@@ -67,7 +71,7 @@ class ReturnedReward(Plugin):
             if not _is_number(returned[name]) or returned[name] > maximum:
                 raise ValueError(
                     f"the program returned {quote_value(returned[name])} for {name!r}; it must be a finite number of "
-                    f"at most {maximum:g} (reward.maxima)"
+                    f"at most {maximum:g} (reward.maxima) and at least {-LARGEST_REWARD:g}"
                 )
         return {name: float(returned[name]) for name in self.maxima}
 
@@ -77,7 +81,4 @@ class ReturnedReward(Plugin):
 
 
 def _is_number(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer beyond the range of floats
-        return False
+    return isinstance(value, int | float) and abs(value) <= LARGEST_REWARD  # false of NaN, too

@@ -1,9 +1,9 @@
 """Whether a module uses the result of a function, judged by its syntax tree.
 
-A name is *live* if its value can reach something that matters: a returned value, a condition, a loop, an argument of a
-call, an attribute or an item. A value that is dropped, or bound only to names that are not live, is dead. Scopes are
-not distinguished, so in doubt a name counts as live. Code that can never run (``if False``, statements after
-``return``) is ignored.
+A name is *live* if its value can reach something that matters: a returned or yielded value, a condition, a loop, an
+argument of a call, an attribute or an item. A value that is dropped, or bound only to names that are not live, is dead.
+Scopes are not distinguished, so in doubt a name counts as live. Code that can never run (``if False``, statements
+after ``return``) is ignored.
 """
 
 import ast
@@ -29,6 +29,8 @@ _CARRYING = _STATEMENTS | _CONTAINERS | _PARTS
 _CONVERSIONS = frozenset({"len", "list", "tuple"})
 # Builtins with an effect that tests can see.
 _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
+# Builtins that pass on the parts of their arguments.
+_VIEWS = frozenset({"enumerate", "iter", "next", "reversed", "zip"})
 
 
 @lru_cache(maxsize=4096)
@@ -45,34 +47,83 @@ def classify_use(source: str, name: str, bound: str = "") -> Use:
     if name in _find_live_names(sinks, bound):
         return "used"
     given = {
-        argument
+        owner
         for node in sinks
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-        for argument in node.args
-        if isinstance(argument, ast.Name)
+        for owner in _list_owners([*node.args, *(keyword.value for keyword in node.keywords)])
     }
     live_elsewhere = _find_live_names({node: sink for node, sink in sinks.items() if node not in given}, bound)
-    return "in place" if {argument.id for argument in given} & live_elsewhere else "discarded"
+    shared = _list_sharing_names(sinks, {owner.id for owner in given})
+    return "in place" if shared & live_elsewhere else "discarded"
 
 
 @lru_cache(maxsize=4096)
 def changes_arguments(source: str, name: str) -> bool:
-    """Whether the function ``name`` may change an argument in place, by setting a part of it or calling a method."""
+    """Whether the function ``name`` may change an argument in place, at any depth.
+
+    It may if it sets a part of one, calls a method of one, or passes one to a function that is not a builtin.
+    """
     function = find_functions(parse_source(source), name)[-1]
-    given = _list_parameters(function)
-    for node in list_nodes(function):
+    nodes = list_nodes(function)
+    given = _list_sharing_names(nodes, _list_parameters(function))
+    own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return any(owner.id in given for node in nodes for owner in _list_owners(_list_changed(node, own)))
+
+
+def _list_changed(node: ast.AST, own: set[str]) -> list[ast.expr]:
+    """The expressions whose values the node may change. Methods of the names in ``own`` do not change arguments."""
+    match node:
+        case ast.AugAssign(target=changed):
+            return [changed]
+        case ast.Subscript(value=changed) | ast.Attribute(value=changed) if not isinstance(node.ctx, ast.Load):
+            return [changed]
+        case ast.Call(func=ast.Attribute(value=changed)) if any(owner.id in own for owner in _list_owners([changed])):
+            return [changed]
+        case ast.Call(func=function, args=arguments, keywords=keywords) if not _is_pure(node):
+            return [function, *arguments, *(keyword.value for keyword in keywords)]
+    return []
+
+
+def _list_owners(values: Iterable[ast.expr]) -> list[ast.Name]:
+    """The names that the values are, or are parts of, or got by a method of: ``h`` for ``h[0].items()``."""
+    owners: list[ast.Name] = []
+    waiting = list(values)
+    for value in waiting:
+        match value:
+            case ast.Name():
+                owners.append(value)
+            case ast.Subscript(value=whole) | ast.Attribute(value=whole) | ast.Starred(value=whole):
+                waiting.append(whole)
+            case ast.Call(func=ast.Attribute(value=whole)):
+                waiting.append(whole)
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in _VIEWS:
+                waiting += arguments
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                waiting += parts
+    return owners
+
+
+def _list_sharing_names(nodes: Iterable[ast.AST], names: set[str]) -> set[str]:
+    """``names``, and all names that a loop or an assignment may bind to a part of the same value."""
+    links: dict[str, list[set[str]]] = defaultdict(list)
+    for node in nodes:
         match node:
-            case ast.For(target=ast.Name(id=part), iter=ast.Name(id=whole)) if whole in given:
-                given.add(part)
-            case ast.AugAssign(target=ast.Name(id=changed)) if changed in given:
-                return True
-            case ast.Subscript(value=ast.Name(id=changed), ctx=ast.Store() | ast.Del()) if changed in given:
-                return True
-            case ast.Attribute(value=ast.Name(id=changed), ctx=ast.Store() | ast.Del()) if changed in given:
-                return True
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=changed))) if changed in given:
-                return True
-    return False
+            case (
+                ast.For(target=target, iter=source)
+                | ast.comprehension(target=target, iter=source)
+                | ast.Assign(targets=[target, *_], value=source)
+            ):
+                link = {owner.id for owner in _list_owners([target, source])}
+                for name in link:
+                    links[name].append(link)
+    sharing = set(names)
+    waiting = list(names)
+    for name in waiting:
+        for link in links[name]:
+            waiting += link - sharing
+            sharing |= link
+            link.clear()
+    return sharing
 
 
 @lru_cache(maxsize=4096)
@@ -261,6 +312,8 @@ def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: ValueSink | None) ->
         case ast.stmt():
             return None
     match parent:
+        case ast.Yield() | ast.YieldFrom():
+            return None
         case ast.Call(func=function) if node is not function and not _is_pure(parent):
             return None
         case ast.NamedExpr(target=ast.Name(id=name), value=value) if node is value and parent_sink is not None:

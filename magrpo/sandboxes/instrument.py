@@ -144,18 +144,18 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
                 imported.add(name_import(node))
             case ast.arg(arg=name):
                 tainted.add(name)
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 flows.append((_list_names(node, ast.Load), {name}))
             case ast.Try(body=body) | ast.TryStar(body=body):
                 flows.append((_list_names(ast.Module(body, []), ast.Load), _list_changed_names(node)))
             case ast.If(test=source) | ast.While(test=source) | ast.Match(subject=source) | ast.For(iter=source):
                 flows.append((_list_names(source, ast.Load), _list_changed_names(node)))
-            case ast.With(items=items):
-                changed = {name for item in items for name in _list_changed_names(item)}
-                flows.append((_list_names(node, ast.Load), changed))
             case ast.comprehension(target=target, iter=source):
                 flows.append((_list_names(source, ast.Load), _list_names(target, ast.Store)))
-            case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr() | ast.Expr() | ast.Assert():
+            case (
+                ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr() | ast.Expr() | ast.Assert()
+                | ast.With() | ast.AsyncWith()
+            ):  # fmt: skip
                 flows.append((_list_names(node, ast.Load), _list_changed_names(node)))
     imported -= {"candidate", entry_point}
     size = 0
@@ -233,6 +233,8 @@ except BaseException as __error:
 
     def _rewrite_statement(self, node: ast.stmt) -> list[ast.stmt]:
         match node:
+            case ast.Expr(value=ast.Constant()):  # only a docstring may stand above a __future__ import
+                return [node]
             case ast.Expr(value=ast.Call() as call) if self._is_assert(call):
                 return [self._make_case(node, ast.Tuple([call, ast.Constant(1)], ast.Load()), ast.unparse(call))]
             case ast.If() | ast.While() | ast.For() | ast.With() | ast.Try() | ast.TryStar() | ast.Match():

@@ -147,8 +147,9 @@ def make_batches(executions: Iterable[Execution], most: int) -> list[list[Execut
 class Pool:
     """A :class:`magrpo.interfaces.Sandbox` of ``size`` workers; each is replaced after ``recycle_after`` candidates."""
 
-    def __init__(self, spec: JailSpec, size: int, recycle_after: int = RECYCLE_AFTER) -> None:
-        self.spec, self.level, self.size, self.recycle_after = spec, spec.level, size, recycle_after
+    def __init__(self, spec: JailSpec, size: int) -> None:
+        self.spec, self.level, self.size = spec, spec.level, size
+        self.recycle_after = RECYCLE_AFTER
         self.timeout_s = 20.0 + WALL_CAP * (TEST_CPU_S + LEFT_S + 4 * spec.limits.total_s)
         self.failures = 0
         self.closed = False
@@ -231,7 +232,7 @@ class Pool:
             worker = None
         finally:
             self.idle.put(worker)
-        return list(map(self._make_report, results))
+        return list(map(self._accept_result, results))
 
     def _run_one(self, execution: Execution) -> ExecutionReport:
         """Run one execution; if the worker fails, retry on new workers."""

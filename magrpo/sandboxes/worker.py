@@ -82,7 +82,7 @@ def wait_readable(timeout_s: float, *files: int | socket.socket) -> bool:
     poll = select.poll()  # select.select takes no descriptor above 1023
     for file in files:
         poll.register(file, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
+    return bool(poll.poll(min(timeout_s, wire.MAX_WAIT_S) * 1000))
 
 
 class Worker:
@@ -184,7 +184,7 @@ class Worker:
             with near:
                 with far:
                     socket.send_fds(self.control, [b"job"], [far.fileno()])
-                near.settimeout(timeout_s)
+                near.settimeout(min(timeout_s, wire.MAX_WAIT_S))
                 wire.send_message(near, jobs)
                 reader = wire.FrameReader(near, MAX_REPORT)
                 with contextlib.suppress(wire.Closed):  # the zygote reports how the tester ended

@@ -248,6 +248,26 @@ def test_preamble_helper_main_in_this_order() -> None:
     assert execution.test == make_trusted_test(prompt, "f", problem.test) == f"{above}\n\n\n{problem.test}\n"
 
 
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        (
+            "'Doc.'\nfrom __future__ import annotations\n@mark\ndef check(candidate):\n    assert candidate(1) == 1\n",
+            "from __future__ import annotations\n\n\nimport math\n\n\n'Doc.'\n\n@mark\ndef check(candidate):\n"
+            "    assert candidate(1) == 1\n",
+        ),
+        (
+            "from __future__ import annotations; assert f(1) == 1",
+            "from __future__ import annotations\n\n\nimport math\n\n\nassert f(1) == 1\n",
+        ),
+        ("# Cases.\nassert f(1) == 1  # one\n", "import math\n\n\n# Cases.\nassert f(1) == 1  # one\n\n"),
+        ("assert (", "import math\n\n\nassert (\n"),
+    ],
+)
+def test_future_imports_of_a_test_come_first(test: str, expected: str) -> None:
+    assert make_trusted_test("import math\n\ndef f(x):\n    'Do.'\n", "f", test) == expected
+
+
 def test_scale_and_shift_act_on_the_total_only() -> None:
     reward = CodingReward(scale=0.5, shift=-1.0)
     texts, reports = {"helper": AUX, "main": MAIN}, {"program": USED, **dict.fromkeys(VARIANTS, report(0))}

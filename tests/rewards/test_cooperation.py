@@ -54,6 +54,9 @@ HONEST = {
     "a recursive generator": (
         "if xs:\n    if xs[0] > 0:\n        yield xs[0]\n    yield from aux(xs[1:])", "return 2 * sum(aux(xs))",
     ),
+    "main yields in a function": (
+        "return max(x, 0)", "def doubles():\n    for x in xs:\n        yield 2 * aux(x)\nreturn sum(doubles())", "x",
+    ),
     "sorted, then the top": (
         "return sorted(xs, reverse=True)", "total = 0\nfor x in aux(xs):\n    if x <= 0:\n        break\n"
         "    total += x\nreturn 2 * total",
@@ -86,6 +89,23 @@ HONEST = {
     "in place, a dict": (
         "seen[x] = seen.get(x, 0) + 1\nreturn seen",
         "seen = {}\nfor x in xs:\n    aux(seen, x)\nreturn 2 * sum(x * n for x, n in seen.items() if x > 0)", "seen, x",
+    ),
+    "in place, rows of rows": (
+        "for i in range(len(rows)):\n    for j in range(len(rows[i])):\n        rows[i][j] *= 2\nreturn len(rows)",
+        "rows = [[x] for x in xs if x > 0]\naux(rows)\nreturn sum(map(sum, rows))", "rows",
+    ),
+    "in place, row by row": (
+        "row[0] *= 2\nreturn True", "rows = [[x] for x in xs if x > 0]\nfor row in rows:\n    aux(row)\n"
+        "return sum(map(sum, rows))", "row",
+    ),
+    "in place, a list in a dict": (
+        "d['kept'].append(max(x, 0))\nreturn True",
+        "d = {'kept': []}\nfor x in xs:\n    aux(d, x)\nreturn 2 * sum(d['kept'])", "d, x",
+    ),
+    "in place, by the library": (
+        "import heapq\nheapq.heapify(heap)\nreturn True", "heap = [-x for x in xs]\naux(heap=heap)\ntotal = 0\n"
+        "while heap and heap[0] < 0:\n    total -= heap[0]\n    last = heap.pop()\n    if heap:\n"
+        "        heap[0] = last\n        aux(heap=heap)\nreturn 2 * total", "heap",
     ),
     "one less than a recursion": (
         "if not xs:\n    return 1\nreturn 2 * max(xs[0], 0) + aux(xs[1:])", "return aux(xs) - 1",

@@ -54,6 +54,8 @@ def test_several_parts(result: Any) -> None:
         (ReturnedReward(), math.nan, "returned nan for 'outcome'"),
         (ReturnedReward(), -math.inf, "returned -inf for 'outcome'"),
         (ReturnedReward(), 10**400, "for 'outcome'; it must be a finite number"),
+        (ReturnedReward(), -1e300, r"returned -1e\+300 for 'outcome'; .* \(reward.maxima\) and at least -1e\+15"),
+        (ReturnedReward(), {"reward": 1.0, "local": {"coder": 1e300}}, r"finite numbers of at most 1e\+15"),
         (ReturnedReward(), 1.01, "returned 1.01 for 'outcome'; it must be a finite number of at most 1"),
         (ReturnedReward(), {}, r"returned the parts \[\]; reward.maxima has outcome"),
         (ReturnedReward(), {"tests": 1.0}, r"returned the parts \['tests'\]; reward.maxima has outcome"),

@@ -62,7 +62,15 @@ def test_an_object_that_agrees_with_everything_earns_nothing(pool: Pool, program
     assert by_expression["abs(f() - 5) < 1e-6"].forgeable, "the corpus reaches the program's process"
 
 
-@pytest.mark.parametrize("expression", ["f() == 5", "[f()] == [5]", "f() in (4, 5)", "f() is True", "f() != f"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "f() == 5", "[f()] == [5]", "f() in (4, 5)", "f() is True", "f() != f", "f() == None", "f() == 0.5", "f() == {1: 'a'}",
+        "f() == {'a'}", "f() == b'a'", "f() == int", "f() == range(3)", "f() == [[1], (2, ...)]",
+        "f() == __import__('datetime').date(2000, 1, 1)",
+        "f() == __import__('collections').namedtuple('P', 'x')(1)", "f() == __import__('collections').deque([1])",
+    ],
+)  # fmt: skip
 def test_an_object_that_is_only_compared_with_data_leaves_the_test_apart(pool: Pool, expression: str) -> None:
     """So that a program that returns a function by mistake keeps the other tests that it passes."""
     source = "def f(n=0):\n    return n or f\n"
@@ -99,6 +107,20 @@ HONEST = {
         "class P:\n    __eq__ = lambda s, o: True\n    __hash__ = lambda s: 1\ndef f():\n    return P()\n",
         "assert f() == f()\nassert len({f(), f()}) == 1",
     ),
+    "returns an array": ("import array\ndef f():\n    return array.array('i', [1])\n", "import array\nassert f() == array.array('i', [1])"),
+    "returns a namespace": (
+        "from types import SimpleNamespace as N\ndef f():\n    return N(a=1)\n",
+        "from types import SimpleNamespace as N\nassert N(a=1) == f()",
+    ),
+    "returns an ellipsis": ("def f():\n    return [1, ...]\n", "assert f() == [1, ...]"),
+    "returns a pattern": ("import re\ndef f():\n    return re.compile('a')\n", "import re\nassert f() == re.compile('a')"),
+    "returns a generic type": ("def f():\n    return list[int]\n", "assert f() == list[int]"),
+    "returns a function of the library": ("import math\ndef f():\n    return math.sqrt\n", "import math\nassert f() == math.sqrt"),
+    "returns a class": ("from decimal import Decimal\ndef f():\n    return [Decimal]\n", "from decimal import Decimal\nassert f() == [Decimal]"),
+    "returns a view of bytes": ("def f():\n    return memoryview(b'ab')\n", "assert f() == b'ab'"),
+    "returns a view of a dict": ("from types import MappingProxyType\ndef f():\n    return MappingProxyType({1: 2})\n", "assert f() == {1: 2}"),
+    "returns a dict of the library": ("from collections import UserDict\ndef f():\n    return UserDict({1: 2})\n", "assert f() == {1: 2}"),
+    "returns a text of the library": ("from collections import UserString\ndef f():\n    return UserString('a')\n", "assert f() == 'a'"),
     "has an attribute": ("def f():\n    f.calls += 1\nf.calls = 0\n", "f()\nassert f.calls == 1"),
     "remembers": (
         "from functools import lru_cache\n@lru_cache\ndef f(n):\n    return n\n",
@@ -198,6 +220,12 @@ PLAIN = {
         "items = []\nassert f(items) is items\nassert items == [0]",
     ),
     "a seed": ("import random\ndef f():\n    return random.random()\n", "import random\nrandom.seed(7)\nx = f()\nrandom.seed(7)\nassert x == random.random()"),
+    "no arguments": ("import sys\ndef f():\n    return sys.argv\n", "assert f() == ['']"),
+    "arguments set in place": (
+        "import sys\ndef f():\n    return sys.argv[1:]\n",
+        "import sys\nsys.argv[1:] = ['a']\nassert f() == ['a']\nsys.argv.append('b')\nassert f() == ['a', 'b']\n"
+        "sys.argv = ['x', 'c']\nassert f() == ['c']",
+    ),
     "the environment": ("import os\ndef f():\n    return os.environ['X']\n", "import os\nos.environ['X'] = 'y'\nassert f() == 'y'"),
 }  # fmt: skip
 
@@ -208,6 +236,25 @@ def test_plain_data_leaves_the_test_apart(pool: Pool, name: str) -> None:
     [report] = pool.run([Execution(source, "f", test)])
     assert report.status == "pass", report.cases
     assert not report.forgeable
+
+
+def test_arrays_of_objects_and_types_of_numpy_are_compared_in_the_programs_process() -> None:
+    head = "import numpy as np\n"
+    source = f"{head}def f(n):\n    return [np.array([1, None]), np.dtype('f8'), np.array([1, 2])][n]\n"
+    numpy = open_pool(workers=1, packages=["numpy"])
+    objects, types, numbers = numpy.run(
+        [
+            Execution(source, "f", head + test)
+            for test in (
+                "assert (f(0) == np.array([1, None])).all()\nassert (f(0) == [1, None]).all()",
+                "assert f(1) == np.float64\nassert f(1) == 'float64'",
+                "assert (f(2) == np.array([1, 2])).all()",
+            )
+        ]
+    )
+    numpy.close()
+    assert [(report.status, report.forgeable) for report in (objects, types)] == [("pass", True)] * 2
+    assert (numbers.status, numbers.forgeable) == ("pass", False)
 
 
 FRAMES = [

@@ -179,6 +179,26 @@ class C:
 assert C.value == 2
 assert f(2) == 3
 """
+SUPPRESSES = """
+from contextlib import suppress
+ended = False
+with suppress(ValueError):
+    f(-1)
+    ended = True
+assert not ended
+with open("/dev/null"):
+    two = f(1)
+assert two == 2
+assert f(2) == 3
+"""
+ASYNCHRONOUS = """
+import asyncio
+async def get(n):
+    return f(n)
+value = asyncio.run(get(1))
+assert value == 2
+assert f(2) == 3
+"""
 TRIVIAL = """
 def check(candidate):
     assert True
@@ -240,8 +260,14 @@ def check(candidate):
         ("f(1)", one_more, [PASS]),
         ("f(1)", always_raises, [RAISED]),
         ("x = f(1)", always_raises, [RAISED]),
+        ("def check(candidate):\n    return candidate(1) == 3", one_more, [PASS]),
+        ("if f(1) != 3:\n    raise ValueError", one_more, [WRONG]),
         ("x: int = f(1)\nx += 1\nassert x == 3", one_more, [PASS]),
         ("x: int = f(1)\nx += 1\nassert x == 3", always_raises, [RAISED]),
+        ("'Doc.'\nfrom __future__ import annotations\nassert f(1) == 2", one_more, [PASS]),
+        ("'Doc.'\nfrom __future__ import annotations\nassert f(1) == math.floor(2.5)", one_more, [PASS]),
+        (SUPPRESSES, lambda n: n + 1 if n > 0 else always_raises(), [PASS] * 3),
+        (ASYNCHRONOUS, one_more, [PASS, PASS]),
         ("assert f(1) < 'a'", one_more, [WRONG]),
         ("with open('/nonexistent') as x:\n    assert f(1) == 2\n    assert f(2) == 3", one_more, [WRONG, "not_run"]),
         ("import numpy as np\nnp.testing.assert_allclose(f(1), 2)\nassert f(1) == 2", one_more, [PASS, PASS]),
@@ -302,6 +328,8 @@ def test_messages_are_short_and_printable() -> None:
         raise ValueError("\x1b[2J\u202e\x00" + "x" * 10_000)
 
     test = instrument_test("assert f(1) == 2", "f")
+    [case] = run_test_code(base64.b64decode(test.code), "f", Local(lambda n: [10**5000]), {})
+    assert case == [WRONG, "assert f(1) == 2  # got [<integer of 16610 bits>]"]
     [[_, message]] = run_test_code(base64.b64decode(test.code), "f", Local(raises), {})
     assert len(message) <= 500
     assert message.isprintable()

@@ -133,6 +133,31 @@ def test_jails_that_kill_themselves_are_nobodys_crash(deadly: Pool, monkeypatch:
         deadly.run([killer])
 
 
+def test_the_longest_limits_can_be_waited_for() -> None:
+    pool = open_pool(workers=1, test_s=86_400, total_s=86_400)
+    assert {report.status for report in pool.run([right(k) for k in range(2 * pool_module.BATCHES)])} == {"pass"}
+    pool.close()
+
+
+def test_failures_with_batches_between_them_do_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Worker):
+        def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
+            if any("no memory" in str(job["source"]) for job in jobs):
+                self.jobs += 2  # it is not a new one, so no program is to blame
+                raise WorkerDied("no memory today")
+            return super().run_jobs(jobs, timeout_s)
+
+    monkeypatch.setattr(pool_module, "Worker", Failing)
+    monkeypatch.setattr(pool_module, "PAUSE_S", 0)
+    pool = open_pool(workers=1)
+    for k in range(pool_module.MAX_FAILURES):
+        [report] = pool.run([Execution(f"'no memory'\n{right(k).source}", "f", CHECK)])
+        assert report.status == "infra_error"
+        batch = [right(number) for number in range(2 * pool_module.BATCHES)]
+        assert {report.status for report in pool.run(batch)} == {"pass"}
+    pool.close()
+
+
 def test_a_machine_without_room_for_processes_costs_no_place(single: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "no more processes")

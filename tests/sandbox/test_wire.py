@@ -42,6 +42,7 @@ def exchange(data: bytes, cap: int, wait_s: float = 1.0) -> Any:
 
 def test_frames() -> None:
     assert exchange(wire.frame_message({"a": [1]}), 100) == {"a": [1]}
+    assert exchange(wire.frame_message(7), 100, wait_s=1e9) == 7
     with pytest.raises(wire.Closed):
         exchange(b"\x00\x00", 100)
     with pytest.raises(wire.Closed):

@@ -58,7 +58,20 @@ class Callee:
 
     def describe(self, value: Any) -> str:
         """Describe briefly a value that the candidate returned."""
-        return reprlib.repr(value)
+        return _DESCRIBER.repr(value)
+
+
+class _Describer(reprlib.Repr):
+    """Describes values briefly, also integers with more digits than Python converts to text."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:
+            return f"<integer of {x.bit_length()} bits>"
+
+
+_DESCRIBER = _Describer()
 
 
 class DeadCallee(Callee):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .recorder import Abort
+from .values import is_of_data_class
 
 _OPERATIONS = (
     "bool eq ne lt le gt ge hash len iter next contains getitem setitem delitem call int float complex index round "
@@ -46,8 +47,8 @@ def _make_refusing_base(allowed: str) -> Any:
 
 class Opaque(_make_refusing_base("bool eq ne repr")):  # type: ignore[misc]
     # A value of the program that is not plain data. ``kind``: its nearest builtin class; ``compares``: whether it may
-    # equal data, as an instance of a subclass of a data type; another object equals none. ``is_true``: whether it is
-    # true because its class says nothing else.
+    # equal data, as an instance of a subclass of a data type; another object equals none, but may equal an object of
+    # the test. ``is_true``: whether it is true because its class says nothing else.
     # No docstring, because the test would take it for that of the program's object.
     _is_being_described = False
 
@@ -60,7 +61,7 @@ class Opaque(_make_refusing_base("bool eq ne repr")):  # type: ignore[misc]
         return True
 
     def __eq__(self, other: object) -> Any:
-        if self._compares or type(other) is Opaque:
+        if self._compares or not (type(other) is EntryPoint or is_of_data_class(other)):
             _refuse()
         return NotImplemented
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from copy import copy
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +31,7 @@ class Surroundings:
     def __init__(self) -> None:
         self.environment = _ENVIRONMENT.copy()
         self.recursion_limit = sys.getrecursionlimit()
-        self.argv = sys.argv
+        self.argv = copy(sys.argv)
         self.seeds: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.seeders: dict[str, Any] = {}
         for name in SHARED & sys.modules.keys():
@@ -63,8 +64,8 @@ class Surroundings:
         if sys.getrecursionlimit() != self.recursion_limit:
             self.recursion_limit = sys.getrecursionlimit()
             changes.append(("recursionlimit", self.recursion_limit))
-        if sys.argv is not self.argv:
-            self.argv = sys.argv
+        if sys.argv != self.argv:
+            self.argv = copy(sys.argv)
             changes.append(("argv", self.argv))
         return tuple(changes)
 

@@ -26,12 +26,13 @@ cyclic containers stay so within a call, and a call can report how it changed it
 import builtins
 import json
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .wire import TooLarge, WireError
@@ -141,12 +142,25 @@ class Encoder:
     def _encode_opaque(self, value: Any, kind: type) -> list[Any]:
         if not self.names_opaque:
             raise NotPlain(f"a {_NAME(kind)} is not plain data")
-        return ["opaque", _name_builtin(kind), find_data_base(kind) is not None, _is_always_true(kind)]
+        return ["opaque", _name_builtin(kind), _may_equal_data(kind), _is_always_true(kind)]
 
 
 def find_data_base(kind: type) -> type | None:
     """Return the builtin data type that a class derives from; None if its instances hold no data of their own."""
     return next((base for base in _MRO(kind) if base in _DATA), None)
+
+
+def is_of_data_class(value: Any) -> bool:
+    """Whether a value is an instance of exactly a class of plain data, whatever it contains; not for numpy's."""
+    kind = type(value)
+    if kind is type:
+        return vars(builtins).get(_NAME(value)) is value
+    return value is None or kind in _EXACT or bool(list_fields(kind))
+
+
+def _may_equal_data(kind: type) -> bool:
+    """Whether instances of a class that are not plain data may equal plain data, as those of numpy's classes may."""
+    return find_data_base(kind) is not None or any(base.__module__ == "numpy" for base in _MRO(kind))
 
 
 def list_own_names(kind: type) -> list[str]:
@@ -403,7 +417,9 @@ _TAKE_DATA: dict[type | None, Callable[[Any], Any]] = {
     deque: lambda value: deque(deque.__iter__(value)),
 }  # fmt: skip
 """Reads the data of an instance of a subclass of a builtin type, without the subclass's own methods."""
-_DATA = _TAKE_DATA.keys() | {type({}.keys()), type({}.items()), range, Decimal, Fraction, date, time, timedelta}
+_EXACT = _ATOMS | {int, bytes, frozenset} | _CONTAINERS.keys() | _FORMS.keys()
+_VIEWS = {type({}.keys()), type({}.items()), memoryview, MappingProxyType, UserDict, UserList, UserString}
+_DATA = _TAKE_DATA.keys() | _VIEWS | {range, Decimal, Fraction, date, time, timedelta}
 """Types whose instances, and instances of their subclasses, may equal plain data."""
 _BUILTIN_CLASSES = frozenset(name for name, item in vars(builtins).items() if isinstance(item, type))
 _NUMPY_KINDS = "?biufcSUmM"

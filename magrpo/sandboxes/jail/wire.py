@@ -12,6 +12,8 @@ from socket import socket
 from typing import Any
 
 HEADER = struct.Struct(">I")
+MAX_WAIT_S = 2_000_000.0
+"""The longest wait in seconds: poll and sockets count milliseconds, up to 2**31."""
 
 
 class WireError(Exception):
@@ -84,7 +86,7 @@ class FrameReader:
             seconds = wait()
             if seconds is not None and seconds <= 0:
                 raise Late("no answer in time")
-            if not self.poll.poll(None if seconds is None else seconds * 1000 + 1):
+            if not self.poll.poll(None if seconds is None else min(seconds, MAX_WAIT_S) * 1000 + 1):
                 continue
             try:
                 piece = self.channel.recv(1 << 16)

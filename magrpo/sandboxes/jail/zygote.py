@@ -229,6 +229,7 @@ def kill_candidate(pid: int) -> None:
 def main() -> None:
     """Run the zygote. ``argv[1]``: configuration (JSON); standard input: control socket; standard output: /dev/null."""
     config = json.loads(sys.argv[1])
+    sys.argv = [""]  # programs and tests see it
     control = socket.socket(fileno=os.dup(0))
     os.dup2(1, 0)
     for name in config["preload"]:  # candidates start faster with the modules that programs usually need
