@@ -19,7 +19,9 @@ from magrpo.types import (
     Observation,
     PastTurn,
     Problem,
+    Reports,
     Request,
+    RoleTexts,
     Split,
 )
 
@@ -69,15 +71,13 @@ class Reward(Protocol):
     def fraction(self, total: float) -> float:
         """A joint reward, or a mean of several, as a fraction of the maximum; 1 if every part is at its maximum."""
 
-    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool | None:
+    def passed(self, reports: Reports) -> bool | None:
         """Whether a joint action solved its problem, as counted by pass@k; None if the task has no notion of solved."""
 
-    def executions(
-        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-    ) -> Mapping[str, Execution]:
+    def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """The executions still needed, by name of report; called until there are none. ``texts`` is keyed by role."""
 
-    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+    def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
         """The joint reward, with each part of ``maxima`` and none above its maximum. A pure function.
 
         ``texts`` holds the latest completion of each role, perhaps from an earlier turn.

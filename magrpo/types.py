@@ -8,6 +8,7 @@ Axes: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` tokens
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, get_args
 
@@ -180,6 +181,12 @@ class ExecutionReport:
     @property
     def tests_total(self) -> int:
         return len(self.cases)
+
+
+Reports = Mapping[str, ExecutionReport]
+"""The reports of the programs made of one joint action, by the names that its reward gave them."""
+RoleTexts = Mapping[str, str]
+"""The text that each role has written."""
 
 
 @dataclass(frozen=True, slots=True)

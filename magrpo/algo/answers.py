@@ -8,14 +8,14 @@ from statistics import fmean
 from magrpo.algo.repetition import find_copied, find_repeated, leave_out, marked_share, share_prompt_words
 from magrpo.types import Action, AnswerStats, Episode, Prompt, RolloutGroup, T, TrajectoryStep
 
-Texts = Mapping[str, str]
+AgentTexts = Mapping[str, str]
 """The texts of one turn, by agent."""
 
 ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated_frac", "prompt_words_frac")
 """Names of the quantities measured for the answers of each agent."""
 
 
-def measure_answer(action: Action, asked: str, earlier: Sequence[Texts] = ()) -> AnswerStats:
+def measure_answer(action: Action, asked: str, earlier: Sequence[AgentTexts] = ()) -> AnswerStats:
     """Measure one completion.
 
     ``asked``: its prompt, which may quote ``earlier``, the texts of earlier turns. A revision may keep its agent's own
@@ -49,7 +49,7 @@ def measure_calls(episode: Episode) -> dict[str, list[AnswerStats]]:
     return measured
 
 
-def measure_step(step: TrajectoryStep, earlier: Sequence[Texts] = ()) -> dict[str, AnswerStats]:
+def measure_step(step: TrajectoryStep, earlier: Sequence[AgentTexts] = ()) -> dict[str, AnswerStats]:
     """Measure the latest completion of each agent in one turn. ``earlier``: the texts of earlier turns, by agent."""
     if step.episode is not None:
         return {agent: measured[-1] for agent, measured in measure_calls(step.episode).items()}

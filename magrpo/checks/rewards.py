@@ -10,7 +10,7 @@ from magrpo.checks.calls import PluginCall
 from magrpo.checks.part_names import check_part_names
 from magrpo.errors import ConfigError, PluginFailed, list_choices, quote_value
 from magrpo.interfaces import Reward
-from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import Execution, JointReward, Problem, Reports, RoleTexts
 
 LARGEST_REWARD = 1e15
 """Largest absolute value of a reward and its parts; sums of squares of larger ones are meaningless in float32."""
@@ -38,9 +38,7 @@ def check_maxima(reward: Reward) -> Reward:
     return reward
 
 
-def request_executions(
-    reward: Reward, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-) -> dict[str, Execution]:
+def request_executions(reward: Reward, problem: Problem, texts: RoleTexts, reports: Reports) -> dict[str, Execution]:
     """The executions that ``reward`` still needs. Raises ConfigError for anything else, or for one with a report."""
     call = PluginCall("reward", reward, "executions()", problem.task_id)
     with call:
@@ -62,9 +60,7 @@ def request_executions(
     return dict(wanted)
 
 
-def compute_price(
-    reward: Reward, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-) -> JointReward:
+def compute_price(reward: Reward, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
     """The price of a joint action, with all numbers as floats.
 
     Raises ConfigError, naming reward and problem, if the price is not a JointReward, does not have the parts of
@@ -93,7 +89,7 @@ def compute_price(
     return JointReward(total, parts, local)
 
 
-def judge_passed(reward: Reward, task_id: str, reports: Mapping[str, ExecutionReport]) -> bool | None:
+def judge_passed(reward: Reward, task_id: str, reports: Reports) -> bool | None:
     """Whether a joint action solved its problem; None if the task has no notion of solved."""
     call = PluginCall("reward", reward, "passed()", task_id)
     with call:

@@ -27,7 +27,7 @@ from magrpo.rewards.usage import (
     only_forwards,
     packs_lists,
 )
-from magrpo.types import UNJUDGED, Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import UNJUDGED, Execution, ExecutionReport, JointReward, Problem, Reports, RoleTexts
 
 HELPER = "aux"
 """Name of the function that the helper writes."""
@@ -35,9 +35,6 @@ VARIANTS = ("wrapper", "identity", "constant", "empty")
 """Names of the reports of variants: programs in which one of the two functions does no work."""
 MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "cooperation": 1.5}
 SOLO_MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
-
-Texts = Mapping[str, str]
-Reports = Mapping[str, ExecutionReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class CodingReward(ProgramReward):
         """See :class:`magrpo.interfaces.HasMaxExecutions`."""
         return 1 + len(VARIANTS)
 
-    def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
+    def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """Request the combined program first, then all its variants if it passed a test and used ``aux``."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not program.runs:
@@ -99,7 +96,7 @@ class CodingReward(ProgramReward):
                 wanted |= make_executions(problem, name, source, variant_of=program.source)
         return wanted
 
-    def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
+    def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
         """Price the parts ``structure``, ``syntax``, ``tests`` and ``cooperation``. ``texts`` is keyed by role."""
         assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
@@ -157,14 +154,14 @@ class SoloReward(ProgramReward):
 
     kind: str = "solo"
 
-    def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
+    def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """Request the program, if it binds the entry point."""
         source, _, runs = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
         if "program" in reports or not runs:
             return {}
         return make_executions(problem, "program", source)
 
-    def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
+    def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
         """Price the parts ``structure``, ``syntax`` and ``tests``. ``texts`` is keyed by role."""
         assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         _, has_entry, runs = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
@@ -197,7 +194,7 @@ class TeamReward(CodingReward):
         """Whether the program with any of the proposals passed every test."""
         return any(super(TeamReward, self).passed(own) for _, own in self._reports_by_helper(reports))
 
-    def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
+    def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """Request the executions that the coding reward needs for each pair.
 
         Raises:
@@ -212,7 +209,7 @@ class TeamReward(CodingReward):
             wanted |= {f"{name}:{role}": execution for name, execution in executions.items()}
         return wanted
 
-    def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
+    def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
         """Price the best pair, with the parts of the coding reward. ``texts`` is keyed by role."""
         prices = {
             role: super(TeamReward, self).price(problem, _pair(texts, role), own)
@@ -293,5 +290,5 @@ def _list_passed(report: ExecutionReport) -> set[int]:
     return {i for i, case in enumerate(report.cases) if case.status == "pass"}
 
 
-def _pair(texts: Texts, role: str) -> Texts:
+def _pair(texts: RoleTexts, role: str) -> RoleTexts:
     return {"helper": texts[role], "main": texts["main"]}

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from magrpo.plugins import Plugin
 from magrpo.rewards.program import extract_preamble, join_modules, separate_futures
-from magrpo.types import UNJUDGED, Execution, ExecutionReport, Problem
+from magrpo.types import UNJUDGED, Execution, ExecutionReport, Problem, Reports
 
 
 class ScaledReward(Plugin):
@@ -50,7 +50,7 @@ class ProgramReward(ScaledReward):
     their results. A program can bring that about itself, so set this to false only for problems whose tests need
     it."""
 
-    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
+    def passed(self, reports: Reports) -> bool:
         report = merge_hidden_report(reports, "program") if "program" in reports else None
         return report is not None and 0 < report.tests_total == self._count_passed(report)
 
@@ -76,12 +76,12 @@ def make_executions(
     return wanted
 
 
-def program_compiles(reports: Mapping[str, ExecutionReport]) -> bool:
+def program_compiles(reports: Reports) -> bool:
     """Whether the combined program ran and compiled, by its report: completions are compiled only in the sandbox."""
     return "program" in reports and reports["program"].compiles
 
 
-def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
+def merge_hidden_report(reports: Reports, name: str) -> ExecutionReport:
     """Extend the report ``name``, such as ``program`` or ``program:helper2``, by the cases of its hidden tests."""
     stem, colon, role = name.partition(":")
     report, hidden = reports[name], reports.get(f"{stem}_hidden{colon}{role}")
@@ -98,13 +98,13 @@ def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> Ex
     )
 
 
-def merge_hidden_reports(reports: Mapping[str, ExecutionReport]) -> dict[str, ExecutionReport]:
+def merge_hidden_reports(reports: Reports) -> dict[str, ExecutionReport]:
     """The reports of all programs, each with the cases of its hidden tests."""
     shown = [name for name in reports if not name.partition(":")[0].endswith("_hidden")]
     return {name: merge_hidden_report(reports, name) for name in shown}
 
 
-def choose_program(executions: Mapping[str, Execution], reports: Mapping[str, ExecutionReport]) -> str | None:
+def choose_program(executions: Mapping[str, Execution], reports: Reports) -> str | None:
     """Choose the program that passed the most tests, the first on ties; None if none of ``executions`` ran.
 
     A reward may run several programs and judge the best.
@@ -114,7 +114,7 @@ def choose_program(executions: Mapping[str, Execution], reports: Mapping[str, Ex
     return max(ran, key=lambda name: merged[name].tests_passed, default=None)
 
 
-def choose_report(reports: Mapping[str, ExecutionReport]) -> ExecutionReport | None:
+def choose_report(reports: Reports) -> ExecutionReport | None:
     """The report of the joined program that passed the most tests, hidden ones included; None if nothing ran."""
     merged = merge_hidden_reports(reports)
     joined = [report for name, report in merged.items() if name.partition(":")[0] == "program"]

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from magrpo.rewards.common import ProgramReward, make_executions, merge_hidden_report
 from magrpo.rewards.program import can_be_called, extract_module, join_modules
-from magrpo.types import UNJUDGED, Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import UNJUDGED, Execution, JointReward, Problem, Reports, RoleTexts
 
 FUNCTION = "aux"
 """Name of the function that every agent writes."""
@@ -28,16 +28,14 @@ class RelayReward(ProgramReward):
 
     kind: str = "relay"
 
-    def executions(
-        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-    ) -> Mapping[str, Execution]:
+    def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """Request the program, if every agent wrote its function."""
         source = chain_functions(problem.entry_point, tuple(texts[role] for role in _ORDER if role in texts))
         if "program" in reports or not source:
             return {}
         return make_executions(problem, "program", source)
 
-    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+    def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
         """Price the part ``tests``."""
         assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         passed = self._passed_fraction(merge_hidden_report(reports, "program")) if reports else 0.0

@@ -9,7 +9,7 @@ from pydantic import Field
 from magrpo.checks.rewards import LARGEST_REWARD
 from magrpo.errors import quote_value
 from magrpo.plugins import Plugin
-from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import Execution, JointReward, Problem, Reports, RoleTexts
 
 _FIELDS = {"reward", "parts", "local"}
 
@@ -25,16 +25,14 @@ class ReturnedReward(Plugin):
         """A joint reward as a fraction of the largest one."""
         return total / sum(self.maxima.values())
 
-    def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
+    def passed(self, reports: Reports) -> None:
         """Return None: whether a problem is solved is part of what the program returns."""
 
-    def executions(
-        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-    ) -> Mapping[str, Execution]:
+    def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """Request nothing."""
         return {}
 
-    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+    def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
         """Never called."""
         raise TypeError("the program returns the rewards of its episodes")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from magrpo.rewards.common import ScaledReward
-from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import Execution, JointReward, Problem, Reports, RoleTexts
 
 MAXIMA: Mapping[str, float] = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
 _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
@@ -75,16 +75,14 @@ class WritingReward(ScaledReward):
     """``tldr``: a short and a longer summary; ``arxiv``: background and methods of an introduction, with the paper's
     length window; ``arxiv_late``: the same with the authors' later length window."""
 
-    def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
+    def passed(self, reports: Reports) -> None:
         """Return None: texts have no tests."""
 
-    def executions(
-        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-    ) -> Mapping[str, Execution]:
+    def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """Request nothing: texts are not run."""
         return {}
 
-    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+    def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
         """Price each level that was reached. ``texts`` is keyed by role."""
         form = FORMS[self.task]
         first, second = (" ".join(text.split()) for text in self._pair_texts(texts))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from magrpo.algo.answers import Texts, list_quantities, measure_step
+from magrpo.algo.answers import AgentTexts, list_quantities, measure_step
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.checks.rewards import judge_passed
 from magrpo.config.sections import EvalConfig, RolloutConfig
@@ -184,7 +184,7 @@ def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRo
 def _measure_answers(trajectory: Trajectory) -> dict[str, AnswerStats]:
     """The statistics of the latest answer of every agent."""
     answers: dict[str, AnswerStats] = {}
-    earlier: list[Texts] = []
+    earlier: list[AgentTexts] = []
     for step in trajectory.steps:
         answers |= measure_step(step, earlier)
         earlier.append({agent: action.text for agent, action in step.actions.items()})

@@ -18,9 +18,9 @@ import msgspec
 from magrpo.checks.rewards import compute_price, request_executions
 from magrpo.interfaces import Reward, RunsElsewhere
 from magrpo.process.parent import exit_with_parent
-from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import Execution, ExecutionReport, JointReward, Problem, Reports, RoleTexts
 
-Item = tuple[Problem, Mapping[str, str], Mapping[str, ExecutionReport]]
+Item = tuple[Problem, RoleTexts, Reports]
 """A joint action: its problem, the text of each role, and its reports so far."""
 MANY = 512
 """Number of joint actions from which starting workers is worth while."""

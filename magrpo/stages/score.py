@@ -27,6 +27,7 @@ from magrpo.types import (
     ExecutionReport,
     JointReward,
     Problem,
+    Reports,
     RolloutGroup,
     ScoredTurn,
     Turn,
@@ -155,7 +156,7 @@ def _is_unjudged(reports: Iterable[ExecutionReport]) -> bool:
     return any(report.statuses & UNJUDGED for report in reports)
 
 
-def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Mapping[str, ExecutionReport]]) -> None:
+def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Reports]) -> None:
     """Warn of problems whose test cannot be run, naming the first."""
     faults = {
         problem.task_id: case.message
