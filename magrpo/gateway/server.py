@@ -71,8 +71,10 @@ class LiveSession:
     stage: Stage
     answers: list[asyncio.Future[dict[str, Any]]] = field(default_factory=list)
     """The answers to all requests, also those that are not sampled yet."""
-    answered: dict[bytes, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
-    """The latest answer to each body, for requests that are sent again."""
+    answered: dict[bytes, list[asyncio.Future[dict[str, Any]]]] = field(default_factory=dict)
+    """The answers to each body, for requests that are sent again."""
+    given_again: set[tuple[asyncio.Future[dict[str, Any]], str]] = field(default_factory=set)
+    """The answers that requests sent again have got, each with the retry count of the request."""
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -205,18 +207,23 @@ class Gateway:
     ) -> dict[str, Any]:
         """The answer to a request; to one that is sent again, the answer that it got the first time.
 
-        Equal requests that are not marked as sent again are separate samples: programs vote over them on purpose.
+        Equal requests that are not marked as sent again are separate samples: programs vote over them on purpose. Sent
+        again, each gets another of their answers. The latest comes first, because a program that asks for one after the
+        other has read the earlier ones.
         """
         if live.session.is_sealed:  # while the body was on its way
             raise _SEALED
         digest = hashlib.blake2b(http.path.encode() + body).digest()
-        earlier = live.answered.get(digest)
-        if earlier is not None and http.headers.get(RETRY_HEADER, "0") != "0":
+        equal = live.answered.setdefault(digest, [])
+        count = http.headers.get(RETRY_HEADER, "0")
+        if equal and count != "0":
+            earlier = next((one for one in reversed(equal) if (one, count) not in live.given_again), equal[-1])
+            live.given_again.add((earlier, count))
             return await asyncio.shield(earlier)
         # A task, so that the completion is sampled and recorded also if the client goes away.
         task = asyncio.ensure_future(answer())
         live.answers.append(task)
-        live.answered[digest] = task
+        equal.append(task)
         return await asyncio.shield(task)
 
     async def _complete(

@@ -474,16 +474,30 @@ def test_a_request_that_is_sent_again_gets_the_same_answer(gateway: OpenGateway)
     assert len(gateway.session.seal()) == 3
 
 
-def test_a_request_that_is_sent_again_while_the_first_is_sampled(lineup: Lineup) -> None:
-    model = BlockedModel(lineup)
-    with open_gateway(model) as gateway, ThreadPoolExecutor() as pool:
-        first = pool.submit(gateway.chat)
-        assert model.is_asked.wait(300)
-        again = pool.submit(gateway.chat, headers={"x-stainless-retry-count": "2"})
+@pytest.mark.parametrize("num_requests", [1, 4])
+def test_requests_that_are_sent_again_while_they_are_sampled(lineup: Lineup, num_requests: int) -> None:
+    model = BlockedModel(lineup, lambda request, prompt: f"sample {request.seed}")
+    with open_gateway(model) as gateway, ThreadPoolExecutor(3 * num_requests) as pool:
+        first = [pool.submit(gateway.chat) for _ in range(num_requests)]
+        wait_until(lambda: gateway.session.num_asked == num_requests)
+        again = [
+            [pool.submit(gateway.chat, headers={"x-stainless-retry-count": count}) for _ in range(num_requests)]
+            for count in ("1", "2")
+        ]
         gateway.send("v1/models", method="GET")
         model.released.set()
-        assert first.result().body == again.result().body
-        assert len(model.requests) == len(gateway.session.seal()) == 1
+        texts = [sorted(answer.result().contents[0] or "" for answer in answers) for answers in (first, *again)]
+        assert texts[0] == texts[1] == texts[2], "no two of them get the same completion"
+        assert len(set(texts[0])) == num_requests
+        assert len(model.requests) == len(gateway.session.seal()) == num_requests
+
+
+def test_a_request_that_is_sent_again_after_equal_ones_were_answered(gateway: OpenGateway) -> None:
+    gateway.chat()
+    for _ in range(2):
+        latest = gateway.chat()
+        for count in ("1", "2"):
+            assert gateway.chat(headers={"x-stainless-retry-count": count}).body == latest.body
 
 
 def test_the_client_itself_repeats_a_request_whose_connection_broke(gateway: OpenGateway) -> None:
