@@ -18,6 +18,9 @@ _HERMES = Path(__file__).with_name("hermes.json")
 _HERMES_MARK = '<tool_call>\\n{\\"name\\": <function-name>'
 """How the chat templates that write tool calls in the Hermes form describe it to the model."""
 
+_FIELDS = {"role", "content", "reasoning_content", "tool_calls"}
+"""What a message may hold."""
+
 
 class CannotParse(ValueError):
     """A model's tool calls cannot be read, for want of a response template; the message names the remedy."""
@@ -53,9 +56,10 @@ class Chat:
     def parse(
         self, agent: str, prompt_ids: Sequence[int], text: str, tools: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """The message in :meth:`read_text` of a completion: ``content``, perhaps ``tool_calls`` and others.
+        """The message in :meth:`read_text` of a completion: ``content``, perhaps ``reasoning_content``, ``tool_calls``.
 
-        A tool call that is cut off or is not JSON stays part of the content, so the whole text is always there.
+        A tool call that is cut off or is not JSON stays part of the content, as does everything if the response
+        template has other fields, so the whole text is always there.
         Raises CannotParse if nothing says how the agent's model writes tool calls.
         """
         template = self._find_template(agent)
@@ -67,6 +71,10 @@ class Chat:
                 )
             )
         except (ValueError, KeyError, RecursionError):  # the model wrote something that its own form does not allow
+            return {"content": text}
+        if "thinking" in parsed:  # the name in transformers' own response templates
+            parsed["reasoning_content"] = parsed.pop("thinking")
+        if parsed.keys() - _FIELDS - template.get("defaults", {}).keys():  # a client would not see them
             return {"content": text}
         if parsed.keys() - {"role", "content"}:  # what is left between other parts, such as line breaks
             parsed["content"] = str(parsed.get("content", "")).strip()
