@@ -22,7 +22,7 @@ from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError
 from magrpo.gateway.agents import RETRY_HEADER
 from magrpo.gateway.batcher import Batcher
-from magrpo.gateway.chat import CannotParse, Chat
+from magrpo.gateway.chat import CannotParse, Chat, decode_pieces
 from magrpo.gateway.sessions import Messages, SampledCall, Session
 from magrpo.gateway.wire import (
     Answered,
@@ -199,8 +199,7 @@ class Gateway:
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
     def _list_tokens(self, agent: str, action: Action) -> list[str]:
-        """The text of each token of a completion."""
-        return [self.chat.decode_token(agent, token_id) for token_id in action.token_ids]
+        return decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids)
 
     async def _answer_once(
         self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]

@@ -214,25 +214,31 @@ def test_fields_that_constrain_nothing_are_accepted(gateway: OpenGateway) -> Non
 
 
 def test_log_probabilities(client: openai.OpenAI, gateway: OpenGateway) -> None:
-    answer = client.chat.completions.create(model="planner", messages=HELLO, logprobs=True)
+    messages: list[Any] = [{"role": "user", "content": "né"}]
+    answer = client.chat.completions.create(model="planner", messages=messages, logprobs=True)
     [call] = gateway.session.seal()
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
     assert [token.logprob for token in logprobs.content] == [*call.action.sampling_logps]
-    assert "".join(token.token for token in logprobs.content) == "planner: hello<|im_end|>"
+    assert "".join(token.token for token in logprobs.content) == "planner: né<|im_end|>"
+    assert [(token.token, token.bytes) for token in logprobs.content[-4:-1]] == [
+        ("n", [ord("n")]),
+        ("", None),
+        ("é", [0xC3, 0xA9]),
+    ], "a character of two tokens"
 
 
 def test_log_probabilities_of_a_text(client: openai.OpenAI, gateway: OpenGateway) -> None:
-    answer = client.completions.create(model="coder", prompt="def f(", logprobs=0)
+    answer = client.completions.create(model="coder", prompt="né(", logprobs=0)
     [call] = gateway.session.seal()
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.token_logprobs == [*call.action.sampling_logps]
     assert logprobs.tokens is not None
-    assert "".join(logprobs.tokens) == "coder: def f(<|im_end|>"
-    assert logprobs.text_offset is not None
-    assert logprobs.text_offset[:3] == [0, 1, 2], "a token for each byte"
+    assert "".join(logprobs.tokens) == "coder: né(<|im_end|>"
+    assert logprobs.text_offset == [*range(9), 8, 9, 10], "a token for each byte"
+    assert len(answer.choices[0].text) == 10
 
 
 def test_code_runs_in_the_sandbox(gateway: OpenGateway) -> None:
