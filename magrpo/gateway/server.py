@@ -240,7 +240,10 @@ class Gateway:
         self._check_room(live, agent, len(prompt_ids), sampling)
         if session.num_asked + request.num_answers > session.max_calls:
             raise RequestRefused(
-                429, f"the episode has asked for {session.max_calls} completions: env.max_calls", "max_calls"
+                429,
+                f"n = {request.num_answers}: the episode has asked for {session.num_asked} of the {session.max_calls} "
+                "completions that env.max_calls allows; ask for fewer, or raise it",
+                "max_calls",
             )
         first = session.num_asked
         begun = [session.begin_call(agent, prompt_ids, request.seed) for _ in range(request.num_answers)]

@@ -295,12 +295,14 @@ def test_a_session_sealed_while_a_request_arrives(gateway: OpenGateway) -> None:
 
 
 def test_an_episode_may_not_ask_for_ever(model: FakeModel) -> None:
+    limit = "of the 3 completions that env.max_calls allows; ask for fewer, or raise it"
     with open_gateway(model, max_calls=3) as gateway:
         assert gateway.chat(n=2).status == 200
-        assert gateway.chat(n=2).status == 429
+        refused = gateway.chat(n=2)
+        assert (refused.status, refused.error) == (429, f"n = 2: the episode has asked for 2 {limit}")
         assert gateway.chat().status == 200
         refused = gateway.chat()
-        assert (refused.status, refused.error) == (429, "the episode has asked for 3 completions: env.max_calls")
+        assert (refused.status, refused.error) == (429, f"n = 1: the episode has asked for 3 {limit}")
         assert len(gateway.session.seal()) == 3
 
 
