@@ -6,12 +6,13 @@ import difflib
 import doctest
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from magrpo.asking.teams import AskedTeam
 from magrpo.checks.problems import load_problems
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Problems, ReadsSentences, Reward
-from magrpo.python_source import parse_python
+from magrpo.python_source import list_nodes, name_import, parse_python
 from magrpo.rewards.common import ProgramReward
 from magrpo.run.files import read_problems
 from magrpo.run.steps import Step
@@ -95,7 +96,7 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
                 parsed, tags = _list_asserts(known.test), known.tags
         else:
             prompt = f"def {name}({_name_argument(prompt)}):\n    {_quote_docstring(prompt.strip())}\n"
-    parsed += _parse_examples(prompt)
+    parsed += _parse_examples(prompt, name)
     called = {node.id for test in parsed for node in ast.walk(test) if isinstance(node, ast.Name)}
     if parsed and not called & {name, "candidate"}:
         raise ConfigError(f"no test calls {name!r}, the problem's function")
@@ -157,27 +158,81 @@ def _quote_docstring(text: str) -> str:
     return prefix + quotes + text.replace("\n", "\n    ") + ending + quotes
 
 
-def _parse_examples(prompt: str) -> list[ast.stmt]:
-    """Turn the examples in the docstrings of a prompt that show a whole result into asserts."""
+def _parse_examples(prompt: str, name: str) -> list[ast.stmt]:
+    """Turn the examples in a prompt's docstrings that show a whole value into asserts. ``name``: the function's."""
     found: list[ast.stmt] = []
-    try:
-        docstrings = _list_docstrings(prompt)
-        examples = [example for text in docstrings for example in doctest.DocTestParser().get_examples(text)]
-    except ValueError:  # an example that is indented inconsistently
-        return []
-    for example in examples:
-        want = f"({example.want.strip()})"
-        try:
-            if example.want.strip() and not _has_gap(want):
-                found += parse_python(f"assert ({example.source.strip()}) == {want}").body
-        except SyntaxError:
-            continue  # a statement, or a result that is not an expression
+    for docstring in _list_docstrings(prompt):
+        with suppress(ValueError):  # an example that is indented inconsistently
+            found += _convert_examples(doctest.DocTestParser().get_examples(docstring), name)
     return found
 
 
-def _has_gap(result: str) -> bool:
-    """Whether ``...`` stands for a part of a result, as doctest allows."""
-    return any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(parse_python(result)))
+def _convert_examples(examples: Sequence[doctest.Example], name: str) -> list[ast.stmt]:
+    """The asserts of a docstring's examples, each after the statements of earlier examples that it may need."""
+    found: list[ast.stmt] = []
+    before: list[ast.stmt] = []
+    variables: set[str] = set()
+    for example in examples:
+        if example.exc_msg is not None or example.options.get(doctest.SKIP):
+            continue
+        statements = _parse_statements(example.source)
+        test = _make_assert(statements, example.want)
+        if test is None:
+            bound = {bound for statement in statements for bound in _list_bound_names(statement)}
+            if not bound & {name, "candidate", "*"}:  # an import of the function itself would hide the candidate
+                before += statements
+                variables |= bound
+            continue
+        if variables & {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}:
+            found += before
+            before.clear()
+        found.append(test)
+    return found
+
+
+def _make_assert(statements: Sequence[ast.stmt], want: str) -> ast.Assert | None:
+    """The assert that an expression has the value that an example shows, or that a value is printed so; else None."""
+    match statements:
+        case [ast.Expr(ast.Call(ast.Name("print"), [argument], []))] if not isinstance(argument, ast.Starred):
+            if not want or "..." in want or "<BLANKLINE>" in want:
+                return None
+            shown: ast.expr = ast.Call(ast.Name("str"), [argument], [])
+            value: ast.expr | None = ast.Constant(want.removesuffix("\n"))
+        case [ast.Expr(shown)]:
+            value = _parse_value(want)
+        case _:
+            return None
+    return None if value is None else ast.Assert(ast.Compare(shown, [ast.Eq()], [value]))
+
+
+def _parse_value(want: str) -> ast.expr | None:
+    """The value that an example shows; None if it shows several, no value, or ``...`` for a part of one."""
+    match _parse_statements(want):
+        case [ast.Expr(value)]:
+            nodes = list_nodes(value)
+            called = [node.func for node in nodes if isinstance(node, ast.Call)]
+            is_part = any(isinstance(node, ast.Constant) and node.value is ... for node in nodes)
+            is_text = any(isinstance(node, ast.Name) and node not in called for node in nodes)  # such as: nan
+            return None if is_part or is_text else value
+    return None
+
+
+def _parse_statements(source: str) -> list[ast.stmt]:
+    try:
+        return parse_python(source).body
+    except SyntaxError:
+        return []
+
+
+def _list_bound_names(statement: ast.stmt) -> set[str]:
+    names = set()
+    for node in ast.walk(statement):
+        match node:
+            case ast.Name(name, ast.Store()) | ast.FunctionDef(name) | ast.ClassDef(name):
+                names.add(name)
+            case ast.alias():
+                names.add(name_import(node))
+    return names
 
 
 def _list_docstrings(prompt: str) -> list[str]:

@@ -11,18 +11,20 @@ from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 ROLES: Mapping[str, tuple[str, str]] = {"tldr": ("summary", "elaboration"), "arxiv": ("background", "methods")}
-_LEVELS = {
-    "structure": ("length", "One of the two texts is too short or too long."),
-    "length_ratio": ("ratio", "The lengths of the two texts do not fit each other well."),
-    "unique_words": ("words", "The two texts differ too much or too little in how many different words they use."),
-    "style": ("style", "Use more kinds of transition words, and more of the same content words as your partner."),
+_WORDS = {"structure": "length", "length_ratio": "ratio", "unique_words": "words", "style": "style"}
+"""What the bare prompt calls each level."""
+_ADVICE = {
+    "structure": "One of the two texts is too short or too long.",
+    "length_ratio": "The lengths of the two texts do not fit each other well.",
+    "unique_words": "The two texts differ too much or too little in how many different words they use.",
+    "style": "Use more kinds of transition words, and more of the same content words as your partner.",
 }
 _MAXIMA = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
 _GOOD_FRAC = 0.9
 """A level counts as good if it scores at least this fraction of its maximum."""
 
 BARE_LINES: tuple[str, ...] = (
-    *(f"{word} {verdict}" for word, _ in _LEVELS.values() for verdict in ("ok", "bad")),
+    *(f"{word} {verdict}" for word in _WORDS.values() for verdict in ("ok", "bad")),
     "all good",
     "revise",
 )
@@ -39,6 +41,8 @@ class WritingEnv(Plugin):
     """Prompt of each role, used with ``prompt = "instruct"``."""
     request: ClassVar[str] = "Revise your text. Write the text only."
     """What each agent is asked after feedback."""
+    advice: ClassVar[Mapping[str, str]] = _ADVICE
+    """Feedback on each level that is not good."""
 
     kind: str = "writing"
     task: Literal["tldr", "arxiv"] = "tldr"
@@ -82,7 +86,7 @@ class WritingEnv(Plugin):
             return ["revise"]
         if all(verdicts.values()):
             return ["all good"]
-        return [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in verdicts.items()]
+        return [f"{_WORDS[name]} {'ok' if good else 'bad'}" for name, good in verdicts.items()]
 
     def _list_feedback(self, turn: PastTurn, agent: str) -> list[str]:
         if self.feedback == "discussion":
@@ -90,7 +94,7 @@ class WritingEnv(Plugin):
         verdicts = _judge_levels(turn)
         if self.feedback == "plain" or not verdicts:
             return ["Look at your text again and improve it where you can."]
-        advice = [_LEVELS[name][1] for name, good in verdicts.items() if not good]
+        advice = [self.advice[name] for name, good in verdicts.items() if not good]
         return advice or ["The two texts fit each other well."]
 
 
@@ -127,6 +131,9 @@ class SoloWritingEnv(WritingEnv):
 
     prompts: ClassVar[Mapping[str, str]] = PROMPTS["writing_solo"]
     request: ClassVar[str] = "Revise your texts. Write the two texts only, with an empty line between them."
+    advice: ClassVar[Mapping[str, str]] = _ADVICE | {
+        "style": "Use more kinds of transition words, and more of the same content words in both texts."
+    }
 
     kind: str = "writing_solo"
     feedback: Literal["level_feedback", "plain"] = "level_feedback"

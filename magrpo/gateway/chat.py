@@ -12,11 +12,18 @@ from magrpo.errors import ConfigError, quote_error
 from magrpo.text import replace_surrogates
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from magrpo.model.lineup import Lineup
 
 _HERMES = Path(__file__).with_name("hermes.json")
 _HERMES_MARK = '<tool_call>\\n{\\"name\\": <function-name>'
 """How the chat templates that write tool calls in the Hermes form describe it to the model."""
+
+_MAX_PARTS = 16
+"""Largest number of tokens that are decoded together because each ends within a character; more are no text."""
+_FIELDS = {"role", "content", "reasoning_content", "tool_calls"}
+"""What a message may hold."""
 
 
 class CannotParse(ValueError):
@@ -38,10 +45,6 @@ class Chat:
             template = _read_response_template(self.response_template)
             self._templates = {self.lineup.base(agent): template for agent in self.lineup.agents}
 
-    def decode_token(self, agent: str, token_id: int) -> str:
-        """The text of one token."""
-        return str(self.lineup.tokenizer(agent).decode([token_id]))
-
     def read_text(self, agent: str, token_ids: Sequence[int]) -> str:
         """The text of a completion with the marks of tool calls, some of which are special tokens."""
         tokenizer = self.lineup.tokenizer(agent)
@@ -53,9 +56,10 @@ class Chat:
     def parse(
         self, agent: str, prompt_ids: Sequence[int], text: str, tools: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """The message in :meth:`read_text` of a completion: ``content``, perhaps ``tool_calls`` and others.
+        """The message in :meth:`read_text` of a completion: ``content``, perhaps ``reasoning_content``, ``tool_calls``.
 
-        A tool call that is cut off or is not JSON stays part of the content, so the whole text is always there.
+        A tool call that is cut off or is not JSON stays part of the content, as does everything if the response
+        template has other fields, so the whole text is always there.
         Raises CannotParse if nothing says how the agent's model writes tool calls.
         """
         template = self._find_template(agent)
@@ -67,6 +71,10 @@ class Chat:
                 )
             )
         except (ValueError, KeyError, RecursionError):  # the model wrote something that its own form does not allow
+            return {"content": text}
+        if "thinking" in parsed:  # the name in transformers' own response templates
+            parsed["reasoning_content"] = parsed.pop("thinking")
+        if parsed.keys() - _FIELDS - template.get("defaults", {}).keys():  # a client would not see them
             return {"content": text}
         if parsed.keys() - {"role", "content"}:  # what is left between other parts, such as line breaks
             parsed["content"] = str(parsed.get("content", "")).strip()
@@ -93,6 +101,25 @@ class Chat:
             f"the tokenizer of {self.lineup.base(agent)!r} does not say how the model writes tool calls: give a "
             "response template in env.response_template, or ask without tools"
         )
+
+
+def decode_pieces(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
+    """The text that each token adds to a completion. A character of several tokens is added by the last of them.
+
+    Decodes each token behind those that added the text before it, because decoders treat the first token differently.
+    """
+    pieces = []
+    context, begin = 0, 0  # the tokens up to ``begin`` have been given, the last text of theirs from ``context`` on
+    for end in range(1, len(token_ids) + 1):
+        text = str(tokenizer.decode([*token_ids[context:end]]))
+        is_part = text.endswith("\ufffd") and end < len(token_ids) and end - begin < _MAX_PARTS
+        if is_part:
+            pieces.append("")
+            continue
+        known = str(tokenizer.decode([*token_ids[context:begin]])) if begin else ""
+        pieces.append(text[len(known) :])
+        context, begin = begin, end
+    return pieces
 
 
 def _read_response_template(path: Path) -> Mapping[str, Any]:

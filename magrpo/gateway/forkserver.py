@@ -58,25 +58,31 @@ def load_function(run: str) -> Function:
     return function
 
 
-def name_output(worker: int) -> str:
-    """Name the file that holds what the current episode of a worker, by number, has printed."""
-    return f"{worker}.txt"
+def name_outputs(worker: int) -> tuple[str, str]:
+    """Name the files of a worker, by number, that hold its current episode's standard output and standard error."""
+    return f"{worker}.out", f"{worker}.err"
 
 
 # ----------------------------------------------------------------------------------------------------------- worker
-def work(orders: int, results: int, output_file: Path, function: Function | None, run: str, *, fresh: bool) -> NoReturn:
-    """Play episodes in this process, a worker. ``orders`` and ``results`` are ends of pipes to the fork server."""
+def work(
+    orders: int, results: int, output_files: Sequence[Path], function: Function | None, run: str, *, fresh: bool
+) -> NoReturn:
+    """Play episodes in this process, a worker.
+
+    ``orders`` and ``results`` are ends of pipes to the fork server; ``output_files``: see :func:`name_outputs`.
+    """
     os.setsid()
     _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     _LIBC.prctl(_SET_CHILD_SUBREAPER, 1)  # so that it notices daemons, too
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, _MAX_FILE_BYTES))
-    output = os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    outputs = [os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for file in output_files]
+    os.dup2(outputs[0], 1)
+    os.dup2(outputs[1], 2)
     home, streams = Path.cwd(), (sys.stdout, sys.stderr)
     with os.fdopen(orders) as lines, os.fdopen(results, "w") as given:
         for line in lines:
-            os.ftruncate(output, 0)
+            for output in outputs:
+                os.ftruncate(output, 0)
             os.chdir(home)
             result = _play(function, run, json.loads(line))
             remains = fresh or _has_remains(streams)
@@ -222,8 +228,8 @@ class ForkServer:
             others = [end for worker in self._workers.values() for end in (worker.orders, worker.results)]
             for end in (give, take, self._orders, self._reports, *self._woken, *others):
                 os.close(end)
-            output = self._folder / name_output(number)
-            work(orders, results, output, self._function, self._run, fresh=self._fresh)
+            output_files = [self._folder / name for name in name_outputs(number)]
+            work(orders, results, output_files, self._function, self._run, fresh=self._fresh)
         os.close(orders)
         os.close(results)
         worker = self._workers[pid] = EpisodeWorker(number, pid, give, take)

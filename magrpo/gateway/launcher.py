@@ -19,7 +19,7 @@ import psutil
 
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError, PluginFailed
-from magrpo.gateway.forkserver import MAX_RESULT, name_output
+from magrpo.gateway.forkserver import MAX_RESULT, name_outputs
 from magrpo.process.child import read_tail
 from magrpo.types import Problem
 
@@ -128,24 +128,30 @@ class Launcher:
             self._write({"kill": number})
 
     def read_result(self, ended: Ended) -> Any:
-        """What a function returned, or the last line that a command printed, as JSON. Raises ValueError."""
+        """What a function returned, or the last line of a command's standard output, as JSON. Raises ValueError."""
         is_function = self._env.is_function
-        text = ended.result if is_function else self.read_output(ended).rpartition("\n")[2]
+        output, _ = name_outputs(ended.worker)
+        text = ended.result if is_function else self._read_last_line(output)
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
             what = "what it returned cannot be read" if is_function else "the last line that it printed is not JSON"
             raise ValueError(f"{what}: {text[:200]!r}") from None
 
-    def read_output(self, ended: Ended) -> str:
-        """The end of what a command, or a function that raised an exception, has printed."""
-        return read_tail(self.folder / name_output(ended.worker), MAX_RESULT).strip()
+    def read_failure(self, ended: Ended) -> str:
+        """The last line of the standard error of a program that failed; of its standard output if that is empty."""
+        output, errors = name_outputs(ended.worker)
+        return self._read_last_line(errors) or self._read_last_line(output)
+
+    def _read_last_line(self, name: str) -> str:
+        return read_tail(self.folder / name, MAX_RESULT).strip().rpartition("\n")[2]
 
     def forget(self, number: int, ended: Ended | None) -> None:
         """Delete the files of an episode. ``ended``: None if its end is not known."""
         self._name_problem(number).unlink(missing_ok=True)
         if ended is not None and ended.ends:
-            (self.folder / name_output(ended.worker)).unlink(missing_ok=True)
+            for name in name_outputs(ended.worker):
+                (self.folder / name).unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Kill every program, and delete all files."""

@@ -205,7 +205,7 @@ class EpisodePlayer:
             return "timed_out", f"took longer than env.time_limit_s = {self._env.time_limit_s:g}", None
         status = ended.exit_status
         if status != 0:
-            last = self._launcher.read_output(ended).rpartition("\n")[2][:_MAX_SHOWN]
+            last = self._launcher.read_failure(ended)[:_MAX_SHOWN]
             if status == RAISED:
                 return "failed", last, None
             how = f"signal {-status}" if status < 0 else f"exit status {status}"

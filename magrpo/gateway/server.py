@@ -22,7 +22,7 @@ from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError
 from magrpo.gateway.agents import RETRY_HEADER
 from magrpo.gateway.batcher import Batcher
-from magrpo.gateway.chat import CannotParse, Chat
+from magrpo.gateway.chat import CannotParse, Chat, decode_pieces
 from magrpo.gateway.sessions import Messages, SampledCall, Session
 from magrpo.gateway.wire import (
     Answered,
@@ -71,8 +71,10 @@ class LiveSession:
     stage: Stage
     answers: list[asyncio.Future[dict[str, Any]]] = field(default_factory=list)
     """The answers to all requests, also those that are not sampled yet."""
-    answered: dict[bytes, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
-    """The latest answer to each body, for requests that are sent again."""
+    answered: dict[bytes, list[asyncio.Future[dict[str, Any]]]] = field(default_factory=dict)
+    """The answers to each body, for requests that are sent again."""
+    given_again: set[tuple[asyncio.Future[dict[str, Any]], str]] = field(default_factory=set)
+    """The answers that requests sent again have got, each with the retry count of the request."""
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -197,26 +199,30 @@ class Gateway:
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
     def _list_tokens(self, agent: str, action: Action) -> list[str]:
-        """The text of each token of a completion."""
-        return [self.chat.decode_token(agent, token_id) for token_id in action.token_ids]
+        return decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids)
 
     async def _answer_once(
         self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
         """The answer to a request; to one that is sent again, the answer that it got the first time.
 
-        Equal requests that are not marked as sent again are separate samples: programs vote over them on purpose.
+        Equal requests that are not marked as sent again are separate samples: programs vote over them on purpose. Sent
+        again, each gets another of their answers. The latest comes first, because a program that asks for one after the
+        other has read the earlier ones.
         """
         if live.session.is_sealed:  # while the body was on its way
             raise _SEALED
         digest = hashlib.blake2b(http.path.encode() + body).digest()
-        earlier = live.answered.get(digest)
-        if earlier is not None and http.headers.get(RETRY_HEADER, "0") != "0":
+        equal = live.answered.setdefault(digest, [])
+        count = http.headers.get(RETRY_HEADER, "0")
+        if equal and count != "0":
+            earlier = next((one for one in reversed(equal) if (one, count) not in live.given_again), equal[-1])
+            live.given_again.add((earlier, count))
             return await asyncio.shield(earlier)
         # A task, so that the completion is sampled and recorded also if the client goes away.
         task = asyncio.ensure_future(answer())
         live.answers.append(task)
-        live.answered[digest] = task
+        equal.append(task)
         return await asyncio.shield(task)
 
     async def _complete(
@@ -234,7 +240,10 @@ class Gateway:
         self._check_room(live, agent, len(prompt_ids), sampling)
         if session.num_asked + request.num_answers > session.max_calls:
             raise RequestRefused(
-                429, f"the episode has asked for {session.max_calls} completions: env.max_calls", "max_calls"
+                429,
+                f"n = {request.num_answers}: the episode has asked for {session.num_asked} of the {session.max_calls} "
+                "completions that env.max_calls allows; ask for fewer, or raise it",
+                "max_calls",
             )
         first = session.num_asked
         begun = [session.begin_call(agent, prompt_ids, request.seed) for _ in range(request.num_answers)]

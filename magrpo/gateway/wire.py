@@ -221,7 +221,7 @@ class Answered(NamedTuple):
     was_cut: bool
     """Whether the client sees only what stands before a stop."""
     tokens: Sequence[str] | None
-    """The text of each token; None if log-probabilities were not asked for."""
+    """The text that each token adds; None if log-probabilities were not asked for."""
 
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -253,7 +253,7 @@ def _chat_logprobs(answered: Answered) -> dict[str, Any] | None:
         return None
     return {
         "content": [
-            {"token": token, "logprob": logp, "bytes": list(token.encode()), "top_logprobs": []}
+            {"token": token, "logprob": logp, "bytes": list(token.encode()) or None, "top_logprobs": []}
             for token, logp in zip(answered.tokens, answered.action.sampling_logps, strict=True)
         ]
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -80,22 +80,35 @@ def test_a_function_brings_asserts_and_examples() -> None:
     assert problem.test.splitlines()[2:] == [f"    assert f({i}) == {i + 1}" for i in (3, 5, 1)]
 
 
-def test_an_example_without_a_whole_result_is_no_test() -> None:
-    text = dedent('''\
-        def f(n):
-            """Count.
-
-            >>> f(3)
-
-            >>> f(1000)
-            ...
-            >>> f(10)
-            [0, 1, ...]
-            >>> f(2)
-            '...'
-            """
-        ''')
-    assert write_problem(text, [], CODING, OTHERS).test.splitlines()[2:] == ["    assert f(2) == '...'"]
+@pytest.mark.parametrize(
+    ("examples", "tests"),
+    [
+        (">>> f(3)\n\n>>> f(1000)\n...\n>>> f(10)\n[0, 1, ...]\n>>> f(2)\n'...'", ["assert f(2) == '...'"]),
+        (">>> f(1)\n(1, 2)\n[0]\n>>> f(2)\n-1\n-2\n>>> f(3)\n'a'\n'b'", []),
+        (">>> f(1)\nhello\n>>> f(2)\nnan\n>>> f(3)  # a half\nFraction(1, 2)", ["assert f(3) == Fraction(1, 2)"]),
+        (">>> f(1)  # doctest: +SKIP\n2\n>>> f(0)\nTraceback (most recent call last):\nValueError: 0", []),
+        (">>> f(2)\n[[1, 0],\n [0, 1]]", ["assert f(2) == [[1, 0], [0, 1]]"]),
+        (">>> print(f(2))\n[0, 1]\n>>> print(f(1), 2)\n1 2\n>>> print(f(3))\n0 ...", ["assert str(f(2)) == '[0, 1]'"]),
+        (">>> print(f(2))\na\nb", ["assert str(f(2)) == 'a\\nb'"]),
+        (
+            ">>> n = 3\n>>> f(1)\n2\n>>> m = n + 1\n>>> f(m)\n5\n>>> l = 7",
+            ["assert f(1) == 2", "n = 3", "m = n + 1", "assert f(m) == 5"],
+        ),
+        (
+            ">>> xs = [2]\n>>> xs.append(f(2))\n>>> print(xs, 2)\n[2, 3] 2\n>>> xs\n[2, 3]",
+            ["xs = [2]", "xs.append(f(2))", "print(xs, 2)", "assert xs == [2, 3]"],
+        ),
+        (">>> from mine import f, g\n>>> from mine import *\n>>> n = 3\n>>> f(n)\n4", ["n = 3", "assert f(n) == 4"]),
+        (
+            ">>> import math\n>>> def one(n):\n...     return 1\n>>> f(one(math.pi))\n2",
+            ["import math", "def one(n):", "    return 1", "assert f(one(math.pi)) == 2"],
+        ),
+    ],
+)
+def test_examples_become_tests_that_a_correct_function_can_pass(examples: str, tests: list[str]) -> None:
+    docstring = indent(f'"""Count.\n\n{examples}\n"""', "    ")
+    test = write_problem(f"def f(n):\n{docstring}\n", [], CODING, OTHERS).test
+    assert [line.removeprefix("    ") for line in test.splitlines()[2:] if line.strip()] == tests
 
 
 def test_a_function_may_stand_on_one_line() -> None:

@@ -113,7 +113,10 @@ def test_one_author_is_asked_for_both_texts(task: str) -> None:
     assert PROBLEM.prompt in message.content
     assert message.content.count("empty line") >= 1
     assert "partner" not in message.content
-    revised = env.observe(PROBLEM, "solo", [PastTurn({"ada": "BOTH"}, BAD.reward, {})], "ada").messages
+    for turn in (GOOD, MIDDLE, BAD):
+        revised = env.observe(PROBLEM, "solo", [PastTurn({"ada": "BOTH"}, turn.reward, {})], "ada").messages
+        assert "partner" not in revised[2].content
+        assert ("content words in both" in revised[2].content) == (turn is MIDDLE)
     assert revised[1] == Message("assistant", "BOTH")
     assert "too short or too long" in revised[2].content
     assert "two texts only" in revised[2].content

@@ -228,7 +228,7 @@ def where(agents):
             "token": agents.token, "exported": [os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]]}
 '''
 COMMAND = """
-import json, os, sys, time, signal
+import atexit, json, os, sys, time, signal
 from openai import OpenAI
 from pathlib import Path
 
@@ -239,11 +239,16 @@ if name != "silent":
     answer = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": name}])
 if name == "fail":
     raise ValueError("out of luck")
+if name == "exit":
+    print("out of luck, too", flush=True)
+    os._exit(3)
 if name == "kill":
     os.kill(os.getpid(), signal.SIGTERM)
 if name == "hang":
     while True:
         time.sleep(60)
+if name == "warn":
+    atexit.register(lambda: (sys.stdout.flush(), print("a warning at exit", file=sys.stderr)))
 if name == "print":
     print("done, I think")
 else:
@@ -601,7 +606,7 @@ def test_files_of_episodes_do_not_pile_up(folder: Path, model: FakeModel, tmp_pa
     play(player, model, *["ask"] * 3, "fail", "kill", "leave_thread")
     [own] = tmp_path.iterdir()
     names = {path.name for path in own.iterdir()}
-    play(player, model, *["ask"] * 3, "fail", "kill", "leave_thread")
+    play(player, model, *["ask"] * 3, "fail", "kill", "leave_thread", "print_then_fail")
     assert {path.name for path in own.iterdir()} == names == {"server.log"}
     player.close()
 
@@ -661,7 +666,7 @@ def commands(folder: Path, lineup: Lineup) -> Iterator[EpisodePlayer]:
 
 
 def test_commands(commands: EpisodePlayer, model: FakeModel) -> None:
-    prompts = ("do well", "fail", "kill", "print", "silent")
+    prompts = ("do well", "warn", "fail", "exit", "kill", "print", "silent")
     played = dict(zip(prompts, play(commands, model, *prompts), strict=True))
     well = played["do well"]
     assert (well.status, [call.agent for call in well.calls]) == ("finished", ["coder"])
@@ -670,7 +675,9 @@ def test_commands(commands: EpisodePlayer, model: FakeModel) -> None:
     ends = {prompt: (one.status, one.message) for prompt, one in played.items()}
     assert ends == {
         "do well": ("finished", ""),
+        "warn": ("finished", ""),
         "fail": ("failed", "exit status 1: ValueError: out of luck"),
+        "exit": ("failed", "exit status 3: out of luck, too"),
         "kill": ("failed", "signal 15"),
         "print": ("failed", "the last line that it printed is not JSON: 'done, I think'"),
         "silent": ("silent", "asked no agent"),

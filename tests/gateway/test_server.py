@@ -214,25 +214,31 @@ def test_fields_that_constrain_nothing_are_accepted(gateway: OpenGateway) -> Non
 
 
 def test_log_probabilities(client: openai.OpenAI, gateway: OpenGateway) -> None:
-    answer = client.chat.completions.create(model="planner", messages=HELLO, logprobs=True)
+    messages: list[Any] = [{"role": "user", "content": "né"}]
+    answer = client.chat.completions.create(model="planner", messages=messages, logprobs=True)
     [call] = gateway.session.seal()
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
     assert [token.logprob for token in logprobs.content] == [*call.action.sampling_logps]
-    assert "".join(token.token for token in logprobs.content) == "planner: hello<|im_end|>"
+    assert "".join(token.token for token in logprobs.content) == "planner: né<|im_end|>"
+    assert [(token.token, token.bytes) for token in logprobs.content[-4:-1]] == [
+        ("n", [ord("n")]),
+        ("", None),
+        ("é", [0xC3, 0xA9]),
+    ], "a character of two tokens"
 
 
 def test_log_probabilities_of_a_text(client: openai.OpenAI, gateway: OpenGateway) -> None:
-    answer = client.completions.create(model="coder", prompt="def f(", logprobs=0)
+    answer = client.completions.create(model="coder", prompt="né(", logprobs=0)
     [call] = gateway.session.seal()
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.token_logprobs == [*call.action.sampling_logps]
     assert logprobs.tokens is not None
-    assert "".join(logprobs.tokens) == "coder: def f(<|im_end|>"
-    assert logprobs.text_offset is not None
-    assert logprobs.text_offset[:3] == [0, 1, 2], "a token for each byte"
+    assert "".join(logprobs.tokens) == "coder: né(<|im_end|>"
+    assert logprobs.text_offset == [*range(9), 8, 9, 10], "a token for each byte"
+    assert len(answer.choices[0].text) == 10
 
 
 def test_code_runs_in_the_sandbox(gateway: OpenGateway) -> None:
@@ -289,12 +295,14 @@ def test_a_session_sealed_while_a_request_arrives(gateway: OpenGateway) -> None:
 
 
 def test_an_episode_may_not_ask_for_ever(model: FakeModel) -> None:
+    limit = "of the 3 completions that env.max_calls allows; ask for fewer, or raise it"
     with open_gateway(model, max_calls=3) as gateway:
         assert gateway.chat(n=2).status == 200
-        assert gateway.chat(n=2).status == 429
+        refused = gateway.chat(n=2)
+        assert (refused.status, refused.error) == (429, f"n = 2: the episode has asked for 2 {limit}")
         assert gateway.chat().status == 200
         refused = gateway.chat()
-        assert (refused.status, refused.error) == (429, "the episode has asked for 3 completions: env.max_calls")
+        assert (refused.status, refused.error) == (429, f"n = 1: the episode has asked for 3 {limit}")
         assert len(gateway.session.seal()) == 3
 
 
@@ -474,16 +482,30 @@ def test_a_request_that_is_sent_again_gets_the_same_answer(gateway: OpenGateway)
     assert len(gateway.session.seal()) == 3
 
 
-def test_a_request_that_is_sent_again_while_the_first_is_sampled(lineup: Lineup) -> None:
-    model = BlockedModel(lineup)
-    with open_gateway(model) as gateway, ThreadPoolExecutor() as pool:
-        first = pool.submit(gateway.chat)
-        assert model.is_asked.wait(300)
-        again = pool.submit(gateway.chat, headers={"x-stainless-retry-count": "2"})
+@pytest.mark.parametrize("num_requests", [1, 4])
+def test_requests_that_are_sent_again_while_they_are_sampled(lineup: Lineup, num_requests: int) -> None:
+    model = BlockedModel(lineup, lambda request, prompt: f"sample {request.seed}")
+    with open_gateway(model) as gateway, ThreadPoolExecutor(3 * num_requests) as pool:
+        first = [pool.submit(gateway.chat) for _ in range(num_requests)]
+        wait_until(lambda: gateway.session.num_asked == num_requests)
+        again = [
+            [pool.submit(gateway.chat, headers={"x-stainless-retry-count": count}) for _ in range(num_requests)]
+            for count in ("1", "2")
+        ]
         gateway.send("v1/models", method="GET")
         model.released.set()
-        assert first.result().body == again.result().body
-        assert len(model.requests) == len(gateway.session.seal()) == 1
+        texts = [sorted(answer.result().contents[0] or "" for answer in answers) for answers in (first, *again)]
+        assert texts[0] == texts[1] == texts[2], "no two of them get the same completion"
+        assert len(set(texts[0])) == num_requests
+        assert len(model.requests) == len(gateway.session.seal()) == num_requests
+
+
+def test_a_request_that_is_sent_again_after_equal_ones_were_answered(gateway: OpenGateway) -> None:
+    gateway.chat()
+    for _ in range(2):
+        latest = gateway.chat()
+        for count in ("1", "2"):
+            assert gateway.chat(headers={"x-stainless-retry-count": count}).body == latest.body
 
 
 def test_the_client_itself_repeats_a_request_whose_connection_broke(gateway: OpenGateway) -> None:

@@ -16,7 +16,7 @@ from magrpo.gateway.chat import Chat
 from magrpo.model.lineup import Lineup
 from magrpo.types import Episode, SamplingParams
 from tests.gateway.playing import FakeModel, OpenGateway, make_lineup, open_gateway, open_lineup
-from tests.gateway.stand_in import EXAMPLES
+from tests.gateway.stand_in import EXAMPLES, ROOT
 
 ADD: Any = {
     "type": "function",
@@ -165,11 +165,20 @@ def test_a_call_that_is_cut_by_its_length_stays_content(hermes: Lineup) -> None:
         assert (choice.message.content, choice.finish_reason) == (write_call(a=1)[:30], "length")
 
 
-def test_thoughts_are_kept_apart(hermes: Lineup) -> None:
-    with open_client(hermes, lambda prompt: "<think>hard</think>" + write_call(a=1)) as (client, _):
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "plan"])
+@pytest.mark.parametrize("text", ["<think>hard</think>" + write_call(a=1), "<think>hard"])
+def test_thoughts_are_kept_apart(hermes: Lineup, tmp_path: Path, name: str, text: str) -> None:
+    template = json.loads(HERMES.read_text())
+    template["fields"][name] = template["fields"].pop("reasoning_content")
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(template))
+    with open_client(hermes, lambda prompt: text, response_template=path) as (client, _):
         [choice] = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD]).choices
+    if name == "plan":  # no client would see it
+        assert choice.message.content == text
+    else:
         assert choice.message.reasoning_content.strip() == "hard"
-        assert len(choice.message.tool_calls) == 1
+        assert len(choice.message.tool_calls or []) == text.count("<tool_call>")
 
 
 def test_markup_that_a_client_sends_is_no_markup_of_the_template(hermes: Lineup) -> None:
@@ -239,6 +248,7 @@ def test_the_tokenizers_own_response_template(tmp_path: Path) -> None:
         assert json.loads(choice.message.tool_calls[0].function.arguments) == {"a": 4}
 
 
+HERMES = ROOT / "magrpo" / "gateway" / "hermes.json"
 QWEN_CODER = EXAMPLES / "qwen_coder.json"
 PRODUCT = '{"name": "multiply", "arguments": {"a": 3741, "b": 4973}}'
 
