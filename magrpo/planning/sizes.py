@@ -22,6 +22,7 @@ from magrpo.model.collate import ROW_TOKENS, collate
 from magrpo.model.forward import hidden_states, takes_positions
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained, read_sizes
 from magrpo.model.policy import add_adapter
+from magrpo.model.rounding import list_untied_layers
 from magrpo.model.side_by_side import count_updated_at_once
 from magrpo.run.steps import evaluates_after
 from magrpo.types import Sample
@@ -82,6 +83,8 @@ class BaseSize:
     num_parameters: int
     outer_parameters: int
     """Those of embeddings and head."""
+    untied_linear_parameters: int
+    """Those of the weights of linear layers, except a head that is tied to the embeddings."""
     adapter_parameters: int
     num_layers: int
     hidden_size: int
@@ -97,6 +100,10 @@ class BaseSize:
     def count_own(self, agent: AgentConfig) -> int:
         """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
         return self.num_parameters if agent.weights == "full" else self.adapter_parameters
+
+    def count_reference(self, dtype_bytes: int) -> int:
+        """Bytes of the frozen reference of a full copy, of which only linear layers are in half precision."""
+        return self.untied_linear_parameters * dtype_bytes + (self.num_parameters - self.untied_linear_parameters) * 4
 
 
 def estimate_memory(
@@ -122,16 +129,18 @@ def estimate_memory(
     logit_bytes = dtype_bytes
     if config.model.head_dtype == "float32" and dtype_bytes < 4:
         logit_bytes += 4  # float32 logits, and their gradient in half precision
-    frozen = [models[name] for name in [*set(adapted), *references]]
+    frozen = [models[name] for name in set(adapted)]
     rounds_layers = config.model.dtype == "mixed"
-    layer_bytes = [2 if rounds_layers else dtype_bytes] * len(set(adapted)) + [dtype_bytes] * len(references)
-    layers = sum((m.num_parameters - m.outer_parameters) * size for m, size in zip(frozen, layer_bytes, strict=True))
+    layer_bytes = 2 if rounds_layers else dtype_bytes
+    layers = sum(model.num_parameters - model.outer_parameters for model in frozen) * layer_bytes
     device = _find_device(config)
     at_once = count_updated_at_once(holders, device, torch.get_num_threads())
     # Several lanes: the gradient of a lane, its copy, and a sum for each level of the tree in which lanes are added.
     gradients = 1 if config.optim.lanes == 1 else 2 + log2(config.optim.lanes)
     sizes = {
-        "frozen parameters": layers + sum(model.outer_parameters for model in frozen) * dtype_bytes,
+        "frozen parameters": layers
+        + sum(model.outer_parameters for model in frozen) * dtype_bytes
+        + sum(models[name].count_reference(dtype_bytes) for name in references),
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
         "full copies": sum(models[name].num_parameters for name in full) * 4,
         GRADIENTS: sum(sorted(trained)[-at_once:]) * 4 * gradients,
@@ -301,6 +310,7 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
     return BaseSize(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()) - adapters,
         outer_parameters=sum(parameter.numel() for parameter in {*embeddings.parameters(), *head.parameters()}),
+        untied_linear_parameters=sum(layer.weight.numel() for layer in list_untied_layers(model)) - adapters,
         adapter_parameters=adapters,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,

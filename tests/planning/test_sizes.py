@@ -1,0 +1,30 @@
+"""Memory and disk of a run, against what models, updates and engines hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magrpo.config.run import RunConfig, load_config
+from magrpo.model.policy import Policy
+from magrpo.planning.sizes import estimate_memory
+from pipelines.arguments import locate_config
+from tests.tiny import tiny_base, tiny_config
+
+
+def embedded(base: Path, *overrides: str, weights: tuple[str, str] = ("lora", "lora")) -> RunConfig:
+    """The embedded run on a CPU with this base model and these weights of its two agents."""
+    agents = [f"agents.{i}.{value}" for i in (0, 1) for value in (f"model={base}", f"weights={weights[i]}")]
+    return load_config(locate_config("embedded"), [*agents, "model.device=cpu", *overrides])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tie", [True, False])
+def test_references_of_full_copies_are_as_large_as_estimated(tmp_path: Path, tie: bool, dtype: str) -> None:
+    base = tiny_base(tmp_path, tiny_config("qwen2", tie=tie))
+    config = embedded(base, "algo.beta=0.1", f"model.dtype={dtype}", weights=("full", "full"))
+    policy = Policy.open(config.agents, config.model, config.lora, seed=0)
+    with policy.reference("main") as model:
+        held = sum(parameter.nbytes for parameter in model.parameters())
+    assert estimate_memory(config, policy.dtype.itemsize, None)["frozen parameters"] == held
