@@ -439,6 +439,19 @@ def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(base: 
         assert find_logit_map(model, torch.float32) is None
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_large_logits_in_half_precision_are_known(tmp_path: Path, weights: str) -> None:
+    base = tiny_base(tmp_path, tiny_config(hidden_size=256, vocab_size=8000, tie=False))
+    loaded = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        loaded.lm_head.weight.mul_(10)
+    loaded.save_pretrained(base)
+    policy = open_policy(base, model=ModelConfig(device="cpu", dtype="bfloat16"), main=weights)
+    assert logits(policy, "main").abs().max() > 50
+    with policy.active("main") as model:
+        assert find_logit_map(model, policy.dtype) == LogitMap()
+
+
 # Trims its heap, then loads weights three times: by transformers, by magrpo, and by magrpo without bars of downloads.
 FRESH = """
 import sys
