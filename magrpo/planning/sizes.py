@@ -97,6 +97,11 @@ class BaseSize:
     """Whether the engine decodes the family with steps of its own, in which, on a CPU in float32, siblings read one
     cache of their prompt."""
 
+    @property
+    def layer_parameters(self) -> int:
+        """The number of parameters between embeddings and head."""
+        return self.num_parameters - self.outer_parameters
+
     def count_own(self, agent: AgentConfig) -> int:
         """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
         return self.num_parameters if agent.weights == "full" else self.adapter_parameters
@@ -116,55 +121,76 @@ def estimate_memory(
     padded; None: prompts are as long as completions.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
-    models = {agent.model: read_base_model(agent, config) for agent in config.agents}
-    holder = weight_holders(config.agents)
-    apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
-    adapted = [agent.model for agent in apart if agent.weights != "full"]
-    full = [agent.model for agent in apart if agent.weights == "full"]
-    references = set(full) if config.algo.beta > 0 or config.trains_critics else set()
-    holders = [agent for agent in apart if agent.trained]
-    trained = [models[agent.model].count_own(agent) for agent in holders]
+    prompt_tokens = prompt_tokens or config.rollout.max_new_tokens
+    sizes = _estimate_policy(config, dtype_bytes) | _estimate_update(config, dtype_bytes)
+    if max_batch is not None:
+        sizes |= _estimate_sampling(config, dtype_bytes, max_batch, prompt_tokens)
+        if config.train.lag:
+            sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
+    return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def _estimate_policy(config: RunConfig, dtype_bytes: int) -> dict[str, float]:
+    """Bytes of the policies of all agents, and of their references."""
+    apart = _size_holders(config)
+    adapted = [(agent.model, size) for agent, size in apart if agent.weights != "full"]
+    full = [(agent.model, size) for agent, size in apart if agent.weights == "full"]
+    layer_bytes = 2 if config.model.dtype == "mixed" else dtype_bytes
+    bases = dict(adapted).values()  # which agents share
+    frozen = sum(size.layer_parameters * layer_bytes + size.outer_parameters * dtype_bytes for size in bases)
+    if config.algo.beta > 0 or config.trains_critics:
+        frozen += sum(size.count_reference(dtype_bytes) for size in dict(full).values())
+    return {
+        "frozen parameters": frozen,
+        "adapters": sum(size.adapter_parameters for _, size in adapted) * 4,
+        "full copies": sum(size.num_parameters for _, size in full) * 4,
+    }
+
+
+def _estimate_update(config: RunConfig, dtype_bytes: int) -> dict[str, float]:
+    """Bytes that an update holds beside the policies, optimizers included."""
+    apart = _size_holders(config)
+    holders = [agent for agent, _ in apart if agent.trained]
+    trained = [size.count_own(agent) for agent, size in apart if agent.trained]
+    at_once = count_updated_at_once(holders, _find_device(config), torch.get_num_threads())
+    # Several lanes: the gradient of a lane, its copy, and a sum for each level of the tree in which lanes are added.
+    gradients = 1 if config.optim.lanes == 1 else 2 + log2(config.optim.lanes)
     num_tokens = count_micro_batch_tokens(config)
     mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
     logit_bytes = dtype_bytes
     if config.model.head_dtype == "float32" and dtype_bytes < 4:
         logit_bytes += 4  # float32 logits, and their gradient in half precision
-    frozen = [models[name] for name in set(adapted)]
-    rounds_layers = config.model.dtype == "mixed"
-    layer_bytes = 2 if rounds_layers else dtype_bytes
-    layers = sum(model.num_parameters - model.outer_parameters for model in frozen) * layer_bytes
-    device = _find_device(config)
-    at_once = count_updated_at_once(holders, device, torch.get_num_threads())
-    # Several lanes: the gradient of a lane, its copy, and a sum for each level of the tree in which lanes are added.
-    gradients = 1 if config.optim.lanes == 1 else 2 + log2(config.optim.lanes)
-    sizes = {
-        "frozen parameters": layers
-        + sum(model.outer_parameters for model in frozen) * dtype_bytes
-        + sum(models[name].count_reference(dtype_bytes) for name in references),
-        "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
-        "full copies": sum(models[name].num_parameters for name in full) * 4,
+    return {
         GRADIENTS: sum(sorted(trained)[-at_once:]) * 4 * gradients,
         "optimizer": sum(trained) * 8,
         ACTIVATIONS_OF: at_once * num_tokens * (count_token_activations(config, dtype_bytes) + mask_bytes),
-        "logits": at_once * max(_count_logits(agent, models[agent.model], num_tokens, logit_bytes) for agent in apart),
+        "logits": at_once * max(_count_logits(agent, size, num_tokens, logit_bytes) for agent, size in apart),
     }
-    if max_batch is not None:
-        prompt_tokens = prompt_tokens or config.rollout.max_new_tokens
-        # On a CPU, agents are sampled side by side.
-        side_by_side = len(config.agents) if device == "cpu" else 1
-        may_share = device == "cpu" and dtype_bytes == 4
-        sizes[KV_CACHE] = side_by_side * max(
-            _count_cached_tokens(config, max_batch, prompt_tokens, shares=may_share and model.has_own_steps)
-            * model.token_cache
-            * dtype_bytes
-            for model in models.values()
-        )
-        if dtype_bytes == 4 and not rounds_layers:
-            copied = [models[name] for name in adapted[:side_by_side]]
-            sizes[MERGED] = sum(model.num_parameters - model.outer_parameters for model in copied) * 4
-        if config.train.lag:
-            sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
-    return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def _estimate_sampling(config: RunConfig, dtype_bytes: int, max_batch: int, prompt_tokens: int) -> dict[str, float]:
+    """Bytes that an engine in the run's own process holds beside its policy while it samples."""
+    apart = _size_holders(config)
+    device = _find_device(config)
+    side_by_side = len(config.agents) if device == "cpu" else 1
+    may_share = device == "cpu" and dtype_bytes == 4
+    caches = [
+        size.token_cache
+        * _count_cached_tokens(config, max_batch, prompt_tokens, shares=may_share and size.has_own_steps)
+        for _, size in apart
+    ]
+    merges = dtype_bytes == 4 and config.model.dtype != "mixed"
+    merged = [size.layer_parameters for agent, size in apart if merges and agent.weights != "full"]
+    return {
+        KV_CACHE: side_by_side * max(caches) * dtype_bytes,
+        MERGED: sum(sorted(merged)[-side_by_side:]) * 4,
+    }
+
+
+def _size_holders(config: RunConfig) -> list[tuple[AgentConfig, BaseSize]]:
+    """The agents with weights of their own, each with the sizes of its base model."""
+    holder = weight_holders(config.agents)
+    return [(agent, read_base_model(agent, config)) for agent in config.agents if holder[agent.name] == agent.name]
 
 
 def sum_held_at_once(sizes: Mapping[str, float], *, overlapping: bool) -> float:
@@ -182,9 +208,8 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
 
     ``copies``: whether MLflow's copies of weights and records are on this disk, too. Raises as :func:`estimate_memory`.
     """
-    models = {agent.model: read_base_model(agent, config) for agent in config.agents}
     length = config.train.num_iterations
-    sizes = {agent.name: models[agent.model].count_own(agent) for agent in config.agents}
+    sizes = {agent.name: read_base_model(agent, config).count_own(agent) for agent in config.agents}
     trained = sum(sizes[name] for name in trained_holders(config.agents))
     evaluated = [i for i in range(length + 1) if evaluates_after(config, i)]
     newest = range(max(length - config.train.lag, 0), length + 1)

@@ -8,7 +8,7 @@ import pytest
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.model.policy import Policy
-from magrpo.planning.sizes import estimate_memory
+from magrpo.planning.sizes import estimate_disk, estimate_memory
 from pipelines.arguments import locate_config
 from tests.tiny import tiny_base, tiny_config
 
@@ -28,3 +28,22 @@ def test_references_of_full_copies_are_as_large_as_estimated(tmp_path: Path, tie
     with policy.reference("main") as model:
         held = sum(parameter.nbytes for parameter in model.parameters())
     assert estimate_memory(config, policy.dtype.itemsize, None)["frozen parameters"] == held
+
+
+@pytest.mark.parametrize("weights", [("lora", "full"), ("full", "lora")])
+def test_an_adapter_beside_a_full_copy_of_its_base_is_counted(base: Path, weights: tuple[str, str]) -> None:
+    config = embedded(base, weights=weights)
+    policy = Policy.open(config.agents, config.model, config.lora, seed=0)
+    own = {
+        policy.lineup.weights(agent): sum(p.numel() for p in policy.parameters(agent).values())
+        for agent in policy.agents
+    }
+    sizes = estimate_memory(config, 4, None)
+    assert sizes["adapters"] == 4 * own["lora"]
+    assert sizes["full copies"] == 4 * own["full"]
+    assert sizes["optimizer"] == 8 * sum(own.values())
+    checkpoints = config.train.num_iterations + 1
+    assert (
+        estimate_disk(config, copies=False)[f"weights of {checkpoints} checkpoints"]
+        == 4 * sum(own.values()) * checkpoints
+    )
