@@ -91,7 +91,7 @@ def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> 
     sizes = estimate_memory(config, dtype_bytes, max_batch)
     cache = sum(sizes.pop(purpose, 0.0) for purpose in SAMPLING)
     update = sum(sizes.values()) + CONTEXT
-    resting = update - sum(sizes[purpose] for purpose in UPDATING)
+    resting = update - sum(sizes.get(purpose, 0.0) for purpose in UPDATING)
     num_tokens = count_micro_batch_tokens(config)
     completion = min(2 * config.rollout.max_new_tokens, num_tokens)
     fixed, token = update - sizes[ACTIVATIONS_OF], sizes[ACTIVATIONS_OF] / num_tokens

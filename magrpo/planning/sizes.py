@@ -47,9 +47,12 @@ KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, for samplin
 MERGED = "weights with merged adapters"
 """Purpose of memory of a float32 engine in the run's own process: the copies that
 :func:`magrpo.engines.local.decoding.decoding_model` makes."""
-SAMPLING = (KV_CACHE, MERGED)
+ROUNDED, ROUNDED_SAMPLING = "half-precision weights of a full copy", "half-precision weights of sampled full copies"
+"""Purposes of memory for what autocast keeps of the float32 weights of full copies: in an update until the backward
+pass, and in an engine in the run's own process as long as it samples."""
+SAMPLING = (KV_CACHE, MERGED, ROUNDED_SAMPLING)
 """Purposes of the memory that only an engine in the run's own process holds, while it samples."""
-UPDATING = (GRADIENTS, ACTIVATIONS_OF, "logits")
+UPDATING = (GRADIENTS, ROUNDED, ACTIVATIONS_OF, "logits")
 """Purposes of the memory that only an update holds."""
 
 
@@ -106,6 +109,11 @@ class BaseSize:
         """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
         return self.num_parameters if agent.weights == "full" else self.adapter_parameters
 
+    @property
+    def rounded_parameters(self) -> int:
+        """The number of parameters of a full copy that autocast rounds: those of layers and head."""
+        return self.layer_parameters + self.vocab_size * self.hidden_size
+
     def count_reference(self, dtype_bytes: int) -> int:
         """Bytes of the frozen reference of a full copy, of which only linear layers are in half precision."""
         return self.untied_linear_parameters * dtype_bytes + (self.num_parameters - self.untied_linear_parameters) * 4
@@ -160,9 +168,11 @@ def _estimate_update(config: RunConfig, dtype_bytes: int) -> dict[str, float]:
     logit_bytes = dtype_bytes
     if config.model.head_dtype == "float32" and dtype_bytes < 4:
         logit_bytes += 4  # float32 logits, and their gradient in half precision
+    rounded = [size.rounded_parameters for agent, size in apart if agent.trained and agent.weights == "full"]
     return {
         GRADIENTS: sum(sorted(trained)[-at_once:]) * 4 * gradients,
         "optimizer": sum(trained) * 8,
+        ROUNDED: max(rounded, default=0) * dtype_bytes if dtype_bytes == 2 else 0,
         ACTIVATIONS_OF: at_once * num_tokens * (count_token_activations(config, dtype_bytes) + mask_bytes),
         "logits": at_once * max(_count_logits(agent, size, num_tokens, logit_bytes) for agent, size in apart),
     }
@@ -179,12 +189,14 @@ def _estimate_sampling(config: RunConfig, dtype_bytes: int, max_batch: int, prom
         * _count_cached_tokens(config, max_batch, prompt_tokens, shares=may_share and size.has_own_steps)
         for _, size in apart
     ]
-    merges = dtype_bytes == 4 and config.model.dtype != "mixed"
-    merged = [size.layer_parameters for agent, size in apart if merges and agent.weights != "full"]
-    return {
-        KV_CACHE: side_by_side * max(caches) * dtype_bytes,
-        MERGED: sum(sorted(merged)[-side_by_side:]) * 4,
-    }
+    sizes = {KV_CACHE: side_by_side * max(caches) * dtype_bytes}
+    if dtype_bytes == 2:
+        rounded = [size.rounded_parameters for agent, size in apart if agent.weights == "full"]
+        sizes[ROUNDED_SAMPLING] = sum(sorted(rounded)[-side_by_side:]) * dtype_bytes
+    elif config.model.dtype != "mixed":
+        merged = [size.layer_parameters for agent, size in apart if agent.weights != "full"]
+        sizes[MERGED] = sum(sorted(merged)[-side_by_side:]) * 4
+    return sizes
 
 
 def _size_holders(config: RunConfig) -> list[tuple[AgentConfig, BaseSize]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.model.policy import Policy
-from magrpo.planning.sizes import estimate_disk, estimate_memory
+from magrpo.planning.sizes import ROUNDED, ROUNDED_SAMPLING, estimate_disk, estimate_memory
 from pipelines.arguments import locate_config
 from tests.tiny import tiny_base, tiny_config
+from tests.updates.updating import make, saved_sizes
 
 
 def embedded(base: Path, *overrides: str, weights: tuple[str, str] = ("lora", "lora")) -> RunConfig:
@@ -47,3 +49,26 @@ def test_an_adapter_beside_a_full_copy_of_its_base_is_counted(base: Path, weight
         estimate_disk(config, copies=False)[f"weights of {checkpoints} checkpoints"]
         == 4 * sum(own.values()) * checkpoints
     )
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_half_precision_weights_that_autocast_keeps_are_counted(tmp_path: Path, tie: bool) -> None:
+    base = tiny_base(tmp_path / "base", tiny_config(tie=tie))
+    updater = make(base, tmp_path, "full", "bfloat16")
+    kept = []
+    for length in (16, 32):
+        with saved_sizes(updater, "main") as saved, updater.policy.active("main") as model:
+            logits = model(input_ids=torch.arange(length)[None], use_cache=False).logits
+        assert logits.requires_grad
+        kept.append(sum(saved.values()))
+    at_length_0 = 2 * kept[0] - kept[1]
+    sizes = estimate_memory(embedded(base, weights=("full", "full")), 2, 8)
+    assert sizes[ROUNDED] == pytest.approx(at_length_0, rel=0.02)
+    assert sizes[ROUNDED_SAMPLING] == 2 * sizes[ROUNDED], "a CPU samples both agents side by side"
+    mixed = estimate_memory(embedded(base, weights=("lora", "full")), 2, 8)
+    assert mixed[ROUNDED_SAMPLING] == mixed[ROUNDED] == sizes[ROUNDED]
+    for others in (
+        estimate_memory(embedded(base), 2, 8),
+        estimate_memory(embedded(base, weights=("full", "full")), 4, 8),
+    ):
+        assert not {ROUNDED, ROUNDED_SAMPLING} & others.keys()
