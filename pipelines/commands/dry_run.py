@@ -13,9 +13,9 @@ from magrpo.config.run import RunConfig
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.envs.program import AgentProgram
-from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
+from magrpo.interfaces import EnginePlugin, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
-from magrpo.planning.card import choose_engine, estimate_card, settle_micro_batches
+from magrpo.planning.card import choose_engine, count_decoded_at_once, estimate_card, settle_micro_batches
 from magrpo.planning.place_check import check_place
 from magrpo.planning.precision import settle_dtype
 from magrpo.planning.sizes import (
@@ -153,9 +153,7 @@ def _describe_memory(
 ) -> Iterator[Line | Entry]:
     """The memory of the run by use, and whether it fits the GPU."""
     engine, dtype_bytes = choose_engine(config, device), dtype_of(config.model, device).itemsize
-    is_vllm = isinstance(engine, VllmEngine)
-    max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_vllm else None
-    sizes = estimate_memory(config, dtype_bytes, max_batch, longest_prompt)
+    sizes = estimate_memory(config, dtype_bytes, count_decoded_at_once(engine), longest_prompt)
     sampling = 0.0
     if KV_CACHE in sizes:
         sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, *SAMPLING))
