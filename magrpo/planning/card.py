@@ -81,17 +81,20 @@ class CardUse:
         return next(fitting, None)
 
 
-def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> CardUse:
+def estimate_card(
+    config: RunConfig, dtype_bytes: int, engine: EnginePlugin, prompt_tokens: int | None = None
+) -> CardUse:
     """What a run in one process holds on its GPU, with servers of ``engine`` if that is vLLM.
 
+    ``prompt_tokens``: as in :func:`magrpo.planning.sizes.estimate_memory`.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
-    sizes = estimate_memory(config, dtype_bytes, count_decoded_at_once(engine))
+    sizes = estimate_memory(config, dtype_bytes, count_decoded_at_once(engine), prompt_tokens)
     cache = sum(sizes.pop(purpose, 0.0) for purpose in SAMPLING)
     update = sum(sizes.values()) + CONTEXT
     resting = update - sum(sizes.get(purpose, 0.0) for purpose in UPDATING)
-    num_tokens = count_micro_batch_tokens(config)
-    completion = min(2 * config.rollout.max_new_tokens, num_tokens)
+    num_tokens = count_micro_batch_tokens(config, prompt_tokens)
+    completion = (prompt_tokens or config.rollout.max_new_tokens) + config.rollout.max_new_tokens
     fixed, token = update - sizes[ACTIVATIONS_OF], sizes[ACTIVATIONS_OF] / num_tokens
     least = fixed + completion * count_token_activations(config, dtype_bytes)
     by_turns = not config.train.lag

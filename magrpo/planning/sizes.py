@@ -130,7 +130,7 @@ def estimate_memory(
     Raises ConfigError if the configuration of a base model cannot be read.
     """
     prompt_tokens = prompt_tokens or config.rollout.max_new_tokens
-    sizes = _estimate_policy(config, dtype_bytes) | _estimate_update(config, dtype_bytes)
+    sizes = _estimate_policy(config, dtype_bytes) | _estimate_update(config, dtype_bytes, prompt_tokens)
     if max_batch is not None:
         sizes |= _estimate_sampling(config, dtype_bytes, max_batch, prompt_tokens)
         if config.train.lag:
@@ -155,7 +155,7 @@ def _estimate_policy(config: RunConfig, dtype_bytes: int) -> dict[str, float]:
     }
 
 
-def _estimate_update(config: RunConfig, dtype_bytes: int) -> dict[str, float]:
+def _estimate_update(config: RunConfig, dtype_bytes: int, prompt_tokens: int) -> dict[str, float]:
     """Bytes that an update holds beside the policies, optimizers included."""
     apart = _size_holders(config)
     holders = [agent for agent, _ in apart if agent.trained]
@@ -163,7 +163,7 @@ def _estimate_update(config: RunConfig, dtype_bytes: int) -> dict[str, float]:
     at_once = count_updated_at_once(holders, _find_device(config), torch.get_num_threads())
     # Several lanes: the gradient of a lane, its copy, and a sum for each level of the tree in which lanes are added.
     gradients = 1 if config.optim.lanes == 1 else 2 + log2(config.optim.lanes)
-    num_tokens = count_micro_batch_tokens(config)
+    num_tokens = count_micro_batch_tokens(config, prompt_tokens)
     mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
     logit_bytes = dtype_bytes
     if config.model.head_dtype == "float32" and dtype_bytes < 4:
@@ -255,12 +255,16 @@ def _count_cached_tokens(config: RunConfig, max_batch: int, prompt_tokens: int, 
     return max(found)
 
 
-def count_micro_batch_tokens(config: RunConfig) -> int:
-    """Tokens of the largest micro-batch: a lane has a share of an agent's; prompts as long as completions at most."""
+def count_micro_batch_tokens(config: RunConfig, prompt_tokens: int | None = None) -> int:
+    """Tokens of the largest micro-batch: at most a lane's share of an agent's, but at least a prompt and a completion.
+
+    ``prompt_tokens``: as in :func:`estimate_memory`.
+    """
     holder = weight_holders(config.agents)
     completions = estimate_work(config).completions // len(config.agents) * max(Counter(holder.values()).values())
-    share = 2 * completions * config.rollout.max_new_tokens // config.optim.lanes
-    return max(min(config.optim.count_micro_batch_tokens(_find_device(config)), share), 1)
+    longest = (prompt_tokens or config.rollout.max_new_tokens) + config.rollout.max_new_tokens
+    share = completions * longest // config.optim.lanes
+    return max(min(config.optim.count_micro_batch_tokens(_find_device(config)), share), longest)
 
 
 def _find_device(config: RunConfig) -> str:

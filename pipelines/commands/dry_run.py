@@ -24,6 +24,7 @@ from magrpo.planning.sizes import (
     SAMPLING,
     SECOND_POLICY,
     UPDATING,
+    count_micro_batch_tokens,
     estimate_disk,
     estimate_memory,
     estimate_work,
@@ -176,17 +177,19 @@ def _describe_memory(
     if place.ranks.count and sampling:
         holder = "on each sampler" if place.samplers.count else "in the run's own process"
         yield Entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
-    tokens = config.optim.count_micro_batch_tokens(device.type)
+    tokens = count_micro_batch_tokens(config, longest_prompt)
     yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a")
     prompts = f"prompts of {longest_prompt}" if longest_prompt else "prompts as long as completions"
     yield Entry("", f"micro-batch of {tokens} tokens counted on meta tensors, {prompts}")
     if device.type == "cuda" and not place.uses_ray:
-        yield from _describe_card(config, dtype_bytes, engine)
+        yield from _describe_card(config, dtype_bytes, engine, longest_prompt)
 
 
-def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> Iterator[Line]:
+def _describe_card(
+    config: RunConfig, dtype_bytes: int, engine: EnginePlugin, longest_prompt: int | None
+) -> Iterator[Line]:
     """The smallest GPU that the run needs, and whether it fits the one of this machine."""
-    use = estimate_card(config, dtype_bytes, engine)
+    use = estimate_card(config, dtype_bytes, engine, longest_prompt)
     smallest = use.find_card()
     fitting = "needs more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
     update, sampling = _format_bytes(use.update), _format_bytes(use.resting)

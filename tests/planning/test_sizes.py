@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.model.collate import count_padded
 from magrpo.model.policy import Policy
-from magrpo.planning.sizes import ROUNDED, ROUNDED_SAMPLING, estimate_disk, estimate_memory
+from magrpo.planning.sizes import ROUNDED, ROUNDED_SAMPLING, count_micro_batch_tokens, estimate_disk, estimate_memory
+from magrpo.types import Sample
+from magrpo.updates.lanes import OneRank
+from magrpo.updates.memory_fitting import MemoryFitter
 from pipelines.arguments import locate_config
 from tests.tiny import tiny_base, tiny_config
 from tests.updates.updating import make, saved_sizes
@@ -72,3 +76,25 @@ def test_half_precision_weights_that_autocast_keeps_are_counted(tmp_path: Path, 
         estimate_memory(embedded(base, weights=("full", "full")), 4, 8),
     ):
         assert not {ROUNDED, ROUNDED_SAMPLING} & others.keys()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(("prompt", "completion", "micro_batch_tokens"), [(100, 4, 1024), (5, 40, 256), (300, 16, 128)])
+def test_micro_batches_are_no_larger_than_counted(
+    base: Path, prompt: int, completion: int, micro_batch_tokens: int, lanes: int, share: bool
+) -> None:
+    given = [f"rollout.max_new_tokens={completion}", f"optim.micro_batch_tokens={micro_batch_tokens}"]
+    config = embedded(base, "rollout.problems_per_iteration=2", "rollout.group_size=4", f"optim.lanes={lanes}", *given)
+    samples = [
+        Sample((3 + group,) * prompt, (3,) * completion, (0.0,) * completion, 1.0, 1.0, group, 0)
+        for group in range(2)
+        for _ in range(4)
+    ]
+    policy = Policy.open(config.agents, config.model, config.lora, seed=0)
+    batches = MemoryFitter(policy, config.optim, OneRank(), {"main": share}).plan_micro_batches("main", samples)
+    counted = count_micro_batch_tokens(config, prompt)
+    largest = max(count_padded(samples, rows) for rows in batches)
+    assert largest <= counted <= max(micro_batch_tokens, prompt + completion)
+    if not share:
+        assert counted < 2 * largest
