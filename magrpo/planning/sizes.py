@@ -160,7 +160,8 @@ def _estimate_update(config: RunConfig, dtype_bytes: int, prompt_tokens: int) ->
     apart = _size_holders(config)
     holders = [agent for agent, _ in apart if agent.trained]
     trained = [size.count_own(agent) for agent, size in apart if agent.trained]
-    at_once = count_updated_at_once(holders, _find_device(config), torch.get_num_threads())
+    device = _find_device(config)
+    at_once = count_updated_at_once(holders, device, torch.get_num_threads())
     # Several lanes: the gradient of a lane, its copy, and a sum for each level of the tree in which lanes are added.
     gradients = 1 if config.optim.lanes == 1 else 2 + log2(config.optim.lanes)
     num_tokens = count_micro_batch_tokens(config, prompt_tokens)
@@ -174,7 +175,7 @@ def _estimate_update(config: RunConfig, dtype_bytes: int, prompt_tokens: int) ->
         "optimizer": sum(trained) * 8,
         ROUNDED: max(rounded, default=0) * dtype_bytes if dtype_bytes == 2 else 0,
         ACTIVATIONS_OF: at_once * num_tokens * (count_token_activations(config, dtype_bytes) + mask_bytes),
-        "logits": at_once * max(_count_logits(agent, size, num_tokens, logit_bytes) for agent, size in apart),
+        "logits": at_once * max(_count_logits(agent, size, num_tokens, logit_bytes, device) for agent, size in apart),
     }
 
 
@@ -323,10 +324,10 @@ def _count_kept(model: PreTrainedModel, length: int) -> int:
     return sum(sizes)
 
 
-def _count_logits(agent: AgentConfig, size: BaseSize, num_tokens: int, logit_bytes: int) -> int:
+def _count_logits(agent: AgentConfig, size: BaseSize, num_tokens: int, logit_bytes: int, device: str) -> int:
     """Bytes of one chunk of logits and, if the head trains, of its gradient beside that of the whole model."""
     trains_head = agent.weights == "full"
-    rows: int = slice_chunks(num_tokens, size.vocab_size, torch.device("cuda"), trains_head=trains_head)[0].stop
+    rows: int = slice_chunks(num_tokens, size.vocab_size, torch.device(device), trains_head=trains_head)[0].stop
     return rows * size.vocab_size * logit_bytes + trains_head * size.vocab_size * size.hidden_size * 4
 
 

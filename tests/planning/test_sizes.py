@@ -98,3 +98,12 @@ def test_micro_batches_are_no_larger_than_counted(
     assert largest <= counted <= max(micro_batch_tokens, prompt + completion)
     if not share:
         assert counted < 2 * largest
+
+
+@pytest.mark.parametrize(("device", "rows"), [("cpu", 2**24 // 32_000), ("cuda", 4096)])
+def test_logits_are_counted_in_the_chunks_of_the_device(tmp_path: Path, device: str, rows: int) -> None:
+    base = tiny_base(tmp_path, tiny_config(vocab_size=32_000))
+    config = embedded(base, f"model.device={device}", "optim.micro_batch_tokens=4096")
+    assert count_micro_batch_tokens(config) == 4096
+    at_once = min(2, torch.get_num_threads()) if device == "cpu" else 1
+    assert estimate_memory(config, 4, None)["logits"] == at_once * rows * 32_000 * 4
