@@ -158,7 +158,7 @@ def write_critics(path: Path, critics: Mapping[str, Critic]) -> None:
 
 
 def read_critics(path: Path, lr: float) -> dict[str, Critic]:
-    """Read the critics that :func:`write_critics` wrote. Raises ConfigError if the file holds anything else.
+    """Read the critics that :func:`write_critics` wrote. Raises ConfigError if the file is missing or damaged.
 
     Code in the file is never run.
     """
