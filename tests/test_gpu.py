@@ -83,7 +83,7 @@ def test_an_update_takes_about_the_memory_that_the_dry_run_estimates(
     with MemoryMeter() as meter:
         updater.gradient("main", samples)
     sizes = estimate_memory(config, policy.dtype.itemsize, None)
-    estimated = sum(sizes[purpose] for purpose in UPDATING)
+    estimated = sum(sizes.get(purpose, 0.0) for purpose in UPDATING)
     # Full copies take a tensor of logits less on some processors than on others: 23 % of this small model's estimate.
     assert meter.peak == pytest.approx(estimated, rel=0.25)
     if device == "cuda":

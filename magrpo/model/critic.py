@@ -71,7 +71,13 @@ class Fit:
         returns = torch.tensor(targets, dtype=torch.float64)
         loss = float((torch.tensor(values, dtype=torch.float64) - returns).square().mean())
         variance = float(returns.var(correction=0))
-        return cls(loss, 1 - loss / variance if variance > 0 else None)
+        varies = _remove_rounding(variance**0.5, float(returns.mean())) > 0
+        return cls(loss, 1 - loss / variance if varies else None)
+
+
+def _remove_rounding(std: float, mean: float) -> float:
+    """The deviation of numbers with this mean; 0 if they are equal, and only the mean is rounded."""
+    return std if std > 1e-12 * abs(mean) else 0.0
 
 
 class Critic:
@@ -124,7 +130,7 @@ class Critic:
         old_squares = self._count * (self._std**2 + (self._mean - mean) ** 2)
         squares = old_squares + float((new - mean).square().sum())
         moved = self._mean - mean if self.has_learnt else 0.0
-        self._count, self._mean, self._std = count, mean, (squares / count) ** 0.5
+        self._count, self._mean, self._std = count, mean, _remove_rounding((squares / count) ** 0.5, mean)
         if self.has_learnt:
             self._head.weight.mul_(earlier_scale / self._scale)
             self._head.bias.mul_(earlier_scale / self._scale).add_(moved / self._scale)
@@ -152,7 +158,7 @@ def write_critics(path: Path, critics: Mapping[str, Critic]) -> None:
 
 
 def read_critics(path: Path, lr: float) -> dict[str, Critic]:
-    """Read the critics that :func:`write_critics` wrote. Raises ConfigError if the file holds anything else.
+    """Read the critics that :func:`write_critics` wrote. Raises ConfigError if the file is missing or damaged.
 
     Code in the file is never run.
     """

@@ -132,9 +132,9 @@ def find_logit_map(model: PreTrainedModel, dtype: torch.dtype) -> LogitMap | Non
     probe = collate([_probe_sample(4)], [(0,)], model.device)
     with torch.no_grad():
         weight, bias = head_weights(model)
-        hidden = hidden_states(model, probe).to(weight.dtype)
+        hidden, weight = (factor.to(dtype).float() for factor in (hidden_states(model, probe), weight))
         with torch.autocast(model.device.type, enabled=False):  # a soft cap would enlarge a rounding
-            products = nn.functional.linear(hidden, weight, bias).float()
+            products = nn.functional.linear(hidden, weight, None if bias is None else bias.to(dtype).float())
         logits = token_logits(model, probe).float()
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     agrees = torch.allclose(stated.apply(products), logits, rtol=tolerance, atol=tolerance)

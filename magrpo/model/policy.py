@@ -2,9 +2,9 @@
 
 Agents with the same base share its frozen tensors in memory. Each has modules of its own over them, with one LoRA
 adapter, or one adapter together with all other agents that have ``weights = "shared"``. An agent with ``weights =
-"full"`` owns a copy. Trained parameters are always float32; the matrix products of a full copy run in the configured
-dtype through autocast. Models stay in eval mode (no dropout), so that the trainer computes the log-probabilities of the
-distribution that the engine sampled from.
+"full"`` owns a copy. Trained parameters are always float32; the matrix products of a full copy and of its untrained
+reference run in the configured dtype through autocast. Models stay in eval mode (no dropout), so that the trainer
+computes the log-probabilities of the distribution that the engine sampled from.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from magrpo.model.lora import (
     list_targets,
     make_peft_config,
 )
-from magrpo.model.rounding import round_linear_layers
+from magrpo.model.rounding import round_linear_layers, round_linear_weights
 from magrpo.model.sharding import Shards, gather_weights, spread_like
 from magrpo.seeds import derive_seed
 
@@ -143,8 +143,7 @@ class Policy:
         adapter = _name_adapter(self.lineup.holder(agent))
         if entry.peft is not None and entry.peft.active_adapter != adapter:  # only in models spread over ranks
             entry.peft.set_adapter(adapter)
-        has_masters = entry.peft is None and self.dtype != torch.float32
-        with torch.autocast(self.device.type, dtype=self.dtype, enabled=has_masters):
+        with self._autocast(agent):
             yield entry.model
 
     @contextmanager
@@ -157,10 +156,17 @@ class Policy:
             return
         base = self.lineup.base(agent)
         if base not in self._frozen:
-            self._frozen[base] = self._load_model(self.lineup.config(agent), self.dtype).requires_grad_(False)
+            self._frozen[base] = self._load_model(self.lineup.config(agent), torch.float32).requires_grad_(False)
+            round_linear_weights(self._frozen[base], self.dtype)
             if self.shards:
                 self.shards.spread_layers(self._frozen[base])
-        yield self._frozen[base]
+        with self._autocast(agent):
+            yield self._frozen[base]
+
+    def _autocast(self, agent: str) -> torch.autocast:
+        """Let a full copy and its reference multiply in the configured dtype."""
+        has_masters = self._agents[agent].peft is None and self.dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=has_masters)
 
     def run(self, model: PreTrainedModel, compute: Callable[[PreTrainedModel], ResultT]) -> ResultT:
         """Call ``compute(model)`` inside :meth:`active` or :meth:`reference`; gathers the weights of a spread model."""

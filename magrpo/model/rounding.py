@@ -1,7 +1,9 @@
-"""Frozen linear layers that multiply in bfloat16 inside a float32 model, for ``model.dtype = "mixed"``.
+"""Frozen linear layers in bfloat16 inside a float32 model: for ``model.dtype = "mixed"``, and in the references of full
+copies, to save memory.
 
 Processors with instructions for it compute such products about twice as fast; norms, attention and adapters would be
-slower in bfloat16, and are not rounded. The bias is added in float32, because those of Qwen2 are large.
+slower in bfloat16, and are not rounded in a mixed model. There the bias is added in float32, because those of Qwen2 are
+large.
 """
 
 from time import perf_counter
@@ -36,6 +38,18 @@ def round_linear_layers(model: PreTrainedModel) -> None:
         if type(module) is nn.Linear and module.weight not in kept:
             module.__class__ = RoundedLinear  # which has no attributes of its own
             module.weight = nn.Parameter(module.weight.to(torch.bfloat16), requires_grad=False)
+
+
+def list_untied_layers(model: PreTrainedModel) -> list[nn.Linear]:
+    """List the linear layers of a model, except a head that is tied to the embeddings."""
+    embeddings = model.get_input_embeddings().weight
+    return [module for module in model.modules() if isinstance(module, nn.Linear) and module.weight is not embeddings]
+
+
+def round_linear_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Store the weights of untied linear layers in ``dtype``, to which autocast would round them for each product."""
+    for layer in list_untied_layers(model):
+        layer.weight.data = layer.weight.to(dtype)
 
 
 @torch.no_grad()

@@ -56,7 +56,7 @@ class CardUse:
     server: float
     """Of one server at least: weights, and the cache of one completion that fills the context window."""
     by_turns: bool
-    """Whether servers release their memory for the update."""
+    """Whether the engine releases its memory for the update."""
 
     def fits_server(self, card: float) -> bool:
         """Whether each server's share of a GPU of ``card`` bytes holds what it needs."""
@@ -64,7 +64,7 @@ class CardUse:
 
     def find_room(self, card: float) -> float:
         """What a GPU of ``card`` bytes leaves for an update."""
-        return card * (1.0 if self.by_turns or not self.servers else 1.0 - self.memory_frac)
+        return card if self.by_turns else card * (1.0 - self.memory_frac) - self.cache
 
     def count_tokens(self, card: float) -> float:
         """The number of tokens of a micro-batch for which a GPU of ``card`` bytes has room."""
@@ -81,31 +81,38 @@ class CardUse:
         return next(fitting, None)
 
 
-def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> CardUse:
+def estimate_card(
+    config: RunConfig, dtype_bytes: int, engine: EnginePlugin, prompt_tokens: int | None = None
+) -> CardUse:
     """What a run in one process holds on its GPU, with servers of ``engine`` if that is vLLM.
 
+    ``prompt_tokens``: as in :func:`magrpo.planning.sizes.estimate_memory`.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
-    is_server = isinstance(engine, VllmEngine)
-    max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_server else None
-    sizes = estimate_memory(config, dtype_bytes, max_batch)
+    sizes = estimate_memory(config, dtype_bytes, count_decoded_at_once(engine), prompt_tokens)
     cache = sum(sizes.pop(purpose, 0.0) for purpose in SAMPLING)
     update = sum(sizes.values()) + CONTEXT
-    resting = update - sum(sizes[purpose] for purpose in UPDATING)
-    num_tokens = count_micro_batch_tokens(config)
-    completion = min(2 * config.rollout.max_new_tokens, num_tokens)
+    resting = update - sum(sizes.get(purpose, 0.0) for purpose in UPDATING)
+    num_tokens = count_micro_batch_tokens(config, prompt_tokens)
+    completion = (prompt_tokens or config.rollout.max_new_tokens) + config.rollout.max_new_tokens
     fixed, token = update - sizes[ACTIVATIONS_OF], sizes[ACTIVATIONS_OF] / num_tokens
     least = fixed + completion * count_token_activations(config, dtype_bytes)
+    by_turns = not config.train.lag
     if not isinstance(engine, VllmEngine):
-        return CardUse(resting, fixed, token, update, least, cache, 0, 0.0, 0.0, by_turns=True)
+        return CardUse(resting, fixed, token, update, least, cache, 0, 0.0, 0.0, by_turns)
     models = [read_base_model(agent, config) for agent in config.agents]
     adapters = sum(model.adapter_parameters for model in models) * (config.train.lag + 1)
     parameters = max(model.num_parameters for model in models) + adapters
     window = max(model.token_cache * model.window for model in models)
     server = (parameters + window) * dtype_bytes + SERVER_WORK
-    by_turns = not config.train.lag
     servers = count_models(config.agents)  # each model has one
     return CardUse(resting, fixed, token, update, least, 0.0, servers, engine.memory_frac, server, by_turns)
+
+
+def count_decoded_at_once(engine: EnginePlugin) -> int | None:
+    """The number of completions of an agent that an engine in the run's own process decodes at once; None: vLLM's
+    servers do, or the engine does not say."""
+    return engine.max_batch if isinstance(engine, HasMaxBatch) and not isinstance(engine, VllmEngine) else None
 
 
 def choose_engine(config: RunConfig, device: torch.device) -> EnginePlugin:

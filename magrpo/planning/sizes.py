@@ -22,6 +22,7 @@ from magrpo.model.collate import ROW_TOKENS, collate
 from magrpo.model.forward import hidden_states, takes_positions
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained, read_sizes
 from magrpo.model.policy import add_adapter
+from magrpo.model.rounding import list_untied_layers
 from magrpo.model.side_by_side import count_updated_at_once
 from magrpo.run.steps import evaluates_after
 from magrpo.types import Sample
@@ -46,9 +47,12 @@ KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, for samplin
 MERGED = "weights with merged adapters"
 """Purpose of memory of a float32 engine in the run's own process: the copies that
 :func:`magrpo.engines.local.decoding.decoding_model` makes."""
-SAMPLING = (KV_CACHE, MERGED)
+ROUNDED, ROUNDED_SAMPLING = "half-precision weights of a full copy", "half-precision weights of sampled full copies"
+"""Purposes of memory for what autocast keeps of the float32 weights of full copies: in an update until the backward
+pass, and in an engine in the run's own process as long as it samples."""
+SAMPLING = (KV_CACHE, MERGED, ROUNDED_SAMPLING)
 """Purposes of the memory that only an engine in the run's own process holds, while it samples."""
-UPDATING = (GRADIENTS, ACTIVATIONS_OF, "logits")
+UPDATING = (GRADIENTS, ROUNDED, ACTIVATIONS_OF, "logits")
 """Purposes of the memory that only an update holds."""
 
 
@@ -82,6 +86,8 @@ class BaseSize:
     num_parameters: int
     outer_parameters: int
     """Those of embeddings and head."""
+    untied_linear_parameters: int
+    """Those of the weights of linear layers, except a head that is tied to the embeddings."""
     adapter_parameters: int
     num_layers: int
     hidden_size: int
@@ -94,9 +100,23 @@ class BaseSize:
     """Whether the engine decodes the family with steps of its own, in which, on a CPU in float32, siblings read one
     cache of their prompt."""
 
+    @property
+    def layer_parameters(self) -> int:
+        """The number of parameters between embeddings and head."""
+        return self.num_parameters - self.outer_parameters
+
     def count_own(self, agent: AgentConfig) -> int:
         """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
         return self.num_parameters if agent.weights == "full" else self.adapter_parameters
+
+    @property
+    def rounded_parameters(self) -> int:
+        """The number of parameters of a full copy that autocast rounds: those of layers and head."""
+        return self.layer_parameters + self.vocab_size * self.hidden_size
+
+    def count_reference(self, dtype_bytes: int) -> int:
+        """Bytes of the frozen reference of a full copy, of which only linear layers are in half precision."""
+        return self.untied_linear_parameters * dtype_bytes + (self.num_parameters - self.untied_linear_parameters) * 4
 
 
 def estimate_memory(
@@ -109,53 +129,81 @@ def estimate_memory(
     padded; None: prompts are as long as completions.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
-    models = {agent.model: read_base_model(agent, config) for agent in config.agents}
-    holder = weight_holders(config.agents)
-    apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
-    adapted = [agent.model for agent in apart if agent.weights != "full"]
-    full = [agent.model for agent in apart if agent.weights == "full"]
-    references = set(full) if config.algo.beta > 0 or config.trains_critics else set()
-    holders = [agent for agent in apart if agent.trained]
-    trained = [models[agent.model].count_own(agent) for agent in holders]
-    num_tokens = count_micro_batch_tokens(config)
-    mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
-    logit_bytes = dtype_bytes
-    if config.model.head_dtype == "float32" and dtype_bytes < 4:
-        logit_bytes += 4  # float32 logits, and their gradient in half precision
-    frozen = [models[name] for name in [*set(adapted), *references]]
-    rounds_layers = config.model.dtype == "mixed"
-    layer_bytes = [2 if rounds_layers else dtype_bytes] * len(set(adapted)) + [dtype_bytes] * len(references)
-    layers = sum((m.num_parameters - m.outer_parameters) * size for m, size in zip(frozen, layer_bytes, strict=True))
+    prompt_tokens = prompt_tokens or config.rollout.max_new_tokens
+    sizes = _estimate_policy(config, dtype_bytes) | _estimate_update(config, dtype_bytes, prompt_tokens)
+    if max_batch is not None:
+        sizes |= _estimate_sampling(config, dtype_bytes, max_batch, prompt_tokens)
+        if config.train.lag:
+            sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
+    return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def _estimate_policy(config: RunConfig, dtype_bytes: int) -> dict[str, float]:
+    """Bytes of the policies of all agents, and of their references."""
+    apart = _size_holders(config)
+    adapted = [(agent.model, size) for agent, size in apart if agent.weights != "full"]
+    full = [(agent.model, size) for agent, size in apart if agent.weights == "full"]
+    layer_bytes = 2 if config.model.dtype == "mixed" else dtype_bytes
+    bases = dict(adapted).values()  # which agents share
+    frozen = sum(size.layer_parameters * layer_bytes + size.outer_parameters * dtype_bytes for size in bases)
+    if config.algo.beta > 0 or config.trains_critics:
+        frozen += sum(size.count_reference(dtype_bytes) for size in dict(full).values())
+    return {
+        "frozen parameters": frozen,
+        "adapters": sum(size.adapter_parameters for _, size in adapted) * 4,
+        "full copies": sum(size.num_parameters for _, size in full) * 4,
+    }
+
+
+def _estimate_update(config: RunConfig, dtype_bytes: int, prompt_tokens: int) -> dict[str, float]:
+    """Bytes that an update holds beside the policies, optimizers included."""
+    apart = _size_holders(config)
+    holders = [agent for agent, _ in apart if agent.trained]
+    trained = [size.count_own(agent) for agent, size in apart if agent.trained]
     device = _find_device(config)
     at_once = count_updated_at_once(holders, device, torch.get_num_threads())
     # Several lanes: the gradient of a lane, its copy, and a sum for each level of the tree in which lanes are added.
     gradients = 1 if config.optim.lanes == 1 else 2 + log2(config.optim.lanes)
-    sizes = {
-        "frozen parameters": layers + sum(model.outer_parameters for model in frozen) * dtype_bytes,
-        "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
-        "full copies": sum(models[name].num_parameters for name in full) * 4,
+    num_tokens = count_micro_batch_tokens(config, prompt_tokens)
+    mask_bytes = min(ROW_TOKENS, num_tokens) * dtype_bytes  # of a token, in the longest row
+    logit_bytes = dtype_bytes
+    if config.model.head_dtype == "float32" and dtype_bytes < 4:
+        logit_bytes += 4  # float32 logits, and their gradient in half precision
+    rounded = [size.rounded_parameters for agent, size in apart if agent.trained and agent.weights == "full"]
+    return {
         GRADIENTS: sum(sorted(trained)[-at_once:]) * 4 * gradients,
         "optimizer": sum(trained) * 8,
+        ROUNDED: max(rounded, default=0) * dtype_bytes if dtype_bytes == 2 else 0,
         ACTIVATIONS_OF: at_once * num_tokens * (count_token_activations(config, dtype_bytes) + mask_bytes),
-        "logits": at_once * max(_count_logits(agent, models[agent.model], num_tokens, logit_bytes) for agent in apart),
+        "logits": at_once * max(_count_logits(agent, size, num_tokens, logit_bytes, device) for agent, size in apart),
     }
-    if max_batch is not None:
-        prompt_tokens = prompt_tokens or config.rollout.max_new_tokens
-        # On a CPU, agents are sampled side by side.
-        side_by_side = len(config.agents) if device == "cpu" else 1
-        may_share = device == "cpu" and dtype_bytes == 4
-        sizes[KV_CACHE] = side_by_side * max(
-            _count_cached_tokens(config, max_batch, prompt_tokens, shares=may_share and model.has_own_steps)
-            * model.token_cache
-            * dtype_bytes
-            for model in models.values()
-        )
-        if dtype_bytes == 4 and not rounds_layers:
-            copied = [models[name] for name in adapted[:side_by_side]]
-            sizes[MERGED] = sum(model.num_parameters - model.outer_parameters for model in copied) * 4
-        if config.train.lag:
-            sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
-    return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def _estimate_sampling(config: RunConfig, dtype_bytes: int, max_batch: int, prompt_tokens: int) -> dict[str, float]:
+    """Bytes that an engine in the run's own process holds beside its policy while it samples."""
+    apart = _size_holders(config)
+    device = _find_device(config)
+    side_by_side = len(config.agents) if device == "cpu" else 1
+    may_share = device == "cpu" and dtype_bytes == 4
+    caches = [
+        size.token_cache
+        * _count_cached_tokens(config, max_batch, prompt_tokens, shares=may_share and size.has_own_steps)
+        for _, size in apart
+    ]
+    sizes = {KV_CACHE: side_by_side * max(caches) * dtype_bytes}
+    if dtype_bytes == 2:
+        rounded = [size.rounded_parameters for agent, size in apart if agent.weights == "full"]
+        sizes[ROUNDED_SAMPLING] = sum(sorted(rounded)[-side_by_side:]) * dtype_bytes
+    elif config.model.dtype != "mixed":
+        merged = [size.layer_parameters for agent, size in apart if agent.weights != "full"]
+        sizes[MERGED] = sum(sorted(merged)[-side_by_side:]) * 4
+    return sizes
+
+
+def _size_holders(config: RunConfig) -> list[tuple[AgentConfig, BaseSize]]:
+    """The agents with weights of their own, each with the sizes of its base model."""
+    holder = weight_holders(config.agents)
+    return [(agent, read_base_model(agent, config)) for agent in config.agents if holder[agent.name] == agent.name]
 
 
 def sum_held_at_once(sizes: Mapping[str, float], *, overlapping: bool) -> float:
@@ -173,9 +221,8 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
 
     ``copies``: whether MLflow's copies of weights and records are on this disk, too. Raises as :func:`estimate_memory`.
     """
-    models = {agent.model: read_base_model(agent, config) for agent in config.agents}
     length = config.train.num_iterations
-    sizes = {agent.name: models[agent.model].count_own(agent) for agent in config.agents}
+    sizes = {agent.name: read_base_model(agent, config).count_own(agent) for agent in config.agents}
     trained = sum(sizes[name] for name in trained_holders(config.agents))
     evaluated = [i for i in range(length + 1) if evaluates_after(config, i)]
     newest = range(max(length - config.train.lag, 0), length + 1)
@@ -209,12 +256,16 @@ def _count_cached_tokens(config: RunConfig, max_batch: int, prompt_tokens: int, 
     return max(found)
 
 
-def count_micro_batch_tokens(config: RunConfig) -> int:
-    """Tokens of the largest micro-batch: a lane has a share of an agent's; prompts as long as completions at most."""
+def count_micro_batch_tokens(config: RunConfig, prompt_tokens: int | None = None) -> int:
+    """Tokens of the largest micro-batch: at most a lane's share of an agent's, but at least a prompt and a completion.
+
+    ``prompt_tokens``: as in :func:`estimate_memory`.
+    """
     holder = weight_holders(config.agents)
     completions = estimate_work(config).completions // len(config.agents) * max(Counter(holder.values()).values())
-    share = 2 * completions * config.rollout.max_new_tokens // config.optim.lanes
-    return max(min(config.optim.count_micro_batch_tokens(_find_device(config)), share), 1)
+    longest = (prompt_tokens or config.rollout.max_new_tokens) + config.rollout.max_new_tokens
+    share = completions * longest // config.optim.lanes
+    return max(min(config.optim.count_micro_batch_tokens(_find_device(config)), share), longest)
 
 
 def _find_device(config: RunConfig) -> str:
@@ -273,10 +324,10 @@ def _count_kept(model: PreTrainedModel, length: int) -> int:
     return sum(sizes)
 
 
-def _count_logits(agent: AgentConfig, size: BaseSize, num_tokens: int, logit_bytes: int) -> int:
+def _count_logits(agent: AgentConfig, size: BaseSize, num_tokens: int, logit_bytes: int, device: str) -> int:
     """Bytes of one chunk of logits and, if the head trains, of its gradient beside that of the whole model."""
     trains_head = agent.weights == "full"
-    rows: int = slice_chunks(num_tokens, size.vocab_size, torch.device("cuda"), trains_head=trains_head)[0].stop
+    rows: int = slice_chunks(num_tokens, size.vocab_size, torch.device(device), trains_head=trains_head)[0].stop
     return rows * size.vocab_size * logit_bytes + trains_head * size.vocab_size * size.hidden_size * 4
 
 
@@ -301,6 +352,7 @@ def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
     return BaseSize(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()) - adapters,
         outer_parameters=sum(parameter.numel() for parameter in {*embeddings.parameters(), *head.parameters()}),
+        untied_linear_parameters=sum(layer.weight.numel() for layer in list_untied_layers(model)) - adapters,
         adapter_parameters=adapters,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,

@@ -48,7 +48,7 @@ def write_optimizers(folder: Path, policy: Policy, optimizers: Mapping[str, Adam
 def read_optimizers(folder: Path, policy: Policy, optimizers: Mapping[str, AdamW]) -> int:
     """Read the files of :func:`write_optimizers`, written by any number of ranks; returns the policy's version.
 
-    Raises ConfigError if the file holds anything else. Code in the file is never run.
+    Raises ConfigError if the file is damaged. Code in the file is never run.
     """
     try:
         stored = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)

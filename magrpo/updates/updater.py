@@ -119,7 +119,10 @@ class Updater:
 
     @classmethod
     def of(cls, policy: Policy, config: RunConfig, dump: Path, ranks: Ranks | None = None) -> Updater:
-        """The updater of a run. Raises ConfigError if the work cannot be shared evenly among ``ranks``."""
+        """The updater of a run, whose work ``ranks`` can share evenly: see :mod:`magrpo.planning.place_check`.
+
+        Raises ConfigError if ``optim.gradient_checkpointing`` is set and a model does not support it.
+        """
         num_iterations, lag = config.train.num_iterations, config.train.lag
         return cls(policy, config.algo, config.optim, config.rollout, num_iterations, dump, ranks or OneRank(), lag)
 

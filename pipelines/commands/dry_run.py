@@ -13,9 +13,9 @@ from magrpo.config.run import RunConfig
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.envs.program import AgentProgram
-from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
+from magrpo.interfaces import EnginePlugin, ProbesIsolation
 from magrpo.model.lineup import Lineup, device_of, dtype_of
-from magrpo.planning.card import choose_engine, estimate_card, settle_micro_batches
+from magrpo.planning.card import choose_engine, count_decoded_at_once, estimate_card, settle_micro_batches
 from magrpo.planning.place_check import check_place
 from magrpo.planning.precision import settle_dtype
 from magrpo.planning.sizes import (
@@ -24,6 +24,7 @@ from magrpo.planning.sizes import (
     SAMPLING,
     SECOND_POLICY,
     UPDATING,
+    count_micro_batch_tokens,
     estimate_disk,
     estimate_memory,
     estimate_work,
@@ -153,9 +154,7 @@ def _describe_memory(
 ) -> Iterator[Line | Entry]:
     """The memory of the run by use, and whether it fits the GPU."""
     engine, dtype_bytes = choose_engine(config, device), dtype_of(config.model, device).itemsize
-    is_vllm = isinstance(engine, VllmEngine)
-    max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_vllm else None
-    sizes = estimate_memory(config, dtype_bytes, max_batch, longest_prompt)
+    sizes = estimate_memory(config, dtype_bytes, count_decoded_at_once(engine), longest_prompt)
     sampling = 0.0
     if KV_CACHE in sizes:
         sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, *SAMPLING))
@@ -178,17 +177,19 @@ def _describe_memory(
     if place.ranks.count and sampling:
         holder = "on each sampler" if place.samplers.count else "in the run's own process"
         yield Entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
-    tokens = config.optim.count_micro_batch_tokens(device.type)
+    tokens = count_micro_batch_tokens(config, longest_prompt)
     yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a")
     prompts = f"prompts of {longest_prompt}" if longest_prompt else "prompts as long as completions"
     yield Entry("", f"micro-batch of {tokens} tokens counted on meta tensors, {prompts}")
     if device.type == "cuda" and not place.uses_ray:
-        yield from _describe_card(config, dtype_bytes, engine)
+        yield from _describe_card(config, dtype_bytes, engine, longest_prompt)
 
 
-def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> Iterator[Line]:
+def _describe_card(
+    config: RunConfig, dtype_bytes: int, engine: EnginePlugin, longest_prompt: int | None
+) -> Iterator[Line]:
     """The smallest GPU that the run needs, and whether it fits the one of this machine."""
-    use = estimate_card(config, dtype_bytes, engine)
+    use = estimate_card(config, dtype_bytes, engine, longest_prompt)
     smallest = use.find_card()
     fitting = "needs more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
     update, sampling = _format_bytes(use.update), _format_bytes(use.resting)

@@ -42,21 +42,26 @@ def test_new_returns_rescale_the_head_but_move_no_value() -> None:
     assert critic.value(features) == pytest.approx(before, abs=1e-2)
 
 
-def test_equal_returns_leave_no_deviation_behind() -> None:
+@pytest.mark.parametrize("same", [0.0, 0.1, 2.3, -1 / 3])
+def test_equal_returns_leave_no_deviation_behind(same: float) -> None:
     """As long as all returns are equal, values are normalised by 1, which is no deviation that was seen."""
     critic, features, returns = Critic(8, lr=1e-2), observations(), [0.01, 0.03] * 32
-    critic.fit(features, [0.0] * 64, epochs=1)
-    assert critic.value(features) == [0.0] * 64
+    for count, epochs in ((61, 1), (3, 0)):  # whose means are rounded
+        critic.fit(features[:count], [same] * count, epochs)
+        assert critic.state()["returns"]["std"] == 0.0
+    assert critic.value(features) == pytest.approx([same] * 64, abs=1e-6)
     critic.fit(features, returns, epochs=0)
-    seen = torch.tensor([0.0] * 64 + returns, dtype=torch.float64)
+    seen = torch.tensor([same] * 64 + returns, dtype=torch.float64)
     assert critic.state()["returns"]["std"] == pytest.approx(float(seen.std(correction=0)))
-    assert critic.value(features) == pytest.approx([0.0] * 64, abs=1e-6)
+    assert critic.value(features) == pytest.approx([same] * 64, abs=1e-6)
 
 
 def test_fit_by_hand() -> None:
     assert Fit.of([1.0, 3.0], [2.0, 4.0]) == Fit(1.0, 0.0)
     assert Fit.of([2.0, 4.0], [2.0, 4.0]) == Fit(0.0, 1.0)
     assert Fit.of([1.0, 1.0], [2.0, 2.0]) == Fit(1.0, None)
+    for same in (0.1, 0.7, 2.3, 1 / 3):  # whose mean is rounded
+        assert all(Fit.of([0.0] * count, [same] * count).explained_variance is None for count in range(2, 50))
 
 
 def test_a_restored_critic_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -70,8 +70,15 @@ def test_agents_share_a_base_and_differ_by_their_adapters(base: Path) -> None:
     assert not torch.equal(untrained, logits(policy, "main"))
 
 
-def test_full_copies_are_separate_and_keep_an_untrained_reference(base: Path) -> None:
-    policy = open_policy(base, helper="full", main="full")
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("precision", [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "head_dtype": "float32"}])
+def test_full_copies_are_separate_and_keep_an_untrained_reference(
+    tmp_path: Path, precision: dict[str, str], tie: bool
+) -> None:
+    base = tiny_base(tmp_path, tiny_config("qwen2", tie=tie))
+    policy = open_policy(
+        base, model=ModelConfig.model_validate({"device": "cpu", **precision}), helper="full", main="full"
+    )
     untrained = logits(policy, "main")
     shake(policy, "main")
     assert torch.equal(untrained, logits(policy, "helper"))
@@ -136,7 +143,8 @@ def test_what_trains_is_float32_on_a_bfloat16_base(base: Path, weights: str) -> 
     assert {p.dtype for p in policy.parameters("main").values()} == {torch.float32}
     assert logits(policy, "main").dtype == torch.bfloat16
     with policy.reference("main") as model:
-        assert model.dtype == torch.bfloat16
+        frozen = {name: p.dtype for name, p in model.named_parameters() if "_proj." in name and ".lora_" not in name}
+        assert set(frozen.values()) == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])
@@ -429,6 +437,19 @@ def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(base: 
 
         model.register_forward_hook(cap_logits)
         assert find_logit_map(model, torch.float32) is None
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_large_logits_in_half_precision_are_known(tmp_path: Path, weights: str) -> None:
+    base = tiny_base(tmp_path, tiny_config(hidden_size=256, vocab_size=8000, tie=False))
+    loaded = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        loaded.lm_head.weight.mul_(10)
+    loaded.save_pretrained(base)
+    policy = open_policy(base, model=ModelConfig(device="cpu", dtype="bfloat16"), main=weights)
+    assert logits(policy, "main").abs().max() > 50
+    with policy.active("main") as model:
+        assert find_logit_map(model, policy.dtype) == LogitMap()
 
 
 # Trims its heap, then loads weights three times: by transformers, by magrpo, and by magrpo without bars of downloads.

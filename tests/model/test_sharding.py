@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -33,10 +35,18 @@ def shards() -> Iterator[Shards]:
     dist.destroy_process_group()
 
 
-def open_updater(base: Path, dump: Path, weights: str, shards: Shards | None = None, *, again: bool = False) -> Updater:
+def open_updater(
+    base: Path,
+    dump: Path,
+    weights: str,
+    shards: Shards | None = None,
+    *,
+    again: bool = False,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> Updater:
     """One agent with a KL term and two epochs, so that every kind of forward pass happens."""
     agent = AgentConfig.model_validate({"name": "main", "role": "main", "model": str(base), "weights": weights})
-    lineup = Lineup.open([agent], ModelConfig(device="cpu"), LoraConfig(rank=4))
+    lineup = Lineup.open([agent], ModelConfig(device="cpu", dtype=dtype), LoraConfig(rank=4))
     return Updater(
         Policy.of(lineup, 0, shards),
         AlgoConfig(beta=0.1, update_epochs=2),
@@ -84,6 +94,20 @@ def test_layers_of_spread_models_are_computed_again(base: Path, tmp_path: Path, 
     whole, spread = (open_updater(base, tmp_path, weights, over, again=over is not None) for over in (None, shards))
     samples = make_samples(1)
     assert_close(spread.gradient("main", samples), whole.gradient("main", samples))
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_references_of_spread_models_are_those_of_whole_ones_in_half_precision(
+    base: Path, tmp_path: Path, shards: Shards, weights: str
+) -> None:
+    whole, spread = (open_updater(base, tmp_path, weights, over, dtype="bfloat16") for over in (None, shards))
+    samples = make_samples(1)
+    unmoved = [replace(sample, advantage=0.0) for sample in samples]
+    for updater in (whole, spread):
+        assert not any(gradient.any() for gradient in updater.gradient("main", unmoved).values()), "the KL term is 0"
+    expected, found = (updater.gradient("main", samples) for updater in (whole, spread))
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=2e-2, atol=2e-2 * float(expected[name].abs().max()))
 
 
 def test_an_untrained_checkpoint_has_no_optimizer_state(base: Path, tmp_path: Path, shards: Shards) -> None:

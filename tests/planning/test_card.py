@@ -11,8 +11,8 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
 from magrpo.model.collate import collate
 from magrpo.model.forward import hidden_states
-from magrpo.planning.card import GIB, estimate_card, settle_micro_batches
-from magrpo.planning.sizes import ACTIVATIONS_OF, KV_CACHE, count_token_activations, estimate_memory
+from magrpo.planning.card import CONTEXT, GIB, count_decoded_at_once, estimate_card, settle_micro_batches
+from magrpo.planning.sizes import ACTIVATIONS_OF, KV_CACHE, count_token_activations, estimate_memory, sum_held_at_once
 from pipelines.arguments import locate_config
 from pipelines.commands.dry_run import show_plan
 from tests.fakes import FakeGpu
@@ -128,6 +128,21 @@ def test_a_run_fits_where_trainer_and_servers_have_room(
 ) -> None:
     config = read_config(locate_config("humaneval"), bases, *overrides)
     assert estimate_card(config, 2, config.engine).fits(gib * GIB) is fits
+
+
+@pytest.mark.parametrize("overrides", [[], ["train.lag=1", "algo.importance_cap=2"]], ids=["by turns", "at once"])
+def test_an_engine_in_the_same_process_leaves_what_it_does_not_hold_to_the_update(
+    bases: dict[str, Path], overrides: list[str]
+) -> None:
+    transformers = "engine={kind='transformers'}"
+    config = read_config(locate_config("humaneval"), bases, transformers, "model.device=cuda", *overrides)
+    held = sum_held_at_once(
+        estimate_memory(config, 2, count_decoded_at_once(config.engine)), overlapping=config.train.lag > 0
+    )
+    use = estimate_card(config, 2, config.engine)
+    assert use.cache < use.update
+    needed = use.update + 180 * GIB - use.find_room(180 * GIB)
+    assert needed == pytest.approx(held + CONTEXT)
 
 
 def test_micro_batches_fill_half_of_what_a_gpu_has_left(bases: dict[str, Path]) -> None:
