@@ -20,6 +20,7 @@ from magrpo.engines import EngineError
 from magrpo.envs.program import AgentProgram
 from magrpo.model.host import EngineHost
 from magrpo.run.files import checkpoint_iteration, locate_weights, read_place
+from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
@@ -79,6 +80,14 @@ class _Part(Generic[PartT]):
             part.close()
 
 
+def _forget_start(config: RunConfig, store: RunStore) -> RunConfig:
+    """The configuration without the folders to start from once checkpoint 0 holds their weights."""
+    if not store.is_committed(Step("start", 0).folder):
+        return config
+    agents = tuple(agent.model_copy(update={"start_from": None}) for agent in config.agents)
+    return config.model_copy(update={"agents": agents})
+
+
 class RunResources:
     """Lineup, updates, engine and sandbox of one run.
 
@@ -92,7 +101,7 @@ class RunResources:
         on_sandbox: Callable[[str], None],
         show_loading: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._config, self._store = config, store
+        self._config, self._store = _forget_start(config, store), store
         self._on_sandbox, self._show_loading = on_sandbox, show_loading
         self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag
