@@ -24,6 +24,7 @@ from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.stages.checkpoints import check_bases
 from magrpo.stages.pricing import Workers
 
 if TYPE_CHECKING:
@@ -156,7 +157,9 @@ class RunResources:
             from magrpo.model.lineup import Lineup  # torch, transformers
 
         config = self._config
-        return Lineup.open(config.agents, config.model, config.lora, self._find_device())
+        lineup = Lineup.open(config.agents, config.model, config.lora, self._find_device())
+        check_bases(self._store, lineup)
+        return lineup
 
     @cached_property
     def _policy(self) -> Policy:
@@ -188,6 +191,7 @@ class RunResources:
     def _open_updates(self) -> Updates:
         config, dump = self._config, self._store.path / "failed-batch"
         if self._place.ranks.count:
+            check_bases(self._store, self.lineup)
             cluster = self._cluster.get()
             from magrpo.cluster.ranks import RanksUpdates  # ray, torch
 
