@@ -3,6 +3,7 @@
 A run directory, ``<root>/<run_id>``::
 
     config.json                       the resolved configuration
+    ended.json                        the last iteration, if ``train.max_tokens`` ended training before the planned one
     lock                              held by the process that works on the run
     stages/00007/rollout.0/           one folder for each step; :mod:`magrpo.run.store` commits it
         groups.jsonl.gz  _SUCCESS     its files and their manifest

@@ -120,7 +120,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
             tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
 
         with _record_status(tracker, describe, timing, console, began_s):
-            tracker.params(flatten_config(config))
+            tracker.params(flatten_config(store.planned_config()))
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **place.list_tags(), **tags})
             describe("RUNNING")
 
