@@ -14,6 +14,7 @@ from magrpo.errors import ConfigError
 from magrpo.run.manifest import digest
 from magrpo.run.steps import STAGES, Step, steps
 from magrpo.run.store import Pointer, RunStore
+from magrpo.training import keys
 from magrpo.training.keys import list_changes, make_key, set_aside_stale
 from pipelines.cli import main
 from tests import plugins
@@ -35,12 +36,15 @@ def all_keys(config: RunConfig) -> dict[str, str]:
 
 
 def commit_steps(store: RunStore, config: RunConfig, *skipped: str) -> None:
-    """Commit an empty output with the right key for each step but the ``skipped`` ones."""
+    """Commit an output with the right key for each step but the ``skipped`` ones, before which all episodes ended."""
     pointers: dict[str, Pointer] = {}
     for step in steps(config):
         if str(step) not in skipped:
             key = make_key(config, step, [pointers[name] for name in step.inputs if name in pointers])
-            pointers[step.folder] = store.commit(step.folder, key, lambda _: {})
+            is_empty = f"score.{step.part}:{step.iteration}" in skipped
+            pointers[step.folder] = store.commit(
+                step.folder, key, lambda _, groups=not is_empty: {"rollout/groups": groups}
+            )
 
 
 def test_an_option_at_its_default_is_in_no_key() -> None:
@@ -115,6 +119,25 @@ def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_one
     assert "evaluate:0 was computed with other prompts or by another version: set aside in" in caplog.text
     assert main(["resume", "run", "--root", str(root), "--local"]) == 0
     assert not (store.path / "set-aside" / "2").exists()
+
+
+@pytest.mark.parametrize("skipped", [[], ["score.1:1"]], ids=["whole", "ended early"])
+def test_stale_outputs_are_found_after_an_iteration_whose_episodes_ended_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skipped: list[str]
+) -> None:
+    config = load_config(write_config(tmp_path, iterations=2), ["eval.every=9", "env.num_turns=2"])
+    store = RunStore.create(config)
+    commit_steps(store, config, *skipped)
+    set_aside_stale(store, config)
+    assert not (store.path / "set-aside").exists()
+    every = [step for step in steps(config) if str(step) not in skipped]
+    first = every.index(next(step for step in every if str(step) == "update:2"))
+    monkeypatch.setattr(
+        keys, "make_key", lambda _, step, inputs: make_key(config, step, inputs) + "x" * (str(step) == "update:2")
+    )
+    set_aside_stale(store, config)
+    aside = {str(path.relative_to(store.path / "set-aside" / "1")) for path in store.path.glob("set-aside/1/*/*")}
+    assert aside == {step.folder for step in every[first:]}
 
 
 @pytest.mark.parametrize(
