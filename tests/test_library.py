@@ -76,6 +76,14 @@ def test_what_is_not_there_is_refused(config: magrpo.RunConfig, tmp_path: Path) 
         magrpo.train_run(other, "run")
 
 
+def test_a_new_run_that_is_refused_leaves_its_name_free(config: magrpo.RunConfig) -> None:
+    rollout = config.rollout.model_copy(update={"max_new_tokens": 500})
+    for _ in range(2):
+        with pytest.raises(magrpo.ConfigError, match="max_new_tokens"):
+            magrpo.train_run(config.model_copy(update={"rollout": rollout}), "refused")
+        assert not (config.root / "refused").exists()
+
+
 def test_a_run_goes_on_although_it_settled_values_itself(config: magrpo.RunConfig) -> None:
     """It ended early, because its tokens were spent; training it again resumes it, so nothing is left to do."""
     limited = config.model_copy(update={"train": config.train.model_copy(update={"max_tokens": 1})})
