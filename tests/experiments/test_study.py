@@ -272,6 +272,7 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
 
     runner.errors = {"s-loo-s2": RuntimeError("still none")}
     assert run_study(study, runner, QUIET) == {"s-loo-s2": "RuntimeError: still none"}
+    assert [path.name for path in study.folder.glob("*.error.txt")] == ["s-loo-s2.error.txt"], "the other is mended"
     assert run_study(study, runner, QUIET) == {}
     assert run_study(study, runner, QUIET) == {}
     names = [run.run_id for run in study.list_pilots()] + [name for _, _, name in study.list_reported()]
