@@ -27,11 +27,10 @@ from magrpo.model.host import EngineHost
 from magrpo.process.environment import prepare_environment
 from magrpo.progress.state import was_refused
 from magrpo.run.files import (
+    checkpoint_weights,
+    choose_checkpoint,
     committed_iterations,
     find_evaluations,
-    kept_iterations,
-    list_iterations,
-    locate_weights,
     read_evaluation,
     read_scored,
 )
@@ -233,19 +232,8 @@ class Run:
 
         Raises ConfigError if the weights of that iteration are not there.
         """
-        known = kept_iterations(self.store)
-        if not known:
-            raise ConfigError(
-                f"run {self.store.run_id} has no weights yet; resume it: magrpo resume {self.store.format_arguments()}"
-            )
-        if iteration is None:
-            iteration = known[-1]
-        elif iteration not in known:
-            raise ConfigError(
-                f"run {self.store.run_id} has no weights after {iteration}, only {list_iterations(known)}"
-            )
-        checkpoint = self.store.stage_folder(Step("update", iteration).folder)
-        return locate_weights(checkpoint, [agent.name for agent in self.config.agents])
+        weights = checkpoint_weights(self.store, choose_checkpoint(self.store, iteration))
+        return {agent.name: weights / agent.name for agent in self.config.agents}
 
 
 def _name_text_columns(texts: Mapping[str, str]) -> dict[str, str]:

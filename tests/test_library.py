@@ -43,7 +43,7 @@ def test_the_agents_of_a_run_are_asked(tmp_path: Path) -> None:
     assert list(answer.texts) == ["helper", "main"]
     assert answer.problem.prompt == "p1"
     assert run.ask_agents(answer.problem, seed=2).texts != answer.texts
-    with pytest.raises(magrpo.ConfigError, match="run run has checkpoints 0 to 1"):
+    with pytest.raises(magrpo.ConfigError, match="run run has no weights of checkpoint 5; choose one of 0 to 1"):
         run.ask_agents("p", iteration=5)
 
 
@@ -91,7 +91,7 @@ def test_a_run_goes_on_although_it_settled_values_itself(config: magrpo.RunConfi
         run = magrpo.train_run(limited, "limited")
         assert run.config.train.num_iterations == 1 < limited.train.num_iterations
         assert magrpo.train_run(limited, "limited").config == run.config
-    with pytest.raises(magrpo.ConfigError, match="run new has no weights yet"):
+    with pytest.raises(magrpo.ConfigError, match="run new has no checkpoint yet"):
         magrpo.open_run(RunStore.create(config, "new").path).find_weights()
 
 

@@ -199,7 +199,21 @@ def kept_iterations(store: RunStore) -> list[int]:
     return [i for i in committed if keeps_weights(store, Step("update", i).folder)]
 
 
-def list_iterations(iterations: Sequence[int]) -> str:
+def choose_checkpoint(store: RunStore, iteration: int | None) -> int:
+    """Return ``iteration`` if its weights are kept, by default the last one whose weights are; else ConfigError."""
+    known = kept_iterations(store)
+    if not known:
+        raise ConfigError(
+            f"run {store.run_id} has no checkpoint yet; resume it: magrpo resume {store.format_arguments()}"
+        )
+    if iteration is not None and iteration not in known:
+        raise ConfigError(
+            f"run {store.run_id} has no weights of checkpoint {iteration}; choose one of {_list_iterations(known)}"
+        )
+    return known[-1] if iteration is None else iteration
+
+
+def _list_iterations(iterations: Sequence[int]) -> str:
     """Format iterations: ``0 to 7``, or with gaps ``0, 5, 7``."""
     first, last = iterations[0], iterations[-1]
     return f"{first} to {last}" if last - first + 1 == len(iterations) else ", ".join(map(str, iterations))
