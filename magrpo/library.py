@@ -25,12 +25,12 @@ from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError
 from magrpo.model.host import EngineHost
 from magrpo.process.environment import prepare_environment
+from magrpo.progress.state import was_refused
 from magrpo.run.files import (
+    checkpoint_weights,
+    choose_checkpoint,
     committed_iterations,
     find_evaluations,
-    kept_iterations,
-    list_iterations,
-    locate_weights,
     read_evaluation,
     read_scored,
 )
@@ -79,6 +79,8 @@ def run_iteration(config: RunConfig) -> Iteration:
 def train_run(config: RunConfig, name: str | None = None) -> Run:
     """Train a whole run in this process, without Prefect, in ``config.root``; resumes the run if it exists.
 
+    A new run that is refused before it has sampled anything is removed, so that its name stays free.
+
     In a script, call it under ``if __name__ == "__main__":``, because the processes that call the reward of large
     batches import the script.
 
@@ -86,14 +88,21 @@ def train_run(config: RunConfig, name: str | None = None) -> Run:
         ConfigError: the run has another configuration, another process works on it, or ``config`` is unusable here.
     """
     store = RunStore(config.root, check_run_name(name)) if name else RunStore.create(config)
+    is_new = not (name and store.exists())
     if not store.exists():
         store = RunStore.create(config, name)
     elif (stored := store.config()) != _take_settled(config, stored):
         raise ConfigError(f"run {store.run_id} has another configuration: choose another name")
     prepare_environment()
     from magrpo.training.execute import execute  # torch: the environment must be prepared before
+    from magrpo.training.removal import remove_run
 
-    execute(config.root, store.run_id, lambda run_step: run_step, {})
+    try:
+        execute(config.root, store.run_id, lambda run_step: run_step, {})
+    except ConfigError as error:
+        if is_new and was_refused(store, error):
+            remove_run(store)
+        raise
     return Run(store)
 
 
@@ -223,19 +232,8 @@ class Run:
 
         Raises ConfigError if the weights of that iteration are not there.
         """
-        known = kept_iterations(self.store)
-        if not known:
-            raise ConfigError(
-                f"run {self.store.run_id} has no weights yet; resume it: magrpo resume {self.store.format_arguments()}"
-            )
-        if iteration is None:
-            iteration = known[-1]
-        elif iteration not in known:
-            raise ConfigError(
-                f"run {self.store.run_id} has no weights after {iteration}, only {list_iterations(known)}"
-            )
-        checkpoint = self.store.stage_folder(Step("update", iteration).folder)
-        return locate_weights(checkpoint, [agent.name for agent in self.config.agents])
+        weights = checkpoint_weights(self.store, choose_checkpoint(self.store, iteration))
+        return {agent.name: weights / agent.name for agent in self.config.agents}
 
 
 def _name_text_columns(texts: Mapping[str, str]) -> dict[str, str]:

@@ -43,7 +43,7 @@ def test_the_agents_of_a_run_are_asked(tmp_path: Path) -> None:
     assert list(answer.texts) == ["helper", "main"]
     assert answer.problem.prompt == "p1"
     assert run.ask_agents(answer.problem, seed=2).texts != answer.texts
-    with pytest.raises(magrpo.ConfigError, match="run run has checkpoints 0 to 1"):
+    with pytest.raises(magrpo.ConfigError, match="run run has no weights of checkpoint 5; choose one of 0 to 1"):
         run.ask_agents("p", iteration=5)
 
 
@@ -76,6 +76,14 @@ def test_what_is_not_there_is_refused(config: magrpo.RunConfig, tmp_path: Path) 
         magrpo.train_run(other, "run")
 
 
+def test_a_new_run_that_is_refused_leaves_its_name_free(config: magrpo.RunConfig) -> None:
+    rollout = config.rollout.model_copy(update={"max_new_tokens": 500})
+    for _ in range(2):
+        with pytest.raises(magrpo.ConfigError, match="max_new_tokens"):
+            magrpo.train_run(config.model_copy(update={"rollout": rollout}), "refused")
+        assert not (config.root / "refused").exists()
+
+
 def test_a_run_goes_on_although_it_settled_values_itself(config: magrpo.RunConfig) -> None:
     """It ended early, because its tokens were spent; training it again resumes it, so nothing is left to do."""
     limited = config.model_copy(update={"train": config.train.model_copy(update={"max_tokens": 1})})
@@ -83,7 +91,7 @@ def test_a_run_goes_on_although_it_settled_values_itself(config: magrpo.RunConfi
         run = magrpo.train_run(limited, "limited")
         assert run.config.train.num_iterations == 1 < limited.train.num_iterations
         assert magrpo.train_run(limited, "limited").config == run.config
-    with pytest.raises(magrpo.ConfigError, match="run new has no weights yet"):
+    with pytest.raises(magrpo.ConfigError, match="run new has no checkpoint yet"):
         magrpo.open_run(RunStore.create(config, "new").path).find_weights()
 
 

@@ -11,7 +11,7 @@ from magrpo.config.services import TrackingConfig
 from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError
 from magrpo.files.paths import expand_home
-from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
+from magrpo.run.files import checkpoint_weights, choose_checkpoint
 from magrpo.run.steps import makes_tables
 from magrpo.run.store import CONFIG, RunStore, read_json
 from magrpo.tracking.connection import Unavailable, tracking_uri
@@ -94,12 +94,7 @@ def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[st
     config = _change_config(store.config_tree(), store.path / CONFIG, overrides)
     if makes_tables(config):
         raise ConfigError(f"run {store.run_id} compares baselines; ask the run that trained its agents")
-    known = kept_iterations(store)
-    if not known:
-        raise ConfigError(f"run {store.run_id} has no checkpoint yet; ask again after its first step")
-    iteration = known[-1] if checkpoint is None else checkpoint
-    if iteration not in known:
-        raise ConfigError(f"--checkpoint {iteration}: run {store.run_id} has checkpoints {list_iterations(known)}")
+    iteration = choose_checkpoint(store, checkpoint)
     if iteration == 0 and all(agent.start_from is None for agent in config.agents):
         return AskedTeam(config, {}, f"run {store.run_id} before training", store)
     weights = checkpoint_weights(store, iteration)

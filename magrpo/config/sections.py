@@ -228,7 +228,7 @@ class TrainConfig(Section):
     """Number of training iterations; each consists of rollout, score, credit and update."""
     max_tokens: int | None = Field(None, ge=1)
     """End training after the first iteration by which it has generated this many tokens, even if ``num_iterations`` is
-    larger; the run then evaluates, and its configuration states the iterations that it took. Studies set it
+    larger; the run then evaluates, and ``ended.json`` states the iterations that it took. Studies set it
     (docs/studies.md). None: no limit."""
     seed: int = Field(0, ge=0)
     """Seed for everything random in the run."""

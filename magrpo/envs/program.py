@@ -12,10 +12,13 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from magrpo.errors import ConfigError
 from magrpo.plugins import Plugin
 from magrpo.types import Observation, PastTurn, Problem
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SCRIPTS = (".py", ".sh", ".js")
+"""Ends of the names of files that an interpreter runs."""
 
 
 class AgentProgram(Plugin):
@@ -78,16 +81,43 @@ class AgentProgram(Plugin):
         return _FUNCTION.fullmatch(self.run) is not None
 
     def read_sources(self) -> list[str]:
-        """The texts of the program's own files: its module, or the files that its command names."""
-        if self.is_function:
-            names = [self.run.partition(":")[0].replace(".", "/") + ".py"]
-            with suppress(ImportError, ValueError):
-                spec = find_spec(self.run.partition(":")[0])
-                names.append(str(spec.origin) if spec is not None else "")
-        else:
-            names = shlex.split(self.run)[1:]
+        """The texts of the program's own files: its module, or the files that its command names.
+
+        Raises ConfigError if the module, or the script that the command names first, is not found.
+        """
+        paths = self._find_module() if self.is_function else self._find_arguments()
+        return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+
+    def _find_module(self) -> list[Path]:
+        """The file of the module, if it has one: in the working directory, or where Python finds it."""
+        module = self.run.partition(":")[0]
+        in_folder = module.replace(".", "/")
+        names = [f"{in_folder}.py", f"{in_folder}/__init__.py"]
+        is_installed = False
+        with suppress(ImportError, ValueError):
+            spec = find_spec(module)
+            if spec is not None:
+                is_installed = True  # maybe without a file, as the modules that are built in
+                names.insert(1, str(spec.origin))
         found = [Path(name) for name in names if Path(name).is_file()]
-        return [path.read_text(encoding="utf-8", errors="replace") for path in found[: 1 if self.is_function else None]]
+        if not found and not is_installed:
+            raise self._name_missing(f"module {module}")
+        return found[:1]
+
+    def _find_arguments(self) -> list[Path]:
+        """The files among the arguments of the command."""
+        arguments = shlex.split(self.run)[1:]
+        first = next((word for word in arguments if not word.startswith("-")), "")
+        is_script = Path(first).suffix in _SCRIPTS and not re.search(r"\s", first)  # with spaces it may be shell code
+        if is_script and not Path(first).is_file():
+            raise self._name_missing(first)
+        return [Path(word) for word in arguments if Path(word).is_file()]
+
+    def _name_missing(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"env.run = {self.run!r}: {what} is not found from {Path.cwd()}; "
+            "start the command in the folder of the program"
+        )
 
     @field_validator("models")
     @classmethod

@@ -18,7 +18,7 @@ from magrpo.config.validate import validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
 from magrpo.planning.place_check import check_place
-from magrpo.run.files import checkpoint_weights, kept_iterations, list_iterations
+from magrpo.run.files import checkpoint_weights, choose_checkpoint
 from magrpo.run.store import RunStore, name_after
 from magrpo.tracking.connection import tracking_uri
 
@@ -58,7 +58,7 @@ def create_evaluation(source: Source, name: str | None) -> RunStore:
     if config is not None:
         return _create_run(config, source, name)
     run = RunStore.open(source.root, source.run)
-    iteration = _find_checkpoint(run, source.checkpoint)
+    iteration = choose_checkpoint(run, source.checkpoint)
     tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
     for agent in tree["agents"]:
         agent["start_from"] = str(checkpoint_weights(run, iteration) / agent["name"])
@@ -107,7 +107,7 @@ def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore
 
 def _team_of(run: RunStore, checkpoint: int | None) -> RunTeam:
     """Return the agents of a run with the weights of a checkpoint, by default the last one."""
-    weights = checkpoint_weights(run, _find_checkpoint(run, checkpoint))
+    weights = checkpoint_weights(run, choose_checkpoint(run, checkpoint))
     agents = map(_unshare_weights, run.config().agents)
     return RunTeam(run.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
 
@@ -123,16 +123,6 @@ def _team_like(run_id: str, config: RunConfig, root: Path) -> RunTeam:
     if run.config().lora != config.lora:
         raise ConfigError(f"run {run_id}: its section lora differs, so its adapters do not fit the models of this run")
     return _team_of(run, None)
-
-
-def _find_checkpoint(run: RunStore, iteration: int | None) -> int:
-    """Return ``iteration`` if it has a checkpoint; without it the last iteration that has one."""
-    known = kept_iterations(run)
-    if not known:
-        raise ConfigError(f"run {run.run_id} has no checkpoint yet")
-    if iteration is not None and iteration not in known:
-        raise ConfigError(f"--checkpoint {iteration}: run {run.run_id} has checkpoints {list_iterations(known)}")
-    return known[-1] if iteration is None else iteration
 
 
 def _free_name(root: Path, name: str) -> str:

@@ -141,7 +141,8 @@ class _Runs:
 
 def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
     """Execute a run; return why it failed, or nothing. A traceback goes to the study's folder."""
-    store = study.find_store(run.run_id)
+    store, traceback_file = study.find_store(run.run_id), study.folder / f"{run.run_id}.error.txt"
+    traceback_file.unlink(missing_ok=True)  # of an earlier attempt
     try:
         if not store.exists():
             RunStore.create(_avoid_measured_dtype(study.configure_run(run)), run.run_id)
@@ -152,7 +153,7 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
                 outbox.append({"kind": "tags", "values": {**parent, FOLDER_TAG: uuid4().hex}})
         run_one(store)
     except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
-        (study.folder / f"{run.run_id}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        traceback_file.write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(error).__name__}: {first_line(error)}"
     return "" if study.is_finished(run) else f"its evaluations have no {study.config.quantity}"
 

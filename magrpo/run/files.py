@@ -3,6 +3,7 @@
 A run directory, ``<root>/<run_id>``::
 
     config.json                       the resolved configuration
+    ended.json                        the last iteration, if ``train.max_tokens`` ended training before the planned one
     lock                              held by the process that works on the run
     stages/00007/rollout.0/           one folder for each step; :mod:`magrpo.run.store` commits it
         groups.jsonl.gz  _SUCCESS     its files and their manifest
@@ -60,6 +61,8 @@ EVALUATION = "report.json"
 TRAJECTORIES = "trajectories.jsonl.gz"
 TIMED_ANSWERS = "timed.jsonl.gz"
 WEIGHTS = "weights"
+BASES = "base.json"
+"""File of checkpoint 0: the fingerprint of each agent's base model, by the agent's name."""
 AGENTS = "agents"
 START = "start.json"
 PLACE = "place.json"
@@ -196,7 +199,21 @@ def kept_iterations(store: RunStore) -> list[int]:
     return [i for i in committed if keeps_weights(store, Step("update", i).folder)]
 
 
-def list_iterations(iterations: Sequence[int]) -> str:
+def choose_checkpoint(store: RunStore, iteration: int | None) -> int:
+    """Return ``iteration`` if its weights are kept, by default the last one whose weights are; else ConfigError."""
+    known = kept_iterations(store)
+    if not known:
+        raise ConfigError(
+            f"run {store.run_id} has no checkpoint yet; resume it: magrpo resume {store.format_arguments()}"
+        )
+    if iteration is not None and iteration not in known:
+        raise ConfigError(
+            f"run {store.run_id} has no weights of checkpoint {iteration}; choose one of {_list_iterations(known)}"
+        )
+    return known[-1] if iteration is None else iteration
+
+
+def _list_iterations(iterations: Sequence[int]) -> str:
     """Format iterations: ``0 to 7``, or with gaps ``0, 5, 7``."""
     first, last = iterations[0], iterations[-1]
     return f"{first} to {last}" if last - first + 1 == len(iterations) else ", ".join(map(str, iterations))

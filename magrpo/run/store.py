@@ -47,6 +47,8 @@ from magrpo.run.manifest import (
 
 CONFIG = "config.json"
 """File in the run directory with its configuration."""
+ENDED = "ended.json"
+"""File with the number of iterations after which ``train.max_tokens`` ended training, before the planned number."""
 RESERVED = (
     "prefect",
     "studies",
@@ -131,11 +133,37 @@ class RunStore:
         return (self.path / CONFIG).is_file()
 
     def config(self) -> RunConfig:
+        """Load the configuration, with the last iteration at which training ended if that was before the planned one.
+
+        Raises ConfigError if it is unreadable or of another version.
+        """
+        return self._validate_config(self.config_tree())
+
+    def planned_config(self) -> RunConfig:
         """Load the configuration the run was created with; ConfigError if it is unreadable or of another version."""
-        return validate_config(RunConfig, self.config_tree(), (), f"{self.path / CONFIG} (written by another version?)")
+        return self._validate_config(self._planned_tree())
+
+    def _validate_config(self, tree: dict[str, Any]) -> RunConfig:
+        return validate_config(RunConfig, tree, (), f"{self.path / CONFIG} (written by another version?)")
 
     def config_tree(self) -> dict[str, Any]:
-        """Load the configuration without validation; ConfigError if it is unreadable or is something else."""
+        """Load what :meth:`config` does without validation; ConfigError if it is unreadable or is something else."""
+        tree, path = self._planned_tree(), self.path / ENDED
+        if path.exists():
+            remedy = "delete it; the next resume writes it again"
+            ended = read_json(path, remedy)
+            if not (isinstance(ended, dict) and isinstance(tree["train"], dict)):
+                raise ConfigError(f"{path} is damaged: {remedy}")
+            tree["train"] |= ended
+        return tree
+
+    def end_training(self, iteration: int) -> RunConfig:
+        """Make ``iteration`` the last one of the run for all who read its configuration; return that."""
+        if self.planned_config().train.num_iterations != iteration:
+            atomic_write(self.path / ENDED, json.dumps({"num_iterations": iteration}).encode())
+        return self.config()
+
+    def _planned_tree(self) -> dict[str, Any]:
         path = self.path / CONFIG
         tree = read_json(path)
         if not isinstance(tree, dict) or not {"agents", "train"} <= tree.keys():
@@ -190,7 +218,11 @@ class RunStore:
         return pointer
 
     def set_aside(self, names: Sequence[str]) -> Path:
-        """Move the outputs of stages into a new folder of the run and return it; a kill leaves the earlier stages."""
+        """Move the outputs of stages into a new folder of the run and return it; a kill leaves the earlier stages.
+
+        Training may now end at another iteration, if ``train.max_tokens`` decides.
+        """
+        (self.path / ENDED).unlink(missing_ok=True)
         parent = self.path / "set-aside"
         parent.mkdir(exist_ok=True)
         taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]

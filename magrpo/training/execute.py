@@ -9,6 +9,7 @@ from threading import Lock
 from time import perf_counter, time
 
 from magrpo.config.place import Place
+from magrpo.config.run import RunConfig
 from magrpo.planning.place_check import check_place
 from magrpo.process.signals import is_interrupt
 from magrpo.progress.activity import end_startup, show_activity
@@ -83,17 +84,23 @@ def execute(
     attempt = Attempt(store, config.notify, RunState.begin(config))
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, wrap, tags, observers)
-        if config.train.num_iterations and not makes_tables(config):
-            with show_activity("writing the agents' folder"):
-                from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
+        with _correct_status(store, tags.get(FLOW_RUN_URL)):
+            return _close_run(config, store, result, undo, observers)
 
-                write_run_agents(store)
-        publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
-        promotion = register_team(store, result.outcome, result.mlflow_run_id, undo)
-        if promotion is not None and promotion.promoted and promotion.fresh:
-            for observer in observers:
-                observer.team_promoted(str(promotion))
-        return replace(result, promotion=promotion)
+
+def _close_run(config: RunConfig, store: RunStore, result: Result, undo: Undo, observers: Sequence[Observer]) -> Result:
+    """Write the agents and the report of a run whose stages are committed, and register its team."""
+    if config.train.num_iterations and not makes_tables(config):
+        with show_activity("writing the agents' folder"):
+            from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
+
+            write_run_agents(store)
+    publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
+    promotion = register_team(store, result.outcome, result.mlflow_run_id, undo)
+    if promotion is not None and promotion.promoted and promotion.fresh:
+        for observer in observers:
+            observer.team_promoted(str(promotion))
+    return replace(result, promotion=promotion)
 
 
 def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]) -> Result:
@@ -120,7 +127,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
             tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
 
         with _record_status(tracker, describe, timing, console, began_s):
-            tracker.params(flatten_config(config))
+            tracker.params(flatten_config(store.planned_config()))
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **place.list_tags(), **tags})
             describe("RUNNING")
 
@@ -170,11 +177,27 @@ def _record_status(
     finally:
         console.show_work("delivering records to MLflow")
         timing.wall = time() - began_s
-        tracker.record_end(status)
-        try:
-            describe(status)
-        finally:
-            tracker.flush()
+        _record_end(tracker, describe, status)
+
+
+@contextmanager
+def _correct_status(store: RunStore, flow_run_url: str | None) -> Iterator[None]:
+    """Record the failure of the block, which works on a run whose end is recorded as FINISHED already."""
+    try:
+        yield
+    except BaseException as error:
+        tracker = MlflowTracker(store.config().tracking, store.path.parent, store.run_id, store.path)
+        status = "KILLED" if is_interrupt(error) else "FAILED"
+        _record_end(tracker, lambda status: tracker.tags(describe_run(store, status, flow_run_url)), status)
+        raise
+
+
+def _record_end(tracker: MlflowTracker, describe: Callable[[str], None], status: str) -> None:
+    tracker.record_end(status)
+    try:
+        describe(status)
+    finally:
+        tracker.flush()
 
 
 def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequence[Observer]) -> RunStep:

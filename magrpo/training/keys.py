@@ -63,14 +63,21 @@ def list_changes(value: Any) -> Any:
 def set_aside_stale(store: RunStore, config: RunConfig) -> None:
     """Set aside the first output whose key has changed since it was committed, and all outputs after it.
 
-    They would be computed again in any case; set aside, they stay readable. An output that lacks an input is skipped.
+    They would be computed again in any case; set aside, they stay readable. An output that lacks an input is skipped,
+    but turns after the end of all episodes have none, as in :mod:`magrpo.training.loop`.
     """
     every = steps(config)
     pointers: dict[str, Pointer] = {}
+    ended: set[int] = set()
+    left_out: set[str] = set()
     for position, step in enumerate(every):
-        if not store.is_committed(step.folder) or not all(name in pointers for name in step.inputs):
+        if step.belongs_to_turn and step.iteration in ended:
+            left_out.add(step.folder)
             continue
-        if store.manifest_of(step.folder)["key"] != make_key(config, step, [pointers[name] for name in step.inputs]):
+        inputs = [name for name in step.inputs if name not in left_out]
+        if not store.is_committed(step.folder) or not all(name in pointers for name in inputs):
+            continue
+        if store.manifest_of(step.folder)["key"] != make_key(config, step, [pointers[name] for name in inputs]):
             stale = [step.folder for step in every[position:] if store.is_committed(step.folder)]
             folder = store.set_aside(stale)
             log.warning(
@@ -81,3 +88,5 @@ def set_aside_stale(store: RunStore, config: RunConfig) -> None:
             )
             return
         pointers[step.folder] = store.pointer(step.folder)
+        if step.stage == "rollout" and not store.stored_metrics(step.folder)["rollout/groups"]:
+            ended.add(step.iteration)

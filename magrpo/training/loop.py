@@ -59,23 +59,15 @@ def run_steps(
                 threads.sample_from(checkpoint)
             elif step.stage == "evaluate":
                 evaluations[step.iteration] = pointer
-            recorder.record_step(step, pointer)
             if config.train.max_tokens is not None:
                 tokens += count_tokens(store.metrics(pointer))
                 if step.stage == "update" and tokens >= config.train.max_tokens:
-                    config = _end_training(config, store, step.iteration)
+                    config = recorder.config = store.end_training(step.iteration)
                     every = steps(config)
                     waiting = deque(every[every.index(step) + 1 :])
+            recorder.record_step(step, pointer)
     pointers = outputs.pointers
     return Outcome(pointers[every[0].folder], pointers[checkpoint], evaluations)
-
-
-def _end_training(config: RunConfig, store: RunStore, iteration: int) -> RunConfig:
-    """Make ``iteration`` the last one of the run, also in its directory, where every command reads it."""
-    if config.train.num_iterations != iteration:
-        config = config.model_copy(update={"train": config.train.model_copy(update={"num_iterations": iteration})})
-        store.write_config(config)
-    return config
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,10 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
 
 
 class RunRecorder:
-    """Records each committed step. ``on_evaluation`` is called after every evaluation."""
+    """Records each committed step. ``on_evaluation`` is called after every evaluation.
+
+    ``config`` is replaced if training ends before the planned iteration.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class RunRecorder:
         tracker: MlflowTracker,
         on_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
-        self._config, self._store, self._tracker = config, store, tracker
+        self.config, self._store, self._tracker = config, store, tracker
         self._on_evaluation = on_evaluation
         self._checkpoint: Pointer | None = None
         self._outputs: dict[str, Pointer] = {}
@@ -95,7 +98,7 @@ class RunRecorder:
             for split, path in files.split_files(folder).items():
                 context = "training" if split == "train" else "evaluation"
                 sha = store.file_digest(pointer, path.name)
-                tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
+                tracker.dataset(f"{self.config.problems.kind} {split}", path, sha, context)
             tracker.artifact(folder, "problems")
         elif step.stage == "start":
             self._checkpoint = pointer
@@ -118,11 +121,11 @@ class RunRecorder:
             self._trace_evaluation(step.iteration, pointer)
             self._on_evaluation()
         if step.stage == "evaluate" or (
-            step.stage == "update" and not steps.evaluates_after(self._config, step.iteration)
+            step.stage == "update" and not steps.evaluates_after(self.config, step.iteration)
         ):
             self._finish_iteration(step.iteration)
         elif step.stage == "baseline":
-            self._finish_iteration([row.name for row in self._config.baselines.rows].index(step.part))
+            self._finish_iteration([row.name for row in self.config.baselines.rows].index(step.part))
 
     def _finish_iteration(self, number: int) -> None:
         self._tracker.metrics(self._metrics, number)
@@ -130,8 +133,8 @@ class RunRecorder:
 
     def _trace_training(self, iteration: int) -> None:
         """Record the first trajectory of some of the iteration's problems, if an evaluation follows it."""
-        tracking, store = self._config.tracking, self._store
-        if not tracking.traces or not steps.evaluates_after(self._config, iteration):
+        tracking, store = self.config.tracking, self._store
+        if not tracking.traces or not steps.evaluates_after(self.config, iteration):
             return
         turns = [
             (self._outputs[f"rollout{name.removeprefix('score')}"], pointer)
@@ -146,12 +149,12 @@ class RunRecorder:
 
     def _trace_evaluation(self, iteration: int, evaluation: Pointer) -> None:
         """Record the first sampled trajectory of some held-out problems, the same ones at every evaluation of a run."""
-        if not self._config.tracking.traces:
+        if not self.config.tracking.traces:
             return
         trajectories = read_records(self._store.folder(evaluation) / files.TRAJECTORIES, Trajectory)
         sampled = [t for t in trajectories if (t.split, t.mode) == ("test", "sampled")]
         interval = self._store.work_interval(evaluation)
-        for trajectory in spread_evenly(sampled, self._config.tracking.traces):
+        for trajectory in spread_evenly(sampled, self.config.tracking.traces):
             self._tracker.trace(trajectory, iteration, [TurnTimes(interval, interval)] * len(trajectory.steps))
 
 

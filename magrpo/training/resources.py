@@ -20,9 +20,11 @@ from magrpo.engines import EngineError
 from magrpo.envs.program import AgentProgram
 from magrpo.model.host import EngineHost
 from magrpo.run.files import checkpoint_iteration, locate_weights, read_place
+from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.stages.checkpoints import check_bases
 from magrpo.stages.pricing import Workers
 
 if TYPE_CHECKING:
@@ -79,6 +81,14 @@ class _Part(Generic[PartT]):
             part.close()
 
 
+def _forget_start(config: RunConfig, store: RunStore) -> RunConfig:
+    """The configuration without the folders to start from once checkpoint 0 holds their weights."""
+    if not store.is_committed(Step("start", 0).folder):
+        return config
+    agents = tuple(agent.model_copy(update={"start_from": None}) for agent in config.agents)
+    return config.model_copy(update={"agents": agents})
+
+
 class RunResources:
     """Lineup, updates, engine and sandbox of one run.
 
@@ -92,7 +102,7 @@ class RunResources:
         on_sandbox: Callable[[str], None],
         show_loading: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._config, self._store = config, store
+        self._config, self._store = _forget_start(config, store), store
         self._on_sandbox, self._show_loading = on_sandbox, show_loading
         self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag
@@ -147,7 +157,9 @@ class RunResources:
             from magrpo.model.lineup import Lineup  # torch, transformers
 
         config = self._config
-        return Lineup.open(config.agents, config.model, config.lora, self._find_device())
+        lineup = Lineup.open(config.agents, config.model, config.lora, self._find_device())
+        check_bases(self._store, lineup)
+        return lineup
 
     @cached_property
     def _policy(self) -> Policy:
@@ -179,6 +191,7 @@ class RunResources:
     def _open_updates(self) -> Updates:
         config, dump = self._config, self._store.path / "failed-batch"
         if self._place.ranks.count:
+            check_bases(self._store, self.lineup)
             cluster = self._cluster.get()
             from magrpo.cluster.ranks import RanksUpdates  # ray, torch
 

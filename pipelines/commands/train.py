@@ -26,8 +26,9 @@ from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.tracking.connection import check_tracking
 from magrpo.training.closing import print_closing
+from magrpo.training.removal import remove_run
 from pipelines.commands.inputs import check_inputs
-from pipelines.flows.launch import remove_run, run_stages
+from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
 

@@ -1,10 +1,4 @@
-"""Executes a run in this process, as a Prefect flow or without Prefect, which is imported only for a flow.
-
-Removes a run that was refused.
-"""
-
-import shutil
-from contextlib import suppress
+"""Executes a run in this process, as a Prefect flow or without Prefect, which is imported only for a flow."""
 
 from magrpo.process.faults import name_full_disk
 from magrpo.progress.activity import LOADING, begin_startup, end_startup, show_activity
@@ -12,9 +6,6 @@ from magrpo.progress.notify import Notices
 from magrpo.run.lock import hold_run
 from magrpo.run.steps import first_missing, steps
 from magrpo.run.store import RunStore
-from magrpo.tracking.connection import Unavailable, tracking_uri
-from magrpo.tracking.mlflow_runs import delete_empty_run
-from magrpo.tracking.outbox import find_folder_id
 from magrpo.training.execute import Result, execute
 from pipelines.flows.local_server import LocalServer
 
@@ -53,23 +44,3 @@ def _has_work(store: RunStore) -> bool:
     """Whether any step of the run is not committed yet."""
     config = store.config()
     return first_missing(config, store) < len(steps(config))
-
-
-def remove_run(store: RunStore) -> None:
-    """Remove a run that has sampled nothing, also from its tracking store if that answers.
-
-    If its folder is a link to another disk, the link and the empty folder stay.
-    """
-    tracking = store.config().tracking
-    uri = tracking_uri(tracking, store.path.parent)
-    folder_id = find_folder_id(store.path)
-    with hold_run(store):
-        for path in store.path.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        if not store.path.is_symlink():
-            store.path.rmdir()
-    with suppress(Unavailable):
-        delete_empty_run(uri, tracking.experiment, folder_id)

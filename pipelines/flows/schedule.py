@@ -26,8 +26,8 @@ from magrpo.progress.state import describe_error, was_refused
 from magrpo.run.files import keep_place
 from magrpo.run.store import RunStore
 from magrpo.training.closing import print_closing
+from magrpo.training.removal import remove_run
 from pipelines.arguments import locate_config, parse_place
-from pipelines.flows.launch import remove_run
 from pipelines.flows.timetable import Timetable
 from pipelines.flows.train import execute_in_flow
 

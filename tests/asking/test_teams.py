@@ -31,7 +31,7 @@ def test_a_run_is_named_by_its_id_or_its_folder(run: RunStore) -> None:
 def test_a_checkpoint_is_one_of_the_run(run: RunStore) -> None:
     asked = find_asked_team("run", run.path.parent, checkpoint=0)
     assert (asked.weights, asked.title) == ({}, "run run before training")
-    with pytest.raises(ConfigError, match="--checkpoint 7: run run has checkpoints 0 to 1"):
+    with pytest.raises(ConfigError, match="run run has no weights of checkpoint 7; choose one of 0 to 1"):
         find_asked_team("run", run.path.parent, checkpoint=7)
 
 
@@ -125,5 +125,5 @@ def test_a_name_like_a_run_is_hinted_at(run: RunStore) -> None:
     with pytest.raises(ConfigError, match="~nobody-here"):
         find_asked_team("~nobody-here", run.path.parent)
     RunStore.create(run.config(), "new")
-    with pytest.raises(ConfigError, match="run new has no checkpoint yet"):
+    with pytest.raises(ConfigError, match="run new has no checkpoint yet; resume it: magrpo resume new"):
         find_asked_team("new", run.path.parent)

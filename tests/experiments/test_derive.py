@@ -79,7 +79,7 @@ def test_a_configuration_is_evaluated_untrained(trained: RunStore) -> None:
 
 def test_a_mistake_is_one_clear_line(trained: RunStore, tmp_path: Path) -> None:
     root = trained.path.parent
-    with pytest.raises(ConfigError, match="--checkpoint 7: run source has checkpoints 0 to 1"):
+    with pytest.raises(ConfigError, match="run source has no weights of checkpoint 7; choose one of 0 to 1"):
         create_evaluation(Source("source", 7, root), None)
     with pytest.raises(ConfigError, match="no run 'nope'"):
         create_evaluation(Source("nope", None, root), None)

@@ -272,6 +272,7 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
 
     runner.errors = {"s-loo-s2": RuntimeError("still none")}
     assert run_study(study, runner, QUIET) == {"s-loo-s2": "RuntimeError: still none"}
+    assert [path.name for path in study.folder.glob("*.error.txt")] == ["s-loo-s2.error.txt"], "the other is mended"
     assert run_study(study, runner, QUIET) == {}
     assert run_study(study, runner, QUIET) == {}
     names = [run.run_id for run in study.list_pilots()] + [name for _, _, name in study.list_reported()]
@@ -358,15 +359,16 @@ def check_tracking(study: Study, names: list[str]) -> None:
 def test_training_ends_at_its_tokens_as_a_shorter_run_would(tmp_path: Path) -> None:
     """A limit of tokens changes no result, only the iteration that is the last."""
     path = write_config(tmp_path, iterations=50)
-    whole = ["eval.every=1"]
-    store, _, outcome = run_locally(load_config(path, [*whole, "train.max_tokens=120"]))
+    whole = ["eval.every=9"]
+    store, tracker, outcome = run_locally(load_config(path, [*whole, "train.max_tokens=120"]))
     length = store.config().train.num_iterations
     assert is_finished(store)
     tokens = {budget.iteration: budget.tokens for budget in build_ledger(store.stage_metrics())}
     assert tokens[length - 1] < 120 <= tokens[length]
-    shorter, _, other = run_locally(load_config(path, [*whole, f"train.num_iterations={length}"]))
+    shorter, other_tracker, other = run_locally(load_config(path, [*whole, f"train.num_iterations={length}"]))
     assert outcome.checkpoint["sha"] == other.checkpoint["sha"]
-    assert list(outcome.evaluations) == list(other.evaluations) == list(range(length + 1))
+    assert list(outcome.evaluations) == list(other.evaluations) == [0, length]
+    assert [(step, t.split) for step, t in tracker.traces] == [(step, t.split) for step, t in other_tracker.traces]
     first = store.manifest_of(f"{length:05d}/update")["key"]
     assert first == shorter.manifest_of(f"{length:05d}/update")["key"]
 

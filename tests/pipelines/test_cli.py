@@ -19,9 +19,9 @@ from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run
 from magrpo.tracking.outbox import find_folder_id
+from magrpo.training.removal import remove_run
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped, locate_config
-from pipelines.flows.launch import remove_run
 from tests.pipelines.micro import STAGES, write_config
 
 SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"

@@ -9,6 +9,8 @@ import pytest
 
 from magrpo.config.run import load_config
 from magrpo.run.store import RunStore
+from magrpo.tracking.mlflow_runs import MlflowTracker
+from magrpo.tracking.outbox import read_outbox
 from magrpo.training.execute import Timing, _record_status, execute
 from magrpo.training.loop import RunStep
 from tests.pipelines.micro import write_config
@@ -44,6 +46,29 @@ def test_what_fails_while_an_interrupted_run_closes_does_not_make_it_a_failed_on
     ):
         close_twice()
     describe.assert_called_once_with(status)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt("stopped"), "KILLED"), (OSError("stopped"), "FAILED")]
+)
+def test_an_attempt_that_fails_after_its_last_stage_is_not_recorded_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str
+) -> None:
+    store = RunStore.create(load_config(write_config(tmp_path, iterations=0)), "unpublished")
+
+    def run_loop(*_: object) -> MagicMock:
+        tracker = MlflowTracker(store.config().tracking, store.path.parent, store.run_id, store.path)
+        tracker.record_start()
+        tracker.close("FINISHED")
+        return MagicMock()
+
+    monkeypatch.setattr("magrpo.training.execute._run_loop", run_loop)
+    monkeypatch.setattr("magrpo.training.execute.publish_report", MagicMock(side_effect=error))
+    with pytest.raises(BaseException, match="stopped"):
+        execute(store.path.parent, "unpublished", lambda run_step: run_step, {})
+    records = list(read_outbox(store.path))
+    assert [record["value"] for record in records if record["kind"] == "status"] == ["RUNNING", "FINISHED", status]
+    assert "resume with" in records[-1]["values"]["mlflow.note.content"]
 
 
 class Reached(Exception):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.envs.program import AgentProgram
 from magrpo.envs.prompts import PROMPTS
+from magrpo.errors import ConfigError
 from magrpo.run.manifest import digest
 from magrpo.run.steps import STAGES, Step, steps
-from magrpo.run.store import RunStore
-from magrpo.training.keys import list_changes, make_key
+from magrpo.run.store import Pointer, RunStore
+from magrpo.training import keys
+from magrpo.training.keys import list_changes, make_key, set_aside_stale
 from pipelines.cli import main
 from tests import plugins
 from tests.pipelines.micro import write_config
@@ -29,6 +33,18 @@ class Env(plugins.Env):
 def all_keys(config: RunConfig) -> dict[str, str]:
     """A key for each stage."""
     return {name: make_key(config, Step(name, 1), []) for name in STAGES}
+
+
+def commit_steps(store: RunStore, config: RunConfig, *skipped: str) -> None:
+    """Commit an output with the right key for each step but the ``skipped`` ones, before which all episodes ended."""
+    pointers: dict[str, Pointer] = {}
+    for step in steps(config):
+        if str(step) not in skipped:
+            key = make_key(config, step, [pointers[name] for name in step.inputs if name in pointers])
+            is_empty = f"score.{step.part}:{step.iteration}" in skipped
+            pointers[step.folder] = store.commit(
+                step.folder, key, lambda _, groups=not is_empty: {"rollout/groups": groups}
+            )
 
 
 def test_an_option_at_its_default_is_in_no_key() -> None:
@@ -103,3 +119,77 @@ def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_one
     assert "evaluate:0 was computed with other prompts or by another version: set aside in" in caplog.text
     assert main(["resume", "run", "--root", str(root), "--local"]) == 0
     assert not (store.path / "set-aside" / "2").exists()
+
+
+@pytest.mark.parametrize("skipped", [[], ["score.1:1"]], ids=["whole", "ended early"])
+def test_stale_outputs_are_found_after_an_iteration_whose_episodes_ended_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skipped: list[str]
+) -> None:
+    config = load_config(write_config(tmp_path, iterations=2), ["eval.every=9", "env.num_turns=2"])
+    store = RunStore.create(config)
+    commit_steps(store, config, *skipped)
+    set_aside_stale(store, config)
+    assert not (store.path / "set-aside").exists()
+    every = [step for step in steps(config) if str(step) not in skipped]
+    first = every.index(next(step for step in every if str(step) == "update:2"))
+    monkeypatch.setattr(
+        keys, "make_key", lambda _, step, inputs: make_key(config, step, inputs) + "x" * (str(step) == "update:2")
+    )
+    set_aside_stale(store, config)
+    aside = {str(path.relative_to(store.path / "set-aside" / "1")) for path in store.path.glob("set-aside/1/*/*")}
+    assert aside == {step.folder for step in every[first:]}
+
+
+@pytest.mark.parametrize(
+    ("run", "missing"),
+    [
+        ("my_program:solve", "module my_program"),
+        ("my_package.my_program:solve", "module my_package.my_program"),
+        ("python -u my_program.py {problem_file}", "my_program.py"),
+        ("sh my_program.sh", "my_program.sh"),
+    ],
+)
+def test_a_run_of_a_program_stays_as_it_is_in_a_folder_without_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, missing: str
+) -> None:
+    folder, elsewhere = tmp_path / "programs", tmp_path / "elsewhere"
+    (folder / "my_package").mkdir(parents=True)
+    elsewhere.mkdir()
+    for name in ("my_program.py", "my_program.sh", "my_package/my_program.py"):
+        (folder / name).write_text(f"print('{name}')\n")
+    program = f'env={{kind = "program", run = "{run}", writes = ["helper", "main"]}}'
+    config = load_config(write_config(tmp_path, iterations=1), [program, "rollout.joint_mode=aligned"])
+    monkeypatch.chdir(folder)
+    store = RunStore.create(config)
+    commit_steps(store, config)
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(ConfigError, match=rf"env\.run = .*: {missing} is not found .* in the folder of the program"):
+        set_aside_stale(store, config)
+    monkeypatch.chdir(folder)
+    set_aside_stale(store, config)
+    assert not (store.path / "set-aside").exists()
+
+
+@pytest.mark.parametrize(
+    ("run", "sources"),
+    [
+        ("tests.gateway.programs:ask_both", [Path("tests/gateway/programs.py")]),
+        ("json:loads", [Path(json.__file__)]),
+        ("time:sleep", []),
+        ("my_package:solve", [Path("my_package/__init__.py")]),
+        ("docker run image python app.py", []),
+        ("bash -c 'cd app; python app.py'", []),
+        ("python -m json data.json other.json", [Path("data.json")]),
+    ],
+    ids=["in the folder", "installed", "built in", "package", "container", "shell code", "arguments"],
+)
+def test_the_sources_of_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, sources: list[Path]
+) -> None:
+    (tmp_path / "my_package").mkdir()
+    for name in ("my_package/__init__.py", "data.json"):
+        (tmp_path / name).write_text(name)
+    expected = [(tmp_path / path if (tmp_path / path).exists() else path).read_text() for path in sources]
+    if not run.startswith("tests."):
+        monkeypatch.chdir(tmp_path)
+    assert AgentProgram(run=run).read_sources() == expected

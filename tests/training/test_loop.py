@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import SAMPLING_STAGES, Step, first_missing, steps
-from magrpo.run.store import Pointer, RunStore
+from magrpo.run.store import ENDED, Pointer, RunStore
 from magrpo.training import loop
 from magrpo.training.loop import Outcome, run_steps
 from magrpo.training.recorder import RunRecorder
@@ -25,9 +26,12 @@ class ScriptedStages:
     ``at_work`` is called within each step, before it is committed.
     """
 
-    def __init__(self, store: RunStore, depth: int = 99, at_work: Callable[[Step], None] = lambda _: None) -> None:
+    def __init__(
+        self, store: RunStore, depth: int = 99, at_work: Callable[[Step], None] = lambda _: None, tokens: int = 0
+    ) -> None:
         self.store = store
         self.depth = depth
+        self.tokens = tokens
         self.at_work = at_work
         self.calls: list[str] = []
 
@@ -35,7 +39,11 @@ class ScriptedStages:
         self.calls.append(step.title if step.happens_once else f"{step.iteration}/{step.title}")
         assert [pointer["dir"] for pointer in inputs] == [f"stages/{name}" for name in step.inputs][: len(inputs)]
         metrics = {
-            "rollout": {"rollout/groups": float(int(step.part or 0) < self.depth), "time/rollout_s": 1.0},
+            "rollout": {
+                "rollout/groups": float(int(step.part or 0) < self.depth),
+                "time/rollout_s": 1.0,
+                **({"rollout/tokens": float(self.tokens)} if self.tokens else {}),
+            },
             "score": {"reward/joint": float(step.part or 0)},
             "update": {"update/loss": float(step.iteration)},
             "evaluate": {"eval/return": 0.5},
@@ -176,6 +184,30 @@ def test_an_iteration_that_is_sampled_ahead_ends_early_too(config: RunConfig) ->
         *("3/rollout.0", "3/score.0", "3/rollout.1", "3/credit", "3/update")
     ]
     assert first_missing(config, store) == len(steps(config))
+
+
+def test_a_budget_of_tokens_ends_training_until_an_iteration_is_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(plugins.CONFIG)
+    overrides = ["train.num_iterations=4", "eval.every=9", "train.max_tokens=20", "optim.schedule=constant"]
+    overrides += ["tracking.traces=0"]
+    config = load_config(path, [f"root={tmp_path}", *overrides])
+    store, tracker = RunStore.create(config), MemoryTracker()
+    stages = ScriptedStages(store, tokens=10)
+    assert sorted(run(config, stages, tracker).evaluations) == [0, 2]
+    assert store.config().train.num_iterations == 2
+    assert store.planned_config() == config, "what MLflow has as parameters stays true"
+    assert [step for step, _ in tracker.history] == [0, 1, 2, 2], "iteration 2 once, with its evaluation; the report"
+    resumed = MemoryTracker()
+    run(store.config(), stages, resumed)
+    assert resumed.history == tracker.history
+    store.set_aside([step.folder for step in steps_to_repeat(store, store.config(), "rollout:2")])
+    assert store.config() == config
+    stages.tokens = 4
+    assert sorted(run(store.config(), stages, MemoryTracker()).evaluations) == [0, 4]
+    (store.path / ENDED).write_text("[]")
+    with pytest.raises(ConfigError, match=f"{ENDED} is damaged: delete it"):
+        store.config()
 
 
 def test_an_error_in_a_thread_ends_the_run_after_the_steps_in_progress(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -317,3 +318,14 @@ def test_killed_inside_a_stage(runs: Runs, killer: Callable[[str], None], stage:
     assert runs.train(name) == 0
     assert runs.metrics(name).items() >= kept.items(), "a committed stage was done again"
     assert_same(runs, name)
+
+
+def test_a_run_goes_on_without_the_weights_it_started_from(runs: Runs, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    shutil.copytree(runs.root / "whole" / "agents" / "helper", weights)
+    started = Runs(runs.root.parent, [*runs.config, f"agents.0.start_from={weights}"])
+    assert started.train("started") == 0
+    assert started.train("moved", partial(die_after_commit, "00001/update")) == -signal.SIGKILL
+    weights.rename(tmp_path / "elsewhere")
+    assert started.train("moved") == 0
+    assert started.outcome("moved") == started.outcome("started")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,13 +16,16 @@ from prefect.states import Failed
 
 from magrpo.config.run import load_config
 from magrpo.engines import EngineError
+from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress
+from magrpo.model.fingerprint import fingerprint_model
 from magrpo.model.lineup import Lineup
 from magrpo.run import steps
-from magrpo.run.files import GROUPS, SCORES, read_groups, samples_file, write_scores
+from magrpo.run.files import BASES, GROUPS, SCORES, read_groups, samples_file, write_scores
 from magrpo.run.steps import STAGES, StageSpec, Step
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxDied, SandboxError
+from magrpo.stages.checkpoints import check_bases
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.types import Action, Request
 from pipelines.cli import main
@@ -70,6 +74,45 @@ def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
         assert store.metrics(stages.run_step(Step("evaluate", 0), inputs))["eval/generated_tokens"] > 0
         assert len(OPENED) == 2
     assert OPENED[1].closed
+
+
+def test_a_base_model_that_was_overwritten_after_the_start_is_refused(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path), ["engine.kind=tests.plugins:Engine"])
+    store, base = RunStore.create(config, "run"), Path(config.agents[0].model)
+    with open_stages(config, store, MemoryTracker()) as stages:
+        inputs = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(base, elsewhere)
+    moved = config.model_copy(
+        update={"agents": tuple(agent.model_copy(update={"model": str(elsewhere)}) for agent in config.agents)}
+    )
+    with open_stages(moved, store, MemoryTracker()) as stages:
+        stages.run_step(Step("evaluate", 0), inputs)
+    before = (base / "model.safetensors").read_bytes()
+    (base / "model.safetensors").write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    remedy = f"restore them, or train again from them: magrpo resume {store.format_arguments()} --from-stage start"
+    with (
+        open_stages(config, store, MemoryTracker()) as stages,
+        pytest.raises(ConfigError, match=f"agent 'helper': the files of its base model {base} .*{re.escape(remedy)}"),
+    ):
+        stages.run_step(Step("rollout", 1, "0"), inputs)
+    (store.stage_folder("00000/update") / BASES).unlink()  # as in runs of earlier versions
+    check_bases(store, Mock())
+
+
+def test_the_fingerprint_of_a_large_file_covers_its_beginning_and_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    fingerprints = set()
+    for position in (None, 0, 2**22 + 2**20 - 1):
+        data = bytearray(2**22 + 2**20)
+        if position is not None:
+            data[position] = 1
+        file.write_bytes(data)
+        fingerprints.add(fingerprint_model(str(tmp_path)))
+    assert len(fingerprints) == 3
+    (tmp_path / "README.md").write_text("not loaded")
+    assert fingerprint_model(str(tmp_path)) in fingerprints
+    assert fingerprint_model("no-one/nothing") == "", "the cache of the hub does not hold it"
 
 
 @pytest.mark.parametrize(("error", "again"), [(SandboxDied("no jail"), True), (SandboxError("no level works"), False)])

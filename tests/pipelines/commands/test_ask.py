@@ -157,7 +157,7 @@ def test_mistakes_are_one_line(
         ("--problem", "nowhere"): "no problem 'nowhere'; similar ids: ",
         ("--test", "assert f(1)"): "ask needs a problem",
         ("--json",): "ask needs a problem",
-        ("x", "--checkpoint", "9"): "--checkpoint 9: run run has checkpoints 0 to 1",
+        ("x", "--checkpoint", "9"): "run run has no weights of checkpoint 9; choose one of 0 to 1",
         ("x", "--set", "rollout.temperatur=1"): "rollout.temperatur: unknown key; did you mean 'temperature'",
     }
     for arguments, message in mistakes.items():
