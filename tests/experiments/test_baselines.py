@@ -408,7 +408,7 @@ def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) 
         (["a", "--baselines", "single_grpo", "--single-run", "d"], "no run 'd'"),
         (
             ["a", "--baselines", "single_grpo", "--single-run", "b"],
-            "--single-run b: it trained 2 agents (helper, main); name a run that trained one, such as one of embedded_g",
+            "--single-run b: it trained 2 agents (helper, main); name a run that trained one, such as one of embedded",
         ),
         (["a", "--baselines", "all", "lora.rank=4", "--partner", "b"], "section lora differs"),
     ],
