@@ -10,7 +10,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, TextIO, TypedDict
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    Parameter,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from magrpo.config.validate import find_keys
 from magrpo.errors import ConfigError, cut_lines, list_choices
@@ -259,6 +268,8 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
             shown = value or next((text for text in after if not text.startswith("-")), "VALUE")
             written = " or ".join(f"{key}={shown}" for key in keys)
             return f"Unknown option: {flag}. Keys of the configuration are written {written}"
+    if isinstance(error, CoercionError) and error.target_type is timedelta:
+        return f"{error} It is a number with a unit: write it like 90s, 30m, 6h or 1d {see}"
     return f"{error} {see}"
 
 
