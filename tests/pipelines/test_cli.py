@@ -46,6 +46,7 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         (["evaluate", "embedded", "--train.seed", "3"], "are written train.seed=3"),
         (["train", "embedded", "--bogus"], "(see magrpo train --help)"),
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
+        (["runs", "--root", "run.toml"], "--root run.toml is not a folder"),
         (["trian", "embedded"], "Unknown command: trian; did you mean 'train'? choices: ask, bench, compare, config, "),
         (["bench", "los"], "Unknown command: bench los; did you mean 'loss'? choices: iteration, loss, sandbox (see "),
         (
