@@ -44,6 +44,7 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         ),
         (["train", "embedded", "--num-iterations", "3"], "are written train.num_iterations=3"),
         (["evaluate", "embedded", "--train.seed", "3"], "are written train.seed=3"),
+        (["train", "embedded", "-q", "--verbose", "--local"], "give either --quiet or --verbose"),
         (["train", "embedded", "--bogus"], "(see magrpo train --help)"),
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
         (["runs", "--root", "run.toml"], "--root run.toml is not a folder"),
