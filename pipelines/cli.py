@@ -10,10 +10,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, TextIO, TypedDict
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    Parameter,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from magrpo.config.validate import find_keys
-from magrpo.errors import ConfigError, cut_lines
+from magrpo.errors import ConfigError, cut_lines, list_choices
 from magrpo.process.environment import prepare_environment, restore_verbosity, set_verbosity
 from magrpo.process.faults import describe_fault
 from magrpo.process.signals import find_exit_code, keep_printing, raise_on_signals
@@ -156,6 +165,13 @@ for command, (function, text) in LAZY_COMMANDS.items():
         parent.command(path, name=name, help=text, help_epilogue="")
 
 
+LEAVE_OUT = "leave it out"
+NO_OVERRIDES = {
+    "resume": "a run keeps its values; magrpo train starts another",
+    "study": "write values into the study's file",
+    "ask": "write --set before each value",
+}
+"""Where values of the configuration are changed instead, for commands without ``section.key=value``."""
 LONG_COMMANDS = ("train", "resume", "study", "evaluate", "schedule")
 """Commands that keep running when their output is no longer read."""
 
@@ -232,6 +248,15 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
     """Explain why a command line cannot be parsed; a key written as a flag is shown as an override."""
     if isinstance(error.__cause__, ConfigError):
         return str(error.__cause__)
+    chain = error.command_chain or ()
+    command, see = " ".join(chain), f"(see {' '.join(['magrpo', *chain, '--help'])})"
+    words = error.unused_tokens or [""]
+    if isinstance(error, UnknownCommandError):  # its text would import the module of every command
+        choices = list_choices(words[0], _list_commands(command))
+        return f"Unknown command: {' '.join([*chain, words[0]])}; {choices} {see}"
+    if isinstance(error, UnusedCliTokensError):
+        remedy = NO_OVERRIDES.get(command, LEAVE_OUT) if "=" in words[0] else LEAVE_OUT
+        return f"{command} takes no {' '.join(words)}: {remedy} {see}"
     if isinstance(error, UnknownOptionError) and tokens[0] in ("train", "evaluate", "schedule"):
         from magrpo.config.run import RunConfig  # a twentieth of a second, which --help need not spend
 
@@ -243,7 +268,16 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
             shown = value or next((text for text in after if not text.startswith("-")), "VALUE")
             written = " or ".join(f"{key}={shown}" for key in keys)
             return f"Unknown option: {flag}. Keys of the configuration are written {written}"
-    return f"{error} (see magrpo {tokens[0] + ' ' if tokens and tokens[0] in app else ''}--help)"
+    if isinstance(error, CoercionError) and error.target_type is timedelta:
+        return f"{error} It is a number with a unit: write it like 90s, 30m, 6h or 1d {see}"
+    return f"{error} {see}"
+
+
+def _list_commands(group: str) -> list[str]:
+    """List the commands of ``magrpo`` or of one of them that has its own: ``show`` and ``schema`` of ``config``."""
+    if not group:
+        return [name for names in COMMANDS.values() for name in names]
+    return [name.removeprefix(f"{group} ") for name in LAZY_COMMANDS if name.startswith(f"{group} ")]
 
 
 @app.command(

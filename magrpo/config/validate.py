@@ -8,7 +8,8 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -83,7 +84,7 @@ def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequ
 
     The message of a ConfigError starts with ``source``, or says that the mistake was made on the command line.
     """
-    changed = [_apply_override(tree, override) for override in overrides]
+    changed = [_apply_override(tree, override, model) for override in overrides]
     _check_values(tree, changed, source)
     try:
         return model.model_validate(tree)
@@ -138,8 +139,11 @@ def write_override(key: str, value: object) -> str:
     return f"{key}={json.dumps(str(value), ensure_ascii=False)}"
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> _Path:
-    """Apply ``section.key=value`` to ``tree``; returns the path of the value, with items of lists by number."""
+def _apply_override(tree: dict[str, Any], override: str, root: type[Section]) -> _Path:
+    """Apply ``section.key=value`` to ``tree``; returns the path of the value, with items of lists by number.
+
+    The text ``none`` is None for a key that may be None.
+    """
     key, equals, text = override.partition("=")
     where = f"{_ON_COMMAND_LINE}: {quote_value(override)}"
     if not equals or not key:
@@ -158,12 +162,22 @@ def _apply_override(tree: dict[str, Any], override: str) -> _Path:
                 place = _find_item(node, part, ".".join(parts[:depth]), where)
             path = (*path, place)
             if depth == len(parts) - 1:
-                node[place] = value
+                is_none = value == text.strip() == "none" and _can_be_none(path, tree, root)
+                node[place] = None if is_none else value
             else:
                 node = node[place] if isinstance(node, list) else node.setdefault(place, {})
     except (TypeError, AttributeError):
         raise ConfigError(f"{where}: {key:.{MAX_QUOTED}} is not a key of the configuration") from None
     return path
+
+
+def _can_be_none(path: _Path, tree: dict[str, Any], root: type[Section]) -> bool:
+    """Whether the key at ``path`` may be None, and has no choice called ``none``."""
+    section = _find_section(path[:-1], tree, root)
+    if section is None or path[-1] not in section.model_fields:
+        return False
+    kinds = get_args(section.model_fields[str(path[-1])].annotation)
+    return NoneType in kinds and not any("none" in get_args(kind) for kind in kinds)
 
 
 def _find_item(items: Sequence[Any], part: str, key: str, where: str) -> int:
@@ -258,10 +272,17 @@ def _section_class(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> tupl
 
 def _known_keys(loc: _Path, tree: dict[str, Any], root: type[Section]) -> list[str]:
     """The keys of the section at ``loc``, including those of the plug-in it chooses."""
-    model: type[Section] = root
+    section = _find_section(loc, tree, root)
+    assert section is not None
+    return list(section.model_fields)
+
+
+def _find_section(loc: _Path, tree: dict[str, Any], root: type[Section]) -> type[Section] | None:
+    """The class of the section at ``loc``, of the plug-in it chooses if it is one; None if no section is there."""
+    section: type[Section] | None = root
     for part in loc:
         if isinstance(part, str):
-            section, _ = _section_class(part, model.model_fields[part], tree)
-            assert section is not None
-            model = section
-    return list(model.model_fields)
+            if section is None or part not in section.model_fields:
+                return None
+            section, _ = _section_class(part, section.model_fields[part], tree)
+    return section

@@ -91,11 +91,12 @@ def create_baselines(
         source=source.run,
         untrained=RunTeam("the run", config.agents),
         run=trained,
-        single=None if single_run is None else _team_like(single_run, config, root),
+        single=None if single_run is None else _single_like(single_run, config, root),
         partners=tuple(_team_like(partner, config, root) for partner in partners),
     )
     table = with_baselines(config, names, teams)
-    return _create_run(table, source, name or _free_name(root, f"{name_after(Path(source.run))}-baselines"))
+    prefix = name_after(Path(source.run)) if trained is None else source.run
+    return _create_run(table, source, name or _free_name(root, f"{prefix}-baselines"))
 
 
 def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore:
@@ -115,6 +116,16 @@ def _team_of(run: RunStore, checkpoint: int | None) -> RunTeam:
 def _unshare_weights(agent: AgentConfig) -> AgentConfig:
     """Give the agent an adapter of its own, so that a row can change its weights alone."""
     return agent.model_copy(update={"weights": "lora"}) if agent.weights == "shared" else agent
+
+
+def _single_like(run_id: str, config: RunConfig, root: Path) -> RunTeam:
+    """Return the team of a run that trained a single agent, like :func:`_team_like`."""
+    team = _team_like(run_id, config, root)
+    if len(team.agents) > 1:
+        names = ", ".join(agent.name for agent in team.agents)
+        remedy = "name a run that trained one, such as one of embedded_grpo"
+        raise ConfigError(f"--single-run {run_id}: it trained {len(team.agents)} agents ({names}); {remedy}")
+    return team
 
 
 def _team_like(run_id: str, config: RunConfig, root: Path) -> RunTeam:

@@ -55,7 +55,10 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
     """Set how much the runs of this process and its children print; ``verbose`` also shows messages of level INFO.
 
     Without either flag the environment decides, by ``MAGRPO_VERBOSITY``: ``quiet``, ``normal`` or ``verbose``.
+    Raises ConfigError if both are given.
     """
+    if quiet and verbose:
+        raise ConfigError("give either --quiet or --verbose")
     if quiet or verbose:
         os.environ["MAGRPO_VERBOSITY"] = "quiet" if quiet else "verbose"
     if os.environ.get("MAGRPO_VERBOSITY") == "verbose":

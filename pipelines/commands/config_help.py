@@ -34,18 +34,24 @@ Topic = Annotated[str, Parameter(completer=_complete_topics)]
 
 
 def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
-    """Print what ``topic`` is about; the exit code is 0. Raises ConfigError for an unknown topic.
+    """Print what ``topic`` is about; the exit code is 0.
+
+    Raises ConfigError for an unknown topic, or overrides of anything but a configuration.
 
     Args:
         topic: What to explain: a section (rollout), a key (train.seed), all or place; or a configuration to print.
     """
+    explains_keys = topic in (None, "all", "place") or str(topic).partition(".")[0] in RunConfig.model_fields
+    if explains_keys and overrides:
+        example = f"magrpo config show embedded {overrides[0]}"
+        raise ConfigError(f"{overrides[0]}: only a configuration has values to change, as in {example}")
     if topic is None:
         print_wrapped(_format_overview())
     elif topic == "all":
         print_wrapped(format_config_help())
     elif topic == "place":
         print_wrapped(format_place_help())
-    elif topic.partition(".")[0] in RunConfig.model_fields:
+    elif explains_keys:
         print_wrapped(_format_topic(topic))
     elif topic in list_shipped() or topic.endswith(".toml"):
         print("\n".join(_format_values(load_config(locate_config(topic), overrides))))
@@ -107,7 +113,9 @@ def _format_overview() -> str:
 
 def _format_topic(topic: str) -> str:
     """Format the keys of a section, or one key, in lines no wider than the terminal."""
-    name, _, key = topic.partition(".")
+    # Messages name keys of one agent agents.0.model or agents.helper.model, and items of a list by their number.
+    name, *parts = [part for part in topic.split(".") if not part.isdigit()]
+    key = ".".join(parts[1:] if name == "agents" and len(parts) > 1 else parts)
     lines: list[str] = []
     known: dict[str, None] = {}
     for title, fields in _list_sections():
@@ -116,7 +124,8 @@ def _format_topic(topic: str) -> str:
             known |= dict.fromkeys(fields)
             lines += ["", title, *_format_fields(chosen)] if chosen else []
     if not lines:
-        raise ConfigError(f"{topic}: unknown key; {list_choices(key, list(known))}")
+        remedy = list_choices(key, list(known)) if known else f"{name} has no keys of its own"
+        raise ConfigError(f"{topic}: unknown key; {remedy}")
     return "\n".join(lines[1:])
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -67,8 +68,9 @@ def check_machine(*, root: Root = Path("runs")) -> int:
             table.add_row("", "", Text(f"-> {result.remedy}"))
     console.print(table)
     missing = ", ".join(result.name for result in results if result.verdict == "missing")
-    ready = f"ready; next: {find_command('magrpo')} train embedded"
-    console.print(f"\nnot ready: {missing}" if missing else f"\n{ready}")
+    given = "" if root == Path("runs") else f" --root {shlex.quote(str(root))}"
+    ready = f"ready; next: {find_command('magrpo')} train embedded{given}"
+    console.print(f"\nnot ready: {missing}" if missing else f"\n{ready}", markup=False)
     return 1 if missing else 0
 
 
@@ -172,7 +174,9 @@ def check_disk(root: Path) -> Iterator[CheckResult]:
     """Check that ``root`` is writable and has free space."""
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / GIB
-    if not os.access(existing, os.W_OK):
+    if not existing.is_dir():
+        yield CheckResult("disk", "missing", f"{existing} is not a folder", "choose another folder with --root")
+    elif not os.access(existing, os.W_OK):
         yield CheckResult("disk", "missing", f"{existing} is not writable", "choose another folder with --root")
     elif free < ENOUGH_DISK_GIB:
         yield CheckResult("disk", "note", f"{free:.1f} GiB free in {existing}", "delete old runs, or use --root")

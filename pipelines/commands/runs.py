@@ -44,7 +44,9 @@ class Summary:
 
 
 def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
-    """Print the runs of ``root``, newest first; the exit code is 0."""
+    """Print the runs of ``root``, newest first; the exit code is 0. Raises ConfigError if ``root`` is a file."""
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"--root {root} is not a folder; name a folder of runs")
     found = list[Summary]()
     for path in sorted(root.glob(f"*/{CONFIG}")):
         try:
@@ -56,7 +58,7 @@ def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
         print(json.dumps([_describe_summary(run) for run in runs], indent=2))
         return 0
     if not runs:
-        print(f"no runs in {root}")
+        print(f"no runs in {root}" if root.exists() else f"no runs in {root}: no such folder")
         return 0
     console = Console(highlight=False)
     if not console.is_terminal:

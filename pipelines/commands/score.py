@@ -90,8 +90,7 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
         )
     problem_of = _read_problems(problems)
     lines = _read_completions(completions, problem_of, _ROLES.get(kind, _ROLES["coding"]))
-    if not output.parent.is_dir():
-        raise ConfigError(f"{output}: the folder {output.parent} does not exist")
+    _check_output(output, {"--problems": problems, "--completions": completions})
     console = Console(stderr=True, highlight=False)
     columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn())
     tally: Counter[str] = Counter()
@@ -120,6 +119,16 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
         f"{tally['passed']} of {len(lines)} pass all tests{masked}{forgeable}; report: {output}", markup=False
     )
     return 1 if masked else 0
+
+
+def _check_output(output: Path, inputs: Mapping[str, Path]) -> None:
+    if not output.parent.is_dir():
+        raise ConfigError(f"{output}: the folder {output.parent} does not exist")
+    if output.is_dir():
+        raise ConfigError(f"--output {output} is a folder; name a file")
+    for flag, path in inputs.items():
+        if output.exists() and output.samefile(path):
+            raise ConfigError(f"--output {output} is the file of {flag}; name another file")
 
 
 def _score_lines(
@@ -165,7 +174,7 @@ def _find_status(result: Scored, program: ExecutionReport | None) -> str:
 
 def _read_problems(path: Path) -> dict[str, Problem]:
     problems: dict[str, Problem] = {}
-    for where, problem in _read_lines(path, Problem):
+    for where, problem in _read_lines(path, Problem, ("task_id", "prompt", "entry_point", "test")):
         if problem.task_id in problems:
             name = quote_value(problem.task_id)
             raise ConfigError(f"{where}: task_id {name} appears twice; every problem needs its own")
@@ -191,7 +200,7 @@ def _check_test(where: str, field: str, test: str, entry_point: str) -> None:
 
 def _read_completions(path: Path, problems: dict[str, Problem], roles: Sequence[str]) -> list[CompletionLine]:
     lines = []
-    for where, line in _read_lines(path, CompletionLine):
+    for where, line in _read_lines(path, CompletionLine, ("task_id", "completions")):
         if line.task_id not in problems:
             raise ConfigError(f"{where}: task_id {quote_value(line.task_id)} is not among the problems")
         if sorted(line.completions) != sorted(roles):
@@ -199,14 +208,21 @@ def _read_completions(path: Path, problems: dict[str, Problem], roles: Sequence[
             keys = " and ".join(roles)
             raise ConfigError(f"{where}: completions needs the keys {keys}, got {got:.{MAX_QUOTED}}")
         lines.append(line)
+    if not lines:
+        raise ConfigError(f"{path}: contains no completion")
     return lines
 
 
-def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
-    """Yield the objects of a JSON file with their positions, ``file:line``."""
-    if not path.is_file():
+def _read_lines(path: Path, line_type: type[LineT], keys: Sequence[str]) -> Iterator[tuple[str, LineT]]:
+    """Yield the objects of a JSON file, which all have ``keys``, with their positions, ``file:line``."""
+    if not path.exists():
         raise ConfigError(f"{path}: no such file")
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a file")
     for row in read_json_rows(path):
+        if missing := [key for key in keys if key not in row.values]:
+            found = f"{', '.join(row.values) or 'none':.{MAX_QUOTED}}"
+            raise ConfigError(f"{row.where}: has no {' and no '.join(map(repr, missing))}; its keys are {found}")
         try:
             yield row.where, msgspec.convert(row.values, line_type)
         except msgspec.ValidationError as error:

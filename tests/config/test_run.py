@@ -49,6 +49,25 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "override", "value"),
+    [
+        ("rollout.branching=2", "rollout.branching=none", None),
+        ("agents.1.lr=1e-3", "agents.m.lr=none", None),
+        ("agents.0.start_from=x", "agents.0.start_from=none", None),
+        ("registry.model=x", "registry.model=none", None),
+        ("registry.model=x", "registry.model='none'", "none"),
+        ("algo.normalize=std", "algo.normalize=none", "none"),
+        ("problems={kind='humanevalplus', source='x', max_tests=3}", "problems.max_tests=none", None),
+    ],
+)
+def test_none_unsets_a_key_that_may_have_no_value(path: Path, before: str, override: str, value: str | None) -> None:
+    section, *middle, key = override.partition("=")[0].split(".")
+    config = load_config(path, [before, override]).model_dump()
+    node = config[section][int(before.split(".")[1])] if middle else config[section]
+    assert node[key] == value
+
+
+@pytest.mark.parametrize(
     ("example", "changes", "method"),
     [
         ("embedded", [], "MAGRPO"),

@@ -406,6 +406,10 @@ def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) 
         (["table", "--baselines", "all"], "run table does not train"),
         (["a", "--baselines", "all", "--partner", "c"], "no run 'c'"),
         (["a", "--baselines", "single_grpo", "--single-run", "d"], "no run 'd'"),
+        (
+            ["a", "--baselines", "single_grpo", "--single-run", "b"],
+            "--single-run b: it trained 2 agents (helper, main); name a run that trained one, such as one of embedded",
+        ),
         (["a", "--baselines", "all", "lora.rank=4", "--partner", "b"], "section lora differs"),
     ],
 )
@@ -414,6 +418,11 @@ def test_a_mistake_is_one_clear_line(
 ) -> None:
     assert main(["evaluate", *arguments, "--root", str(root), "--local"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_table_is_named_after_the_whole_name_of_its_run(root: Path) -> None:
+    make_run(root.parent / "run.toml", root, name="lr-0.1")
+    assert create_baselines(Source("lr-0.1", None, root), "magrpo", None).run_id == "lr-0.1-baselines"
 
 
 def test_agents_that_shared_an_adapter_play_apart(root: Path) -> None:

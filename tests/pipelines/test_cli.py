@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,10 +44,25 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         ),
         (["train", "embedded", "--num-iterations", "3"], "are written train.num_iterations=3"),
         (["evaluate", "embedded", "--train.seed", "3"], "are written train.seed=3"),
+        (["train", "embedded", "-q", "--verbose", "--local"], "give either --quiet or --verbose"),
         (["train", "embedded", "--bogus"], "(see magrpo train --help)"),
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
+        (["runs", "--root", "run.toml"], "--root run.toml is not a folder"),
+        (["trian", "embedded"], "Unknown command: trian; did you mean 'train'? choices: ask, bench, compare, config, "),
+        (["bench", "los"], "Unknown command: bench los; did you mean 'loss'? choices: iteration, loss, sandbox (see "),
+        (
+            ["resume", "a", "train.seed=1"],
+            "resume takes no train.seed=1: a run keeps its values; magrpo train starts a",
+        ),
+        (["study", "tiny", "a=1", "b=2"], "study takes no a=1 b=2: write values into the study's file (see magrpo st"),
+        (["ask", "a", "Add 1.", "a.b=1"], "ask takes no a.b=1: write --set before each value (see magrpo ask --help)"),
+        (["runs", "a", "b"], "runs takes no a b: leave it out (see magrpo runs --help)"),
+        (["config", "schema", "a"], "config schema takes no a: leave it out (see magrpo config schema --help)"),
+        (["bench", "loss", "--tokens", "0"], "(see magrpo bench loss --help)"),
         (["schedule", "embedded"], "schedule needs either --cron or --interval"),
         (["schedule", "embedded", "--cron", "every night"], "--cron 'every night': needs five fields"),
+        (["schedule", "embedded", "--cron", "99 2 * * *"], "--cron '99 2 * * *': Invalid cron string"),
+        (["schedule", "embedded", "--interval", "5"], "write it like 90s, 30m, 6h or 1d (see magrpo schedule --help)"),
     ],
 )
 def test_a_mistake_names_its_remedy(
@@ -61,6 +78,12 @@ def test_a_mistake_names_its_remedy(
     said = capsys.readouterr()
     assert message in said.err
     assert (said.out, [path.name for path in tmp_path.iterdir()]) == ("", ["run.toml"])
+
+
+def test_a_mistyped_command_is_refused_before_the_libraries_of_commands_are_loaded() -> None:
+    code = "import sys; from pipelines.cli import main; print(main(['trian']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
 
 
 @pytest.mark.parametrize("words", [["schedule", "--interval", "1h"], ["evaluate", "--baselines", "all"]])

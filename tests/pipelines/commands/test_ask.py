@@ -27,7 +27,7 @@ from magrpo.types import (
 from pipelines.cli import main
 from pipelines.commands.answer_view import AnswerView
 from tests.asking.runs import CONFIGS, SMALL, make_run
-from tests.pipelines.commands.typed import type_text
+from tests.pipelines.commands.typed import Typed, type_text
 
 PARTS = {"structure": 1.0, "syntax": 0.5, "tests": 0.5, "cooperation": 0.0}
 
@@ -97,10 +97,11 @@ def test_json_has_cut_answers_prompts_and_the_remark(run: RunStore, capsys: pyte
     assert "prompts" not in told["trained"]
 
 
+@pytest.mark.parametrize("stdin", [Typed("", at_terminal=True), Typed("\n", at_terminal=False), None])
 def test_without_a_problem_the_first_held_out_one_is_asked(
-    run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stdin: Typed | None, run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    type_text(monkeypatch, "", at_terminal=True)
+    monkeypatch.setattr("sys.stdin", stdin)
     assert ask(run, "--trained-only") == 0
     first = next(iter(load_asked_problems(find_asked_team(run.run_id, run.path.parent))))
     assert capsys.readouterr().out.startswith(f"{first}\ndef ")
@@ -143,9 +144,6 @@ def test_a_text_may_come_from_another_program(
     assert "[elaboration]" in said
     assert "joined program" not in said
     assert "length ratio" in said
-    type_text(monkeypatch, "")
-    assert ask(run) == 2
-    assert "ask needs a problem: PROBLEM, --problem ID, or text" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(
@@ -155,8 +153,7 @@ def test_mistakes_are_one_line(
     mistakes = {
         ("x", "--problem", "y"): "--problem names a problem of the run: leave out PROBLEM and --test",
         ("--problem", "nowhere"): "no problem 'nowhere'; similar ids: ",
-        ("--test", "assert f(1)"): "ask needs a problem",
-        ("--json",): "ask needs a problem",
+        ("--test", "assert f(1)"): "--test needs a problem: PROBLEM, or text on standard input",
         ("x", "--checkpoint", "9"): "run run has no weights of checkpoint 9; choose one of 0 to 1",
         ("x", "--set", "rollout.temperatur=1"): "rollout.temperatur: unknown key; did you mean 'temperature'",
     }

@@ -47,8 +47,23 @@ def test_a_key_is_shown_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == "[train]\n  seed: int = 0\n      Seed for everything random in the run.\n"
     assert cli.main(["config", "show", "root"]) == 0
     assert capsys.readouterr().out.startswith("(top level)\n  root: folder = runs\n      ")
-    for topic, message in (("train.sed", "did you mean 'seed'?"), ("rolout", "did you mean 'rollout'?")):
-        assert cli.main(["config", "show", topic]) == 2
+    for topic in ("agents.model", "agents.0.model", "agents.helper.model"):
+        assert cli.main(["config", "show", topic]) == 0
+        assert capsys.readouterr().out.startswith("[[agents]]\n  model: str, required\n"), (
+            "as errors name keys of agents"
+        )
+    for words, message in (
+        ("train.sed", "did you mean 'seed'?"),
+        ("rolout", "did you mean 'rollout'?"),
+        ("agents.0.modle", "agents.0.modle: unknown key; did you mean 'model'?"),
+        ("root.foo", "root.foo: unknown key; root has no keys of its own\n"),
+        (
+            "train train.seed=1",
+            "train.seed=1: only a configuration has values to change, as in magrpo config show embed",
+        ),
+        ("all a=1", "a=1: only a configuration has values to change"),
+    ):
+        assert cli.main(["config", "show", *words.split()]) == 2
         assert message in capsys.readouterr().err
 
 

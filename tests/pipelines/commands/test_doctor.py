@@ -23,6 +23,7 @@ def test_a_machine_that_is_ready(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert _verdicts(text).keys() >= {"Python", "PyTorch", "GPU", "vLLM", "sandbox", "Prefect", "MLflow", "disk"}
     assert "missing" not in text
     assert not (tmp_path / "mlflow.db").exists(), "looking leaves nothing behind"
+    assert f"train embedded --root {tmp_path}\n" in text
 
 
 @pytest.mark.usefixtures("cuda_build")
@@ -85,3 +86,11 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     (result,) = doctor.check_disk(tmp_path / "runs")
     assert (result.verdict, result.remedy) == ("missing", "choose another folder with --root")
+
+
+@pytest.mark.parametrize("name", ["file", "file/runs"])
+def test_a_file_in_place_of_the_folder_is_missing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (result,) = doctor.check_disk(tmp_path / name)
+    assert (result.verdict, result.text) == ("missing", f"{tmp_path / 'file'} is not a folder")
+    assert result.remedy == "choose another folder with --root"

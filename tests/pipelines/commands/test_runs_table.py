@@ -69,6 +69,12 @@ def shown_configs(*configs: dict[str, str]) -> str:
     return out.getvalue()
 
 
+def test_a_folder_without_runs_is_told_from_a_missing_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for root, said in ((tmp_path, "no runs in {}\n"), (tmp_path / "nowhere", "no runs in {}: no such folder\n")):
+        assert main(["runs", "--root", str(root)]) == 0
+        assert capsys.readouterr().out == said.format(root)
+
+
 def test_runs_are_told_apart_by_what_differs_or_by_problems_and_model() -> None:
     coop = {"problems.kind": "coopcode", "agents.0.model": "coopcode-base", "agents.1.model": "coopcode-base"}
     texts = {"problems.kind": "tldr", "agents.0.model": "/models/Smol/", "agents.1.model": "Qwen/Qwen3-1.7B"}

@@ -33,6 +33,8 @@ COMPLETION = {"task_id": "t", "completions": {"helper": "", "main": "def f(x):\n
             {"completions": {"x" * 10**5: ""}},
             "completions.jsonl:1: completions needs the keys helper and main, got",
         ),
+        ({"prompt": None}, {}, "problems.jsonl:1: has no 'prompt'; its keys are task_id, entry_point, test"),
+        ({}, {"task_id": None, "completions": None}, "completions.jsonl:1: has no 'task_id' and no 'completions'; its"),
     ],
 )
 def test_an_unusable_row_is_named(
@@ -50,11 +52,38 @@ def test_an_unusable_row_is_named(
 
 
 def write_inputs(folder: Path, problem: dict[str, Any], completion: dict[str, Any]) -> list[str]:
-    """Write a problem and a completion with these changes; returns the arguments that name the files."""
-    (folder / "problems.jsonl").write_text(json.dumps(PROBLEM | problem))
-    (folder / "completions.jsonl").write_text(json.dumps(COMPLETION | completion))
+    """Write a problem and a completion with these changes (None: no such key); returns the arguments of the files."""
+    for name, row in (("problems", PROBLEM | problem), ("completions", COMPLETION | completion)):
+        kept = {key: value for key, value in row.items() if value is not None}
+        (folder / f"{name}.jsonl").write_text(json.dumps(kept))
     files = {"problems": "problems.jsonl", "completions": "completions.jsonl", "output": "out.jsonl"}
     return [word for flag, name in files.items() for word in (f"--{flag}", str(folder / name))]
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "message"),
+    [
+        ("--output", "completions.jsonl", "--output {path} is the file of --completions; name another file"),
+        ("--output", "linked.jsonl", "--output {path} is the file of --problems; name another file"),
+        ("--output", "folder", "--output {path} is a folder; name a file"),
+        ("--completions", "folder", "{path}: is a folder; name a file"),
+        ("--completions", "nowhere.jsonl", "{path}: no such file"),
+        ("--completions", "empty.jsonl", "{path}: contains no completion"),
+        ("--problems", "empty.jsonl", "{path}: contains no problem"),
+    ],
+)
+def test_an_unusable_file_is_named_and_inputs_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, name: str, message: str
+) -> None:
+    arguments = write_inputs(tmp_path, {}, {})
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "linked.jsonl").symlink_to("problems.jsonl")
+    before = {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
+    arguments[arguments.index(flag) + 1] = str(tmp_path / name)
+    assert main(["score", *arguments]) == 2
+    assert capsys.readouterr().err == f"magrpo: {message.format(path=tmp_path / name)}\n"
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")} == before
 
 
 def test_a_program_of_one_programmer_is_scored(tmp_path: Path) -> None:

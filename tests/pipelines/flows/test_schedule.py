@@ -39,16 +39,13 @@ from tests.processes import assert_all_end, wait_until
         ({"cron": "0 2 * * *", "interval": timedelta(days=1)}, "schedule needs either --cron or --interval"),
         ({"interval": timedelta(0)}, "--interval must be longer than 0"),
         ({"cron": "0 2 * * *", "timezone": "Mars/Base"}, "--timezone 'Mars/Base': no such time zone"),
+        ({"cron": "99 2 * * *"}, "--cron '99 2 * * *': Invalid cron string"),
+        ({"cron": "R 2 * * *"}, "--cron 'R 2 * * *': Random and Hashed expressions are unsupported"),
     ],
 )
-def test_flags_that_are_no_schedule_are_refused_without_prefect(flags: dict[str, Any], message: str) -> None:
+def test_flags_that_are_no_schedule_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         Timetable(**flags)
-
-
-def test_a_cron_expression_that_prefect_cannot_use_is_refused() -> None:
-    with pytest.raises(ConfigError, match=re.escape("--cron '99 2 * * *': Invalid cron string")):
-        build_schedule(Timetable("99 2 * * *"))
 
 
 @pytest.mark.parametrize("flags", [{"cron": "0 2 * * *"}, {"interval": timedelta(hours=6)}])
