@@ -37,7 +37,7 @@ class TrainedTeam:
         evaluations = {i: pointer for i, pointer in find_evaluations(store).items() if i in kept}
         if not evaluations:
             raise ConfigError(
-                f"run {store.run_id} has no evaluated agents yet; resume it: magrpo resume {store.format_arguments()}"
+                f"run {store.run_id} has no evaluated agents yet; resume it: {store.format_command('resume')}"
             )
         return cls(store, config, evaluations, merged)
 

@@ -39,9 +39,7 @@ class EvaluatedRun:
         config = store.config()
         reports = read_evaluations(store)
         if not reports:
-            raise ConfigError(
-                f"run {store.run_id} has no evaluation yet; resume it: magrpo resume {store.format_arguments()}"
-            )
+            raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: {store.format_command('resume')}")
         return cls(store, config, reports)
 
     @property
@@ -93,7 +91,7 @@ class EvaluatedRun:
                 return budget
         raise ConfigError(
             f"run {self.run_id}: the update of iteration {iteration} is missing; compute it again: "
-            f"magrpo resume {self.store.format_arguments()}"
+            f"{self.store.format_command('resume')}"
         )
 
     def nearest_evaluation(self, tokens: int) -> int:

@@ -59,9 +59,7 @@ def _write_report(store: RunStore, folder: Path) -> None:
     config = store.config()
     if makes_tables(config):
         if not is_finished(store):
-            raise ConfigError(
-                f"run {store.run_id} has no table yet; resume it: magrpo resume {store.format_arguments()}"
-            )
+            raise ConfigError(f"run {store.run_id} has no table yet; resume it: {store.format_command('resume')}")
         BaselineTable(config, read_baselines(store, config)).write_files(folder)
     else:
         RunReport.read(store).write_files(folder)

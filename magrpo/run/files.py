@@ -203,9 +203,7 @@ def choose_checkpoint(store: RunStore, iteration: int | None) -> int:
     """Return ``iteration`` if its weights are kept, by default the last one whose weights are; else ConfigError."""
     known = kept_iterations(store)
     if not known:
-        raise ConfigError(
-            f"run {store.run_id} has no checkpoint yet; resume it: magrpo resume {store.format_arguments()}"
-        )
+        raise ConfigError(f"run {store.run_id} has no checkpoint yet; resume it: {store.format_command('resume')}")
     if iteration is not None and iteration not in known:
         raise ConfigError(
             f"run {store.run_id} has no weights of checkpoint {iteration}; choose one of {_list_iterations(known)}"

@@ -51,7 +51,7 @@ def check_kept(store: RunStore, step: Step) -> None:
             files = "the optimizer state" if step.stage == "update" else "the weights"
             raise ConfigError(
                 f"{step.folder} needs {files} of {name}, deleted to save space; to compute them again: "
-                f"magrpo resume {store.format_arguments()} --from-stage {step}"
+                f"{store.format_command('resume')} --from-stage {step}"
             )
 
 

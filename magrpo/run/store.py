@@ -30,7 +30,7 @@ from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError, check_name, first_line
 from magrpo.files.locks import lock_folder
 from magrpo.files.writing import DRAFT, atomic_write, hash_file, share_files, sync_path
-from magrpo.process.environment import shorten_path
+from magrpo.process.environment import find_command, shorten_path
 from magrpo.run.manifest import (
     MANIFEST,
     FileFacts,
@@ -93,8 +93,7 @@ class RunStore:
         with lock_folder(store.path):  # of two processes that create the run at once, the second one is refused
             if store.exists():
                 raise ConfigError(
-                    f"run {run_id} exists in {config.root}: choose another name, or: "
-                    f"magrpo resume {store.format_arguments()}"
+                    f"run {run_id} exists in {config.root}: choose another name, or: {store.format_command('resume')}"
                 )
             if any(path.name != DRAFT.format(CONFIG) for path in store.path.iterdir()):
                 raise ConfigError(f"{store.path} contains other files: choose another name")
@@ -126,6 +125,10 @@ class RunStore:
         if root == Path("runs").resolve() and not from_anywhere:
             return self.run_id
         return f"{self.run_id} --root {shlex.quote(str(root) if from_anywhere else shorten_path(root))}"
+
+    def format_command(self, command: str) -> str:
+        """Format a command on the run for the working directory: ``magrpo resume one``."""
+        return f"{find_command('magrpo')} {command} {self.format_arguments()}"
 
     # ----------------------------------------------------------------------------------------------- configuration
     def exists(self) -> bool:

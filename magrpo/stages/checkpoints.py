@@ -42,7 +42,7 @@ def check_bases(store: RunStore, lineup: Lineup) -> None:
         if noted.get(agent) != fingerprint:
             raise ConfigError(
                 f"agent {agent!r}: the files of its base model {lineup.base(agent)} have changed since the run began; "
-                f"restore them, or train again from them: magrpo resume {store.format_arguments()} --from-stage start"
+                f"restore them, or train again from them: {store.format_command('resume')} --from-stage start"
             )
 
 

@@ -132,15 +132,13 @@ def find_agents(store: RunStore) -> Path | None:
 
 def suggest_commands(store: RunStore) -> dict[str, str]:
     """Suggest commands for after a run, each with its purpose; the most wanted one comes last."""
-    run = store.format_arguments()
     config = store.config()
-    magrpo = find_command("magrpo")
-    commands = {f"{magrpo} show {run} --open": "open the report"}
+    commands = {f"{store.format_command('show')} --open": "open the report"}
     if makes_tables(config):
         return commands
     if config.train.num_iterations:
-        commands[f"{magrpo} evaluate {run} --baselines all"] = "compare its agents with baselines"
-    return commands | {f"{magrpo} ask {run}": "ask the agents a held-out problem"}
+        commands[f"{store.format_command('evaluate')} --baselines all"] = "compare its agents with baselines"
+    return commands | {store.format_command("ask"): "ask the agents a held-out problem"}
 
 
 def print_answers(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
@@ -194,19 +192,18 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
 def _print_services(result: Result, console: Console) -> None:
     store = result.store
     config = store.config()
-    magrpo = find_command("magrpo")
     if result.promotion is not None:
         print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:
         print_entry(console, "team:", "not registered; to register it:")
-        print_command("", f"{magrpo} resume {store.format_arguments()}", console)
+        print_command("", store.format_command("resume"), console)
     if result.undelivered:
         print_entry(
             console,
             "waiting:",
             f"{format_count(result.undelivered, 'records')} for MLflow in the outbox; to deliver them:",
         )
-        print_command("", f"{magrpo} sync {store.format_arguments()}", console)
+        print_command("", store.format_command("sync"), console)
     command, page = result.mlflow_page
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)

@@ -80,7 +80,7 @@ def register_team(store: RunStore, outcome: Outcome, mlflow_run_id: str, undo: U
             registered = candidate.register(mlflow_run_id)
         return candidate.decide_promotion(registered, undo)
     except Unavailable as error:
-        log.warning("registry: %s; to register later: magrpo resume %s", error, store.format_arguments())
+        log.warning("registry: %s; to register later: %s", error, store.format_command("resume"))
         return None
 
 

@@ -109,9 +109,7 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
     for store in stores:
         config = store.config()
         if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
-            raise ConfigError(
-                f"run {store.run_id} is not finished; resume it: magrpo resume {store.format_arguments()}"
-            )
+            raise ConfigError(f"run {store.run_id} is not finished; resume it: {store.format_command('resume')}")
         tables[store.run_id] = read_baselines(store, config)
     evaluated = [read_evaluated(store, tables[store.run_id]) for store in stores]
     for store, problems in zip(stores, evaluated, strict=True):

@@ -15,7 +15,6 @@ from rich import box
 from rich.table import Table
 
 from magrpo.config.run import RunConfig
-from magrpo.process.environment import find_command
 from magrpo.progress.activity import open_console, show_activity
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import (
@@ -146,8 +145,7 @@ def _print_screen(store: RunStore, config: RunConfig, summary: Summary, reports:
     if summary.state in ("finished", "running"):
         print_commands("next:", suggest_commands(store), console)
     else:
-        command = f"{find_command('magrpo')} resume {store.format_arguments()}"
-        print_commands("next:", {command: "resume it where it stopped"}, console)
+        print_commands("next:", {store.format_command("resume"): "resume it where it stopped"}, console)
 
 
 def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:

@@ -272,9 +272,10 @@ def test_a_card_shows_no_server_for_adapters_that_vllm_refuses(
 
 
 def test_a_run_without_agents_says_so(tmp_path: Path, coders: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    RunStore.create(coders.config().model_copy(update={"root": tmp_path}), "new")
+    store = RunStore.create(coders.config().model_copy(update={"root": tmp_path}), "new")
     assert main(["export", "new", "--root", str(tmp_path)]) == 2
-    assert "run new has no evaluated agents yet; resume it: magrpo resume new" in capsys.readouterr().err
+    resume = store.format_command("resume")
+    assert f"run new has no evaluated agents yet; resume it: {resume}" in capsys.readouterr().err
 
 
 def read_answer(request: str, folder: Path) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
+from magrpo.process.environment import shorten_path
 from magrpo.run.manifest import MANIFEST, digest
 from magrpo.run.store import RunStore, read_records, write_records
 from magrpo.types import (
@@ -129,8 +131,11 @@ def test_printed_commands_find_their_run(tmp_path: Path, monkeypatch: pytest.Mon
     anywhere = RunStore(Path("my runs"), "one").format_arguments(from_anywhere=True)
     assert anywhere == f"one --root '{tmp_path}/my runs'"
     config = load_config(_config(tmp_path), ["root=my runs"])
-    RunStore.create(config, "one")
-    with pytest.raises(ConfigError, match="or: magrpo resume one --root 'my runs'"):
+    store = RunStore.create(config, "one")
+    monkeypatch.setenv("PATH", "")  # without the environment's own folder, as in a shell after `make setup`
+    command = f"{shorten_path(Path(sys.executable).parent / 'magrpo')} resume one --root 'my runs'"
+    assert store.format_command("resume") == command
+    with pytest.raises(ConfigError, match=f"or: {re.escape(command)}"):
         RunStore.create(config, "one")
 
 

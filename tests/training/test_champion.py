@@ -251,7 +251,7 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
     store.write_config(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away") is None
-    assert f"to register later: magrpo resume one --root {world.root}" in caplog.text
+    assert f"to register later: {store.format_command('resume')}" in caplog.text
     store.write_config(config)
     assert world.finish("one", model="away") is not None
 

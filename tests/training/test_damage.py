@@ -127,7 +127,7 @@ def test_a_lost_checkpoint_after_a_pruned_one_takes_from_stage(runs: Runs, copy:
     assert_stops(
         copy,
         "00002/update needs the optimizer state of 00001/update, deleted to save space; to compute them again: "
-        f"magrpo resume copy --root {runs.root} --from-stage update:2",
+        f"{copy.format_command('resume')} --from-stage update:2",
     )
     repeated = steps_to_repeat(copy, copy.config(), "update:2")
     assert [str(step) for step in repeated] == ["update:1", "evaluate:2"]

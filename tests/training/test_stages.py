@@ -90,7 +90,7 @@ def test_a_base_model_that_was_overwritten_after_the_start_is_refused(tmp_path: 
         stages.run_step(Step("evaluate", 0), inputs)
     before = (base / "model.safetensors").read_bytes()
     (base / "model.safetensors").write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-    remedy = f"restore them, or train again from them: magrpo resume {store.format_arguments()} --from-stage start"
+    remedy = f"restore them, or train again from them: {store.format_command('resume')} --from-stage start"
     with (
         open_stages(config, store, MemoryTracker()) as stages,
         pytest.raises(ConfigError, match=f"agent 'helper': the files of its base model {base} .*{re.escape(remedy)}"),

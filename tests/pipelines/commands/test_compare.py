@@ -233,7 +233,8 @@ def test_a_run_with_an_update_set_aside_is_to_be_resumed_first(
     runs = shutil.copytree(root, tmp_path / "runs")
     shutil.rmtree(runs / "one" / "stages" / "00001" / "update")
     assert main(["compare", "one", "two", "--root", str(runs), "--output", str(tmp_path / "page")]) == 2
-    assert "the update of iteration 1 is missing; compute it again: magrpo resume one" in capsys.readouterr().err
+    resume = RunStore(runs, "one").format_command("resume")
+    assert f"the update of iteration 1 is missing; compute it again: {resume}" in capsys.readouterr().err
 
 
 def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
