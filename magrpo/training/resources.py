@@ -191,7 +191,7 @@ class RunResources:
     def _open_updates(self) -> Updates:
         config, dump = self._config, self._store.path / "failed-batch"
         if self._place.ranks.count:
-            check_bases(self._store, self.lineup)
+            _ = self.lineup  # compares the base models, which the ranks open for themselves
             cluster = self._cluster.get()
             from magrpo.cluster.ranks import RanksUpdates  # ray, torch
 
