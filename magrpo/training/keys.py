@@ -2,7 +2,8 @@
 
 A key covers the inputs, the sections of the configuration that the stage names, and the text of the prompts where it
 prompts agents; the prompts of a program are in its file. A section contributes only its differences from the defaults,
-so a new option at its default changes no key. Other code does not enter keys: neither that of stages nor of plug-ins.
+and nothing if it has none, so a new option or section at its defaults changes no key. Other code does not enter keys:
+neither that of stages nor of plug-ins.
 """
 
 import logging
@@ -31,10 +32,9 @@ def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
         # The length of the run matters only to a learning rate that decays.
         sections["train"].pop("num_iterations", None)
         sections["train"].pop("max_tokens", None)
-    if not sections.get("penalty", True):
-        del sections["penalty"]  # a whole section at its defaults must not change the keys of older runs
+    changed = {name: section for name, section in sections.items() if section}
     prompts = [read_prompts(config)] if step.spec.shows_prompts else []
-    return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs], *prompts)
+    return digest(step.name, step.iteration, changed, [pointer["sha"] for pointer in inputs], *prompts)
 
 
 def read_prompts(config: RunConfig) -> Any:

@@ -134,10 +134,9 @@ class _Candidate:
         tree["eval"].pop("every", None)
         sampling = ("temperature", "top_p", "top_k", "max_new_tokens")
         tree["rollout"] = {key: value for key, value in tree["rollout"].items() if key in sampling}
-        if not tree["penalty"]:
-            del tree["penalty"]
+        changed = {name: section for name, section in tree.items() if section}
         problems = self.store.file_digest(self.outcome.problems, split_file("test"))
-        return digest(tree, problems, read_prompts(self.config))
+        return digest(changed, problems, read_prompts(self.config))
 
     def decide_promotion(self, registered: Pointer, undo: Undo) -> Promotion:
         """Decide once: either the alias moves and the decision is committed, or neither happens."""

@@ -61,9 +61,14 @@ def test_an_option_at_its_default_is_in_no_key() -> None:
         ],
     )
     assert all_keys(explicit) == all_keys(config)
-    without = {name: list_changes(getattr(config, name)) for name in ("reward", "sandbox")}
-    assert all_keys(config)["score"] == digest("score", 1, without, []), "nor is a whole section"
     assert "leave_out_long" not in list_changes(config.rollout)
+
+
+@pytest.mark.parametrize(("stage", "section"), [("score", "penalty"), ("critic", "critic"), ("tables", "baselines")])
+def test_a_section_at_its_defaults_is_in_no_key(stage: str, section: str) -> None:
+    config = load_config(CONFIG)
+    others = {name: list_changes(getattr(config, name)) for name in STAGES[stage].sections if name != section}
+    assert all_keys(config)[stage] == digest(Step(stage, 1).name, 1, others, [])
 
 
 @pytest.mark.parametrize(
