@@ -198,7 +198,13 @@ class EnginePlugin(PluginConfig, Protocol):
         """
 
 
-# Optional members of plug-ins, for plans and reports. Test with isinstance: a plug-in may leave them out.
+# Optional members of plug-ins, for plans, reports and keys. Test with isinstance: a plug-in may leave them out.
+@runtime_checkable
+class ReadsSources(Protocol):
+    def read_sources(self) -> Sequence[Any]:
+        """The texts outside the configuration that decide what an environment shows to agents, as plain JSON."""
+
+
 @runtime_checkable
 class HasMaxExecutions(Protocol):
     @property

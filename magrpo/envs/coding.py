@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from magrpo.envs.diagnosis import Feedback, diagnose_turn, format_bare_feedback, format_feedback
+from magrpo.envs.diagnosis import Feedback, diagnose_turn, format_bare_feedback, format_feedback, word_feedback
 from magrpo.envs.prompts import PROMPTS
 from magrpo.envs.rounds import merge_rounds
 from magrpo.plugins import Plugin
@@ -40,6 +40,10 @@ class ProgramEnv(Plugin):
     feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
     """Number of failing tests that ``level_feedback`` quotes. 0: feedback reveals none of the reward's tests."""
 
+    def read_sources(self) -> list[Mapping[str, str]]:
+        """The texts of ``prompts.toml`` that agents can be shown."""
+        return [*self._list_prompts(), PROMPTS["program_feedback"]]
+
     def roles(self) -> tuple[str, ...]:
         return tuple(self.system)
 
@@ -57,32 +61,31 @@ class ProgramEnv(Plugin):
                     feedback_lines += [f"# partner\n{text}" for text in _list_partner_texts(last, agent)]
                 lines += ["# previous", last.texts[agent], "# feedback", *feedback_lines, ""]
             return Observation((Message("user", "\n".join(lines)),))
-        messages = self._ask(role, _name_parts(problem))
+        parts = _name_parts(problem)
+        asked = [texts[role].format(**parts) for texts in self._list_prompts()]
+        messages = [*(Message("system", text) for text in asked[:-1]), Message("user", asked[-1])]
         function = "aux" if role == "helper" else problem.entry_point
         for turn in history:
             feedback = self._give_feedback(problem, role, turn, agent)
-            request = f"{feedback}\nRevise your function `{function}`. Answer with Python code only."
-            messages += [Message("assistant", turn.texts[agent]), Message("user", request)]
+            request = word_feedback("request", function=function)
+            messages += [Message("assistant", turn.texts[agent]), Message("user", f"{feedback}\n{request}")]
         return Observation(tuple(messages))
 
-    def _ask(self, role: str, parts: Mapping[str, str]) -> list[Message]:
-        """The messages of the first turn. ``parts``: the parts of the problem, by the names that prompts have."""
-        return _fill_prompts(self.system[role], self.task[role], parts)
+    def _list_prompts(self) -> Sequence[Mapping[str, str]]:
+        """What each role is asked at the first turn: a system prompt, if there is one, and the task."""
+        return self.system, self.task
 
     def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
         if self.feedback == "discussion":
             texts = [f"```\n{text}\n```" for text in _list_partner_texts(turn, agent)]
-            return "\n".join(["Your partner wrote:", *texts])
+            return "\n".join([word_feedback("partner"), *texts])
         diagnosis = diagnose_turn(turn, role)
         limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
         return format_feedback(self.feedback, diagnosis, role, problem.entry_point, limit)
 
 
-def _fill_prompts(system: str, task: str, parts: Mapping[str, str]) -> list[Message]:
-    return [Message("system", system.format(**parts)), Message("user", task.format(**parts))]
-
-
 def _name_parts(problem: Problem) -> dict[str, str]:
+    """The parts of the problem, by the names that prompts have."""
     return {
         "prompt": problem.prompt.rstrip("\n"),
         "entry_point": problem.entry_point,
@@ -124,12 +127,12 @@ class CodingEnv(ProgramEnv):
 
     kind: str = "coding"
 
-    def _ask(self, role: str, parts: Mapping[str, str]) -> list[Message]:
+    def _list_prompts(self) -> Sequence[Mapping[str, str]]:
         if self.prompt == "paper":
-            return [Message("user", PROMPTS["paper"][role].format(**parts))]
+            return (PROMPTS["paper"],)
         if self.prompt == "list":
-            return _fill_prompts(PROMPTS["coding_list"][role], PROMPTS["coding_list_task"][role], parts)
-        return super()._ask(role, parts)
+            return PROMPTS["coding_list"], PROMPTS["coding_list_task"]
+        return super()._list_prompts()
 
 
 class SequentialEnv(CodingEnv):
@@ -163,7 +166,7 @@ class SequentialEnv(CodingEnv):
         if self.prompt == "bare":
             content = f"# partner\n{code}\n{last.content}"
         else:
-            content = f"{last.content}\nYour partner wrote:\n```python\n{code}\n```"
+            content = f"{last.content}\n{word_feedback('partner')}\n```python\n{code}\n```"
         return Observation((*before, Message(last.role, content)))
 
 
@@ -196,6 +199,10 @@ class TeamEnv(Plugin):
     """``instruct``: full English instructions; ``bare``: only the problem under a one-word heading, for a tiny
     model."""
 
+    def read_sources(self) -> list[Mapping[str, str]]:
+        """The texts of ``prompts.toml`` that agents can be shown."""
+        return [PROMPTS["team"]]
+
     def roles(self) -> tuple[str, ...]:
         return (*(f"helper{i}" for i in range(1, self.num_helpers + 1)), "main")
 
@@ -212,5 +219,5 @@ class TeamEnv(Plugin):
         form = f"{PROMPTS['team']['team']} {PROMPTS['team'][kind]}"
         system = form.format(**size, number=number, entry_point=problem.entry_point)
         function = "aux" if kind == "helper" else problem.entry_point
-        task = f"The problem:\n```python\n{problem.prompt.rstrip()}\n```\nWrite the function `{function}`."
+        task = PROMPTS["team"]["task"].format(prompt=problem.prompt.rstrip(), function=function)
         return Observation((Message("system", system), Message("user", task)))

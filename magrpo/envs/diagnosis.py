@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from magrpo.envs.prompts import PROMPTS
 from magrpo.types import Case, PastTurn
 
 Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discussion"]
@@ -23,12 +24,6 @@ _EXCEPTIONS = {
 }
 _FAILURES = {"wrong": "wrong answer", "exception": "exception", "timeout": "timeout"}
 _COOPERATION = {"thin": "wrapper", "unused": "aux unused", "not called": "aux not called"}
-_COOPERATION_SENTENCES = {
-    "full": "`{}` calls `aux` and uses its result: good.",
-    "thin": "One of `{}` and `aux` does all the work: divide it more evenly.",
-    "unused": "`{}` calls `aux` but does nothing with its result: use it.",
-    "not called": "`{}` never called `aux` while the tests ran: divide the work between the two.",
-}
 _PASSES = ("no tests pass", "some tests pass", "most tests pass", "all tests pass")
 _LEVELS = ("structure", "syntax", "tests", "cooperation")
 
@@ -141,28 +136,33 @@ def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
 def format_feedback(mode: Feedback, diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> str:
     """Format feedback in English for ``role``, quoting at most ``num_tests`` failing tests."""
     if mode == "plain":
-        return "Look at your answer again and improve it where you can."
+        return word_feedback("plain")
     if mode == "passed":
-        verdict = "passed" if diagnosis.level_passes["tests"] else "did not pass"
-        return f"The program {verdict} all tests."
+        return word_feedback("passed" if diagnosis.level_passes["tests"] else "not_passed")
     if mode == "level_passed":
-        return "\n".join(f"{level}: {'passed' if ok else 'not passed'}" for level, ok in diagnosis.level_passes.items())
-    helper_answer, main_answer = "Your partner's answer", "Your answer"
+        verdicts = {True: "level_passed", False: "level_not_passed"}
+        return "\n".join(word_feedback(verdicts[ok], level=level) for level, ok in diagnosis.level_passes.items())
+    helper_answer, main_answer = word_feedback("partners_answer"), word_feedback("own_answer")
     if role == "helper":
         helper_answer, main_answer = main_answer, helper_answer
     lines = []
     if not diagnosis.has_aux:
-        lines.append(f"{helper_answer} holds no complete function `aux` that returns a value.")
+        lines.append(word_feedback("no_function", answer=helper_answer, function="aux"))
     if not diagnosis.has_entry:
-        lines.append(f"{main_answer} holds no complete function `{entry_point}` that returns a value.")
+        lines.append(word_feedback("no_function", answer=main_answer, function=entry_point))
     elif not diagnosis.compiles:
-        lines.append("The program put together from all answers does not compile: it has a syntax error.")
+        lines.append(word_feedback("syntax_error"))
     else:
-        lines.append(f"{diagnosis.passed} of {diagnosis.total} tests passed.")
+        lines.append(word_feedback("tests", passed=diagnosis.passed, total=diagnosis.total))
         lines += [f"- {_quote_case(case)}" for case in diagnosis.failures[:num_tests]]
         if diagnosis.has_aux and diagnosis.cooperation != "unknown":
-            lines.append(_COOPERATION_SENTENCES[diagnosis.cooperation].format(entry_point))
+            lines.append(word_feedback(diagnosis.cooperation, entry_point=entry_point))
     return "\n".join(lines)
+
+
+def word_feedback(name: str, **values: object) -> str:
+    """Fill ``values`` into the text ``name`` of the feedback for programmers in ``prompts.toml``."""
+    return PROMPTS["program_feedback"][name].format(**values)
 
 
 def _quote_case(case: Case) -> str:

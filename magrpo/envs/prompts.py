@@ -1,4 +1,4 @@
-"""The prompts of the environments by section and role, from ``prompts.toml``."""
+"""What agents are shown by the environments: prompts by section and role, and feedback, from ``prompts.toml``."""
 
 import tomllib
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Environments of two programmers who each see a part of a ``relay`` problem, and of one who sees it all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from magrpo.envs.prompts import PROMPTS
@@ -24,6 +24,10 @@ class RelayEnv(Plugin):
     """Number of turns of an episode."""
     prompt: Literal["instruct", "bare"] = "instruct"
     """``instruct``: full English instructions; ``bare``: only the steps under a one-word heading, for a tiny model."""
+
+    def read_sources(self) -> list[Mapping[str, str]]:
+        """The texts of ``prompts.toml`` that agents can be shown."""
+        return [PROMPTS["relay"]]
 
     def roles(self) -> tuple[str, ...]:
         return ("first", "second")
@@ -65,7 +69,8 @@ class RelayInTurnEnv(RelayEnv):
         (last,) = seen.messages
         if self.prompt == "bare":
             return Observation((Message("user", f"{last.content}# partner\n{text}\n"),))
-        return Observation((Message("user", f"{last.content}\n\nYour partner wrote:\n```python\n{text}\n```"),))
+        message = PROMPTS["relay"]["partner"].format(text=text)
+        return Observation((Message("user", f"{last.content}\n\n{message}"),))
 
 
 class SoloRelayEnv(RelayEnv):

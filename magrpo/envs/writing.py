@@ -13,12 +13,6 @@ from magrpo.types import Message, Observation, PastTurn, Problem
 ROLES: Mapping[str, tuple[str, str]] = {"tldr": ("summary", "elaboration"), "arxiv": ("background", "methods")}
 _WORDS = {"structure": "length", "length_ratio": "ratio", "unique_words": "words", "style": "style"}
 """What the bare prompt calls each level."""
-_ADVICE = {
-    "structure": "One of the two texts is too short or too long.",
-    "length_ratio": "The lengths of the two texts do not fit each other well.",
-    "unique_words": "The two texts differ too much or too little in how many different words they use.",
-    "style": "Use more kinds of transition words, and more of the same content words as your partner.",
-}
 _MAXIMA = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
 _GOOD_FRAC = 0.9
 """A level counts as good if it scores at least this fraction of its maximum."""
@@ -39,10 +33,8 @@ class WritingEnv(Plugin):
 
     prompts: ClassVar[Mapping[str, str]] = PROMPTS["writing"]
     """Prompt of each role, used with ``prompt = "instruct"``."""
-    request: ClassVar[str] = "Revise your text. Write the text only."
-    """What each agent is asked after feedback."""
-    advice: ClassVar[Mapping[str, str]] = _ADVICE
-    """Feedback on each level that is not good."""
+    words: ClassVar[Mapping[str, str]] = PROMPTS["writing_feedback"]
+    """Feedback, with advice on each level that is not good, and what each agent is asked after it."""
 
     kind: str = "writing"
     task: Literal["tldr", "arxiv"] = "tldr"
@@ -54,6 +46,10 @@ class WritingEnv(Plugin):
     feedback: Literal["level_feedback", "plain", "discussion"] = "level_feedback"
     """Feedback between turns. ``level_feedback``: the verdict on each level; ``plain``: none; ``discussion``: the
     partner's last text."""
+
+    def read_sources(self) -> list[Mapping[str, str]]:
+        """The texts of ``prompts.toml`` that agents can be shown."""
+        return [self.prompts, self.words]
 
     def roles(self) -> tuple[str, ...]:
         return ROLES[self.task]
@@ -71,7 +67,7 @@ class WritingEnv(Plugin):
             return Observation((Message("user", "\n".join(lines)),))
         messages = [Message("user", self._ask_author(problem, role))]
         for turn in history:
-            request = [*self._list_feedback(turn, agent), self.request]
+            request = [*self._list_feedback(turn, agent), self._word_feedback("request")]
             messages += [Message("assistant", turn.texts[agent]), Message("user", "\n".join(request))]
         return Observation(tuple(messages))
 
@@ -90,12 +86,15 @@ class WritingEnv(Plugin):
 
     def _list_feedback(self, turn: PastTurn, agent: str) -> list[str]:
         if self.feedback == "discussion":
-            return [f"Your partner wrote:\n{text}" for name, text in turn.texts.items() if name != agent]
+            return [self._word_feedback("partner", text=text) for name, text in turn.texts.items() if name != agent]
         verdicts = _judge_levels(turn)
         if self.feedback == "plain" or not verdicts:
-            return ["Look at your text again and improve it where you can."]
-        advice = [self.advice[name] for name, good in verdicts.items() if not good]
-        return advice or ["The two texts fit each other well."]
+            return [self._word_feedback("plain")]
+        advice = [self._word_feedback(name) for name, good in verdicts.items() if not good]
+        return advice or [self._word_feedback("good")]
+
+    def _word_feedback(self, name: str, **values: str) -> str:
+        return self.words[name].format(**values)
 
 
 class SequentialWritingEnv(WritingEnv):
@@ -120,20 +119,16 @@ class SequentialWritingEnv(WritingEnv):
             return seen
         (text,) = history[-1].texts.values()
         *before, last = seen.messages
-        heading = "# partner" if self.prompt == "bare" else "Your partner wrote:"
-        gap = "\n" if self.prompt == "bare" else "\n\n"
-        content = f"{heading}\n{text}{gap}{last.content}"  # the request stays last: a small model copies what is last
-        return Observation((*before, Message(last.role, content)))
+        seen_text = f"# partner\n{text}" if self.prompt == "bare" else f"{self._word_feedback('partner', text=text)}\n"
+        # The request stays last: a small model copies what is last.
+        return Observation((*before, Message(last.role, f"{seen_text}\n{last.content}")))
 
 
 class SoloWritingEnv(WritingEnv):
     """The single role ``solo`` writes both texts, an empty line between them: the single-agent baseline, or GRPO."""
 
     prompts: ClassVar[Mapping[str, str]] = PROMPTS["writing_solo"]
-    request: ClassVar[str] = "Revise your texts. Write the two texts only, with an empty line between them."
-    advice: ClassVar[Mapping[str, str]] = _ADVICE | {
-        "style": "Use more kinds of transition words, and more of the same content words in both texts."
-    }
+    words: ClassVar[Mapping[str, str]] = PROMPTS["writing_solo_feedback"]
 
     kind: str = "writing_solo"
     feedback: Literal["level_feedback", "plain"] = "level_feedback"

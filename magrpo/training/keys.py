@@ -1,9 +1,9 @@
 """Keys of steps: digests of everything that an output depends on, by which a committed output is found again.
 
-A key covers the inputs, the sections of the configuration that the stage names, and the text of the prompts where it
-prompts agents; the prompts of a program are in its file. A section contributes only its differences from the defaults,
-and nothing if it has none, so a new option or section at its defaults changes no key. Other code does not enter keys:
-neither that of stages nor of plug-ins.
+A key covers the inputs, the sections of the configuration that the stage names, and, where it prompts agents, the texts
+that the environment can show them; those of a program are in its files. A section contributes only its differences
+from the defaults, and nothing if it has none, so a new option or section at its defaults changes no key. Other code
+does not enter keys: neither that of stages nor of plug-ins.
 """
 
 import logging
@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from magrpo.config.run import RunConfig
-from magrpo.envs.program import AgentProgram
-from magrpo.envs.prompts import PROMPTS
+from magrpo.interfaces import ReadsSources
 from magrpo.process.environment import shorten_path
 from magrpo.run.manifest import digest
 from magrpo.run.steps import Step, steps
@@ -37,9 +36,10 @@ def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
     return digest(step.name, step.iteration, changed, [pointer["sha"] for pointer in inputs], *prompts)
 
 
-def read_prompts(config: RunConfig) -> Any:
-    """Return the text of the prompts, as plain JSON; for a program that of its file."""
-    return config.env.read_sources() if isinstance(config.env, AgentProgram) else PROMPTS
+def read_prompts(config: RunConfig) -> list[Any]:
+    """Return the texts that the environments of the run can show, as plain JSON; for a program those of its files."""
+    envs = [row.env for row in config.baselines.rows] or [config.env]
+    return [env.read_sources() for env in envs if isinstance(env, ReadsSources)]
 
 
 def list_changes(value: Any) -> Any:

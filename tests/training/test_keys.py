@@ -8,10 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from magrpo.config.run import RunConfig, load_config
+from magrpo.config.run import BaselinesConfig, RunConfig, load_config
 from magrpo.envs.program import AgentProgram
 from magrpo.envs.prompts import PROMPTS
 from magrpo.errors import ConfigError
+from magrpo.plugins import TABLES, build_plugin
 from magrpo.run.manifest import digest
 from magrpo.run.steps import STAGES, Step, steps
 from magrpo.run.store import Pointer, RunStore
@@ -101,18 +102,69 @@ def test_plugins_without_options_differ_by_their_kind() -> None:
     assert list_changes(other) == {"kind": "tests.training.test_keys:Env"}
 
 
-def test_the_text_of_prompts_is_in_the_keys_of_the_stages_that_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(CONFIG)
+ENV_SECTIONS = {
+    "coding": {"coding", "coding_task", "program_feedback"},
+    "solo": {"solo", "program", "program_feedback"},
+    "sequential": {"sequential", "program", "program_feedback"},
+    "team": {"team"},
+    "writing": {"writing", "writing_feedback"},
+    "writing_solo": {"writing_solo", "writing_solo_feedback"},
+    "writing_sequential": {"writing_sequential", "writing_feedback"},
+    "relay": {"relay"},
+    "relay_in_turn": {"relay"},
+    "relay_solo": {"relay"},
+}
+"""The sections of ``prompts.toml`` that each environment can show, with its default prompt."""
+
+
+@pytest.mark.parametrize(
+    ("env", "sections"),
+    [
+        *((f"kind={kind}", sections) for kind, sections in ENV_SECTIONS.items()),
+        ("kind=coding prompt=list", {"coding_list", "coding_list_task", "program_feedback"}),
+        ("kind=coding prompt=paper", {"paper", "program_feedback"}),
+        ("kind=tests.plugins:Env", set()),
+    ],
+)
+def test_the_texts_of_the_own_environment_are_in_the_keys_of_the_stages_that_prompt(
+    monkeypatch: pytest.MonkeyPatch, env: str, sections: set[str]
+) -> None:
+    plugin = build_plugin("env", dict(option.split("=") for option in env.split()))
+    config = load_config(CONFIG).model_copy(update={"env": plugin})
     before = all_keys(config)
-    monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")
-    assert {name for name, key in all_keys(config).items() if key != before[name]} == PROMPTING
+    noticed = set()
+    for section, texts in PROMPTS.items():
+        with monkeypatch.context() as edit:
+            for name in texts:
+                edit.setitem(texts, name, "another text")
+            changed = {name for name, key in all_keys(config).items() if key != before[name]}
+        assert changed in (set(), PROMPTING)
+        noticed |= {section} if changed else set()
+    assert noticed == sections
+
+
+def test_every_text_is_in_the_keys_of_an_environment() -> None:
+    assert set(ENV_SECTIONS) == set(TABLES["env"]) - {"program"}
+    assert set().union(*ENV_SECTIONS.values()) == set(PROMPTS) - {"coding_list", "coding_list_task", "paper"}
+
+
+def test_the_keys_of_a_table_hold_the_texts_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, solo = load_config(CONFIG), {"kind": "solo"}
+    row = {"name": "one", "title": "One", "env": solo, "reward": solo, "agents": config.agents, "max_new_tokens": 8}
+    table = config.model_copy(update={"baselines": BaselinesConfig.model_validate({"rows": [row]})})
+    before = all_keys(table)["baseline"]
+    with monkeypatch.context() as edit:
+        edit.setitem(PROMPTS["coding"], "helper", "another prompt")
+        assert all_keys(table)["baseline"] == before
+    monkeypatch.setitem(PROMPTS["solo"], "solo", "another prompt")
+    assert all_keys(table)["baseline"] != before
 
 
 def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, root = write_config(tmp_path, iterations=1), tmp_path / "runs"
-    assert main(["train", str(path), "--name", "run", "--local"]) == 0
+    assert main(["train", str(path), "env.kind=coding", "env.prompt=bare", "--name", "run", "--local"]) == 0
     store = RunStore.open(root, "run")
     committed = {step.folder: store.manifest_of(step.folder)["key"] for step in steps(store.config())}
     monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")
