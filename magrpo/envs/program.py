@@ -81,11 +81,15 @@ class AgentProgram(Plugin):
         return _FUNCTION.fullmatch(self.run) is not None
 
     def read_sources(self) -> list[str]:
-        """The texts of the program's own files: its module, or the files that its command names.
+        """The texts of the program's own files: its module, or the files that its command names, and its template.
 
-        Raises ConfigError if the module, or the script that the command names first, is not found.
+        Raises ConfigError if the module, the script that the command names first, or the template is not found.
         """
         paths = self._find_module() if self.is_function else self._find_arguments()
+        if self.response_template is not None:
+            if not self.response_template.is_file():
+                raise _name_missing(f"env.response_template = {str(self.response_template)!r}")
+            paths.append(self.response_template)
         return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
     def _find_module(self) -> list[Path]:
@@ -101,7 +105,7 @@ class AgentProgram(Plugin):
                 names.insert(1, str(spec.origin))
         found = [Path(name) for name in names if Path(name).is_file()]
         if not found and not is_installed:
-            raise self._name_missing(f"module {module}")
+            raise _name_missing(f"env.run = {self.run!r}: module {module}")
         return found[:1]
 
     def _find_arguments(self) -> list[Path]:
@@ -110,14 +114,8 @@ class AgentProgram(Plugin):
         first = next((word for word in arguments if not word.startswith("-")), "")
         is_script = Path(first).suffix in _SCRIPTS and not re.search(r"\s", first)  # with spaces it may be shell code
         if is_script and not Path(first).is_file():
-            raise self._name_missing(first)
+            raise _name_missing(f"env.run = {self.run!r}: {first}")
         return [Path(word) for word in arguments if Path(word).is_file()]
-
-    def _name_missing(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"env.run = {self.run!r}: {what} is not found from {Path.cwd()}; "
-            "start the command in the folder of the program"
-        )
 
     @field_validator("models")
     @classmethod
@@ -137,3 +135,7 @@ class AgentProgram(Plugin):
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """Never called."""
         raise TypeError("a program writes the prompts of its agents itself")
+
+
+def _name_missing(what: str) -> ConfigError:
+    return ConfigError(f"{what} is not found from {Path.cwd()}; start the command in the folder of the program")

@@ -230,6 +230,19 @@ def test_a_run_of_a_program_stays_as_it_is_in_a_folder_without_the_program(
     assert not (store.path / "set-aside").exists()
 
 
+def test_an_edit_of_a_response_template_changes_the_keys_of_the_stages_that_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "template.json"
+    env = AgentProgram(run="tests.gateway.programs:ask_both", response_template=path)
+    config = load_config(CONFIG).model_copy(update={"env": env})
+    path.write_text('{"fields": {}}')
+    before = all_keys(config)
+    path.write_text('{"fields": {"content": {}}}')
+    assert {name for name, key in all_keys(config).items() if key != before[name]} == PROMPTING
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"env\.response_template = '.*template\.json' is not found from "):
+        all_keys(config)
+
+
 @pytest.mark.parametrize(
     ("run", "sources"),
     [
