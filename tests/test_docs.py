@@ -158,8 +158,6 @@ EVERY_KEY += ["train.lag=1", "algo.importance_cap=2", "penalty.cut_off=0.1", "re
 CRITICS = ["agents.0.estimator=iac", "agents.1.estimator=maac"]
 PREFERENCES = ["algo.loss=madpo", "algo.update_epochs=2"]
 PROBES = ["rollout.probe_size=2"]
-OLD_PARTNERS = ["rollout.joint_mode=crossed", "rollout.old_partners=1", "problems.size=2", "train.num_iterations=2"]
-"""Both iterations draw the same problems."""
 PROGRAM = 'env={kind = "program", run = "tests.gateway.programs:ask_both", writes = ["helper", "main"]}'
 
 
@@ -172,7 +170,7 @@ def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
     path = write_config(tmp_path, iterations=1)
     config = load_config(path, EVERY_KEY)
     committed: set[str] = set()
-    for overrides in (EVERY_KEY, [PROGRAM], CRITICS, PREFERENCES, PROBES, OLD_PARTNERS):
+    for overrides in (EVERY_KEY, [PROGRAM], CRITICS, PREFERENCES, PROBES):
         with blank_pictures():
             store, tracker, _ = run_locally(load_config(path, overrides))
         keys = {key for _, _, metrics in store.stage_metrics() for key in metrics}

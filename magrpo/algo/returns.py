@@ -6,11 +6,9 @@ degenerate exactly when its returns are equal.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from magrpo.types import OldPairs
 
 JointIndex = tuple[int, int]
 """A joint action: the number of its node, and its index in the node."""
@@ -165,54 +163,12 @@ def completion_returns(
     With ``lenience`` that share of a completion's joint actions, rounded down, is left out, the worst first: lenient
     learning, L. Panait, K. Tuyls and S. Luke, *Theoretical Advantages of Lenient Learners*, JMLR 9 (2008).
     """
-    by_completion = _list_by_completion(returns, picks, group_size)
-    return [
-        exact_mean(sorted(values)[math.floor(lenience * len(values)) :]) if values else None for values in by_completion
-    ]
-
-
-def _list_by_completion(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[list[float]]:
-    """The returns of the joint actions that contain each completion."""
     by_completion: list[list[float]] = [[] for _ in range(group_size)]
     for value, pick in zip(returns, picks, strict=True):
         by_completion[pick].append(value)
-    return by_completion
-
-
-def partner_weight(log_ratios: Iterable[float]) -> float:
-    """The weight of an old partner: how likely today's policies are to write it, over those that wrote it, at most 1.
-
-    ``log_ratios`` holds the logarithm of this ratio for each of its completions. Without the limit, a few rare partners
-    with large ratios would decide the mean: truncated importance sampling, Ionides (2008).
-    """
-    return math.exp(min(math.fsum(log_ratios), 0.0))
-
-
-def weighted_returns(
-    returns: Sequence[float], picks: Sequence[int], group_size: int, old: OldPairs
-) -> list[float | None]:
-    """As :func:`completion_returns`, with old partners: the weighted mean over partners of today and earlier ones.
-
-    A partner of today has the weight 1. The weights do not depend on the completion that is judged, so the expected
-    gradient is that of the agent's return with the partners that the weights stand for. A completion that is part of no
-    joint action of today has the return None.
-    """
-    means: list[float | None] = []
-    for i, values in enumerate(_list_by_completion(returns, picks, group_size)):
-        weighted = [(1.0, value) for value in values]
-        for weight, rewards in zip(old.weights, old.rewards, strict=True):
-            if (reward := rewards[i]) is not None:
-                weighted.append((weight, reward))
-        means.append(_weighted_mean(weighted) if values else None)
-    return means
-
-
-def _weighted_mean(weighted: Sequence[tuple[float, float]]) -> float:
-    """The mean of values with their weights; exact if all values are equal, so that equal returns stay equal."""
-    values = [value for _, value in weighted]
-    if min(values) == max(values):
-        return values[0]
-    return math.fsum(weight * value for weight, value in weighted) / math.fsum(weight for weight, _ in weighted)
+    return [
+        exact_mean(sorted(values)[math.floor(lenience * len(values)) :]) if values else None for values in by_completion
+    ]
 
 
 def preference_scores(returns: Sequence[float]) -> list[float]:

@@ -260,29 +260,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _old_partners_fit(self) -> RunConfig:
-        if not self.rollout.old_partners:
-            return self
-        misfits = {
-            "env: completions in an episode of a program depend on each other and cannot be paired anew": (
-                isinstance(self.env, AgentProgram)
-            ),
-            "agents: a single agent has no partner": len(self.agents) == 1,
-            "env.num_turns must be 1, because later turns answer the partners of their own episode": (
-                self.env.num_turns > 1
-            ),
-            'rollout.joint_mode must be "crossed"': self.rollout.joint_mode != "crossed",
-            "rollout.probe_size must be removed, because probes choose problems by rewards without old partners": (
-                self.rollout.probe_size is not None
-            ),
-            "train.lag must be 0": self.train.lag > 0,
-            'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
-            "algo.estimator must have no critic, which values the partners of today": self.trains_critics,
-        }
-        _refuse("rollout.old_partners", misfits, "; or set old_partners to 0")
-        return self
-
-    @model_validator(mode="after")
     def _lenience_fits(self) -> RunConfig:
         if not self.algo.lenience:
             return self
@@ -294,7 +271,6 @@ class RunConfig(Section):
             remedy = 'set rollout.joint_mode = "crossed" without crossed_pairs, for more of agents that act at once'
         misfits = {
             f"of {most} joint actions with a completion it leaves out none: {remedy}": self.algo.lenience * most < 1,
-            "rollout.old_partners must be 0": self.rollout.old_partners > 0,
             'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
             "algo.estimator must have siblings as baseline: the best returns are all above the mean": (
                 not self.all_have_baselines

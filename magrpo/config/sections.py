@@ -29,10 +29,6 @@ class RolloutConfig(Section):
     """``aligned``: G joint actions, with completions paired by index; ``crossed``: every combination of completions."""
     crossed_pairs: int | None = Field(None, ge=1)
     """In crossed mode, number of joint actions scored at a node, chosen as a balanced random subset. None: all."""
-    old_partners: int = Field(0, ge=0)
-    """In crossed mode, number of earlier completions of every partner for the same problem, the newest first, that the
-    completions of each agent are paired with as well. This costs programs, but no tokens (see docs/algorithm.md). 0:
-    none."""
     tree: Literal["chains", "full"] = "chains"
     """How joint actions continue in later turns. ``chains``: each by one, at K G completions per problem and agent;
     ``full``: each by G, at G^K completions."""

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class ModelRuns:
     """Runs the models of a policy by the fastest way that each allows: from hidden states, with shared rows."""
 
-    def __init__(self, policy: Policy, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, policy: Policy, *, gradient_checkpointing: bool) -> None:
         self._policy, self._gradient_checkpointing = policy, gradient_checkpointing
         self._logit_maps: dict[str, LogitMap | None] = {}
         self.shares_prompts: dict[str, bool] = {}

@@ -41,11 +41,6 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
             f"ranks.count = {ranks} keeps the base models out of this process, where critics read observations: remove "
             "ranks, or start a new run with an estimator without a critic"
         )
-    if ranks and config.rollout.old_partners:
-        yield (
-            f"ranks.count = {ranks} keeps the models out of this process, where old partners are weighed: remove "
-            "ranks, or start a new run with rollout.old_partners = 0"
-        )
     for section, gpus in (("samplers", place.samplers.gpus), ("ranks", place.ranks.gpus)):
         if gpus is not None and config.model.device != "auto" and bool(gpus) != (config.model.device == "cuda"):
             yield f'{section}.gpus = {gpus}, but model.device = "{config.model.device}": remove {section}.gpus'

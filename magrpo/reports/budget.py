@@ -63,9 +63,9 @@ def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) 
         if iteration > 0 and name in TRAINING_STAGES:
             cost = costs[iteration]
             cost["tokens"] += count_tokens(metrics)
-            cost["joint_actions"] += sum(metrics.get(f"{kind}/joint_actions", 0.0) for kind in ("rollout", "partners"))
-            kinds = ("executions", "probe_executions", "partner_executions")
-            cost["executions"] += sum(metrics.get(f"sandbox/{kind}", 0.0) for kind in kinds)
+            cost["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
+            for kind in ("executions", "probe_executions"):
+                cost["executions"] += metrics.get(f"sandbox/{kind}", 0.0)
             if name == "update":
                 cost["updates"] += 1
             cost["seconds"] += metrics.get(f"time/{name}_s", 0.0)

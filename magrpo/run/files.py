@@ -32,11 +32,9 @@ from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore, read_json, read_records, write_records
 from magrpo.types import (
     Comparison,
-    DrawnProblem,
     EvalReport,
     NodeScores,
     NodeValues,
-    OldPairs,
     Problem,
     RolloutGroup,
     Sample,
@@ -51,10 +49,6 @@ SCORES = "scores.jsonl.gz"
 VALUES = "values.jsonl.gz"
 CRITICS = "critics.pt"
 """The critics of a run with their optimizers, as an iteration left them."""
-DRAWN = "drawn.jsonl.gz"
-"""The iterations in which each problem was sampled last, as an iteration left them."""
-PAIRS = "pairs.jsonl.gz"
-"""The rewards of an iteration's completions with partners of earlier iterations."""
 COMPARISONS = "_comparisons.jsonl.gz"
 """The joint actions that preferences compare, beside the samples; no agent's name begins with an underscore."""
 EVALUATION = "report.json"
@@ -135,16 +129,6 @@ def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> No
 def read_values(folder: Path) -> list[NodeValues]:
     """Read the values committed by ``critic``."""
     return read_records(folder / VALUES, NodeValues)
-
-
-def read_drawn(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Read the iterations in which each problem was sampled last, newest first, committed by ``partners``."""
-    return {drawn.task_id: drawn.iterations for drawn in read_records(folder / DRAWN, DrawnProblem)}
-
-
-def read_pairs(folder: Path) -> list[OldPairs]:
-    """Read the pairs with old partners committed by ``partners``."""
-    return read_records(folder / PAIRS, OldPairs)
 
 
 def read_samples(folder: Path, config: RunConfig) -> tuple[dict[str, list[Sample]], list[Comparison]]:

@@ -57,7 +57,7 @@ def check_kept(store: RunStore, step: Step) -> None:
 
 def _lacks_files(store: RunStore, step: Step, name: str) -> bool:
     """Whether files that ``step`` needs were pruned from its input in the folder ``name``."""
-    if step.stage in ("rollout", "partners"):
+    if step.stage == "rollout":
         return not keeps_weights(store, name)
     return step.stage == "update" and bool(store.pruned_files(name))
 

@@ -102,17 +102,6 @@ _TRAINING = (
         items="programs",
     ),
     StageSpec(
-        name="partners",
-        when="iteration",
-        inputs=("score", CHECKPOINT, "partners"),
-        writer="magrpo.stages.partners:write_pairs",
-        sections=("algo", "agents", "model", "env", "rollout", "reward", "penalty", "sandbox"),
-        takes_previous=True,
-        is_needed=lambda config: config.rollout.old_partners > 0,
-        activity="pairing",
-        items="programs",
-    ),
-    StageSpec(
         name="critic",
         when="iteration",
         inputs=("score", "critic"),
@@ -126,7 +115,7 @@ _TRAINING = (
     StageSpec(
         name="credit",
         when="iteration",
-        inputs=("score", "partners", "critic"),
+        inputs=("score", "critic"),
         writer="magrpo.stages.credit:write_samples",
         sections=("algo", "agents", "env", "rollout"),
         activity="credit",

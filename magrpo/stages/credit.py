@@ -16,17 +16,16 @@ from magrpo.algo.returns import (
     preference_scores,
     tree_returns,
     tree_weights,
-    weighted_returns,
 )
 from magrpo.algo.stats import mean_or_zero
 from magrpo.config.run import RunConfig
 from magrpo.config.sections import AlgoConfig, RolloutConfig
 from magrpo.errors import ConfigError
-from magrpo.run.files import COMPARISONS, list_outputs, read_pairs, read_values, samples_file
+from magrpo.run.files import COMPARISONS, list_outputs, read_values, samples_file
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import has_ended
-from magrpo.types import PENDING, Action, Comparison, OldPairs, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Action, Comparison, RolloutGroup, Sample, ScoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,6 @@ class CreditRules:
     rollout: RolloutConfig
     num_turns: int
     critique: Critique = field(default_factory=Critique)
-    old_pairs: Sequence[OldPairs] = ()
 
     @classmethod
     def of(cls, config: RunConfig, critique: Critique | None = None) -> "CreditRules":
@@ -99,17 +97,13 @@ class _Siblings:
     ended_returns: list[float]
     """Returns of the problem's episodes that ended at an earlier turn and so have no completion in ``nodes``."""
 
-    def list_completions(self, agent: str, old: Mapping[str, OldPairs], lenience: float) -> list[_Completion]:
-        """The completions of ``agent`` that are part of a valid joint action. ``old``: its old partners by problem."""
+    def list_completions(self, agent: str, lenience: float) -> list[_Completion]:
+        """The completions of ``agent`` that are part of a valid joint action."""
         completions = []
         for node in self.nodes:
             actions = node.group.actions[agent]
             picks = [turn.picks[agent] for turn in node.turns]
-            pairs = old.get(node.group.problem.task_id)
-            if pairs is None:
-                values = completion_returns(node.returns, picks, len(actions), lenience)
-            else:
-                values = weighted_returns(node.returns, picks, len(actions), pairs)
+            values = completion_returns(node.returns, picks, len(actions), lenience)
             completions += [
                 (node, action, value, value - node.value)
                 for action, value in zip(actions, values, strict=True)
@@ -169,11 +163,10 @@ def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -
     """
     estimator = rules.estimator_of(agent)
     has_critic = ESTIMATORS[estimator].critic != "none"
-    old = {pairs.task_id: pairs for pairs in rules.old_pairs if pairs.agent == agent}
     samples: list[Sample] = []
     groups_equal: list[bool] = []
     for number, group in enumerate(groups):
-        completions = group.list_completions(agent, old, rules.algo.lenience)
+        completions = group.list_completions(agent, rules.algo.lenience)
         if not completions:
             continue
         # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
@@ -393,8 +386,6 @@ def write_samples(context: StageContext) -> Metrics:
     groups = context.read_scored(last=True)
     names = [agent.name for agent in config.agents]
     rules = CreditRules.of(config, Critique(values, config.critic.gae_lambda))
-    for pointer in list_outputs(context.inputs, "partners"):
-        rules = replace(rules, old_pairs=read_pairs(context.store.folder(pointer)))
     if config.algo.loss == "madpo":
         samples, comparisons, metrics = prefer_joint_actions(groups, names, rules)
         write_records(context.folder / COMPARISONS, comparisons)

@@ -78,7 +78,6 @@ def run_once(config: RunConfig) -> Iteration:
         "critics": config.trains_critics,
         "MADPO": config.algo.loss == "madpo",
         "probes": config.rollout.probe_size is not None,
-        "old partners": config.rollout.old_partners > 0,
     }
     if found := [name for name, is_used in left_out.items() if is_used]:
         raise ConfigError(

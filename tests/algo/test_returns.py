@@ -21,9 +21,7 @@ from magrpo.algo.returns import (
     tree_returns,
     tree_weights,
     value_by_others,
-    weighted_returns,
 )
-from magrpo.types import OldPairs
 
 rewards = st.floats(-10, 10, allow_nan=False, width=32)
 
@@ -31,22 +29,6 @@ rewards = st.floats(-10, 10, allow_nan=False, width=32)
 def node(rewards: Sequence[float], opened_by: JointIndex | None = None, ended: Collection[int] = ()) -> TreeNode:
     """A node; the joint actions ``ended`` earn their reward at every turn that is left."""
     return TreeNode(rewards, [r if j in ended else None for j, r in enumerate(rewards)], opened_by)
-
-
-def test_old_partners_by_hand() -> None:
-    """Completion 0 earns 1 and 2 with partners of today, and 4 with an old one of weight 1/2: (1 + 2 + 2) / 2.5."""
-    old = OldPairs("a", "helper", (0.5, 0.25), ((4.0, 3.0, 8.0), (None, 1.0, 8.0)))
-    found = weighted_returns([1.0, 2.0, 3.0], [0, 0, 1], 3, old)
-    assert found == [2.0, pytest.approx((3 + 0.5 * 3 + 0.25 * 1) / 1.75), None]
-
-
-@given(st.lists(rewards, min_size=1, max_size=6), rewards, st.floats(0.01, 1))
-def test_old_partners_of_weight_1_count_like_those_of_today(today: list[float], old: float, weight: float) -> None:
-    picks = [0] * len(today)
-    found = weighted_returns(today, picks, 1, OldPairs("a", "helper", (1.0,), ((old,),)))
-    assert found == pytest.approx(completion_returns([*today, old], [*picks, 0], 1))
-    equal = weighted_returns([old] * len(today), picks, 1, OldPairs("a", "helper", (weight,), ((old,),)))
-    assert equal == [old], "equal rewards have a return of the same bits, whatever the weights"
 
 
 def test_a_leaf_returns_its_reward() -> None:

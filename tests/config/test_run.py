@@ -294,7 +294,6 @@ def test_a_large_tree_with_limits_is_accepted(path: Path) -> None:
         (["algo.lenience=0.2"], "of 4 joint actions with a completion it leaves out none: set it to 1/4 or more"),
         (["rollout.crossed_pairs=4"], "of 1 joint actions with a completion it leaves out none"),
         (["rollout.crossed_pairs=400", "algo.lenience=0.2"], "of 4 joint actions with a completion it leaves out none"),
-        (["rollout.old_partners=1"], "rollout.old_partners must be 0"),
         (["algo.loss=madpo"], "algo.loss must be"),
         (["agents.0.estimator=iac"], "algo.estimator must have siblings as baseline"),
         (["algo.lenience=1"], "algo.lenience"),

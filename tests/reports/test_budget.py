@@ -11,7 +11,6 @@ def test_a_ledger_by_hand() -> None:
         (1, "rollout.1", {"rollout/tokens": 30.0, "rollout/joint_actions": 16.0, "time/rollout_s": 0.25}),
         (1, "score.0", {"sandbox/executions": 3.0, "time/score_s": 0.25}),
         (2, "rollout.0", {"sandbox/probe_executions": 2.0}),
-        (2, "partners", {"partners/joint_actions": 8.0, "sandbox/partner_executions": 1.0}),
         (1, "score.1", {"sandbox/executions": 9.0}),
         (1, "credit", {"time/credit_s": 1.0}),
         (1, "update", {"time/update_s": 2.0}),
@@ -25,7 +24,7 @@ def test_a_ledger_by_hand() -> None:
     assert budgets == [
         Budget(),
         Budget(1, tokens=40, joint_actions=20, executions=12, updates=1, seconds=4.0),
-        Budget(2, tokens=45, joint_actions=32, executions=15, updates=2, seconds=5.0),
+        Budget(2, tokens=45, joint_actions=24, executions=14, updates=2, seconds=5.0),
     ]
     assert build_ledger([]) == [Budget()]
 

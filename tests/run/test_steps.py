@@ -21,8 +21,8 @@ def test_a_stage_names_a_writer_sections_and_inputs(spec: StageSpec) -> None:
 
 
 def test_every_iteration_samples_before_it_updates() -> None:
-    assert TRAINING_STAGES == ("rollout", "score", "partners", "critic", "credit", "update")
-    assert SAMPLING_STAGES == ("rollout", "score", "partners", "critic", "credit")
+    assert TRAINING_STAGES == ("rollout", "score", "critic", "credit", "update")
+    assert SAMPLING_STAGES == ("rollout", "score", "critic", "credit")
 
 
 def inputs_of(every: Sequence[Step], name: str) -> tuple[str, ...]:
@@ -55,12 +55,3 @@ def test_a_critic_goes_on_from_the_iteration_before_and_only_a_run_with_critics_
     assert inputs_of(every, "critic:2") == ("00002/score.0", "00002/score.1", "00001/critic")
     assert inputs_of(every, "credit:2") == ("00002/score.0", "00002/score.1", "00002/critic")
     assert not [step for step in steps(load_config(path, overrides)) if step.stage == "critic"]
-
-
-def test_partners_go_on_from_the_iteration_before_and_read_the_weights_that_sampled() -> None:
-    path, overrides = "pipelines/configs/embedded.toml", ["train.num_iterations=2"]
-    every = steps(load_config(path, [*overrides, "rollout.old_partners=4"]))
-    assert inputs_of(every, "partners:1") == ("00001/score.0", "00000/update")
-    assert inputs_of(every, "partners:2") == ("00002/score.0", "00001/update", "00001/partners")
-    assert inputs_of(every, "credit:2") == ("00002/score.0", "00002/partners")
-    assert not [step for step in steps(load_config(path, overrides)) if step.stage == "partners"]

@@ -52,14 +52,7 @@ def test_an_option_at_its_default_is_in_no_key() -> None:
     config = load_config(CONFIG)
     explicit = load_config(
         CONFIG,
-        [
-            "optim.lanes=1",
-            "train.lag=0",
-            "rollout.leave_out_long=false",
-            "rollout.old_partners=0",
-            "env.feedback_tests=3",
-            "penalty.copied=0",
-        ],
+        ["optim.lanes=1", "train.lag=0", "rollout.leave_out_long=false", "env.feedback_tests=3", "penalty.copied=0"],
     )
     assert all_keys(explicit) == all_keys(config)
     assert "leave_out_long" not in list_changes(config.rollout)
@@ -75,11 +68,11 @@ def test_a_section_at_its_defaults_is_in_no_key(stage: str, section: str) -> Non
 @pytest.mark.parametrize(
     ("override", "changed"),
     [
-        ("rollout.temperature=0.5", {"prepare", "rollout", "partners", "critic", "credit", "evaluate", "baseline"}),
-        ("algo.gamma=0.5", {"start", "partners", "critic", "credit", "update"}),
-        ("env.feedback_tests=1", {"rollout", "partners", "critic", "credit", "evaluate"}),
-        ("sandbox.workers=3", {"score", "partners", "evaluate", "baseline"}),
-        ("penalty.copied=0.5", {"score", "partners", "evaluate"}),
+        ("rollout.temperature=0.5", {"prepare", "rollout", "critic", "credit", "evaluate", "baseline"}),
+        ("algo.gamma=0.5", {"start", "critic", "credit", "update"}),
+        ("env.feedback_tests=1", {"rollout", "critic", "credit", "evaluate"}),
+        ("sandbox.workers=3", {"score", "evaluate", "baseline"}),
+        ("penalty.copied=0.5", {"score", "evaluate"}),
         ("train.num_iterations=7", {"start", "rollout", "update"}),
         ("train.seed=7", {"start", "rollout", "update"}),
         ("critic.gae_lambda=0.5", {"critic"}),

@@ -29,12 +29,7 @@ def test_one_iteration_changes_the_weights_of_both_agents(capsys: pytest.Capture
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [
-        ("algo.estimator=iac", "critics"),
-        ("algo.loss=madpo", "MADPO"),
-        ("rollout.probe_size=2", "probes"),
-        ("rollout.old_partners=2", "old partners"),
-    ],
+    [("algo.estimator=iac", "critics"), ("algo.loss=madpo", "MADPO"), ("rollout.probe_size=2", "probes")],
 )
 def test_what_the_page_leaves_out_is_refused(change: str, name: str) -> None:
     with pytest.raises(ConfigError, match=f"leaves out {name}: run `magrpo train`"):

@@ -184,7 +184,7 @@ def test_a_stage_put_before_credit_feeds_it(
         is_needed=lambda _: is_needed,
         activity="filtering",
     )
-    later = replace(STAGES["credit"], inputs=("filter", "score", "partners", "critic"))
+    later = replace(STAGES["credit"], inputs=("filter", "score", "critic"))
     monkeypatch.setattr(steps, "STAGES", {**STAGES, "filter": halving, "credit": later})
     config = load_config(write_config(tmp_path), ["engine.kind=tests.plugins:Engine"])
     store = RunStore.create(config)
