@@ -1,9 +1,9 @@
 """Partners: pairs an iteration's completions with those that partners wrote for the same problem in earlier iterations.
 
 Old completions are on disk, so a pair costs programs and a call of the reward, but no tokens. More partners make the
-return of a completion depend less on the luck of today's. Old completions are not trained on: they only act as
-partners. Each weighs as much as today's policies would still write it, at most 1 (Ionides, 2008; V-trace, arXiv
-1802.01561).
+return of a completion depend less on the luck of this iteration's partners. Old completions are not trained on: they
+only act as partners. Each is weighted by its probability under the present policies over its probability when it was
+sampled, at most 1 (Ionides, 2008; V-trace, arXiv 1802.01561).
 """
 
 import math
@@ -36,25 +36,25 @@ from magrpo.types import Action, DrawnProblem, OldPairs, RolloutGroup, Sample, S
 from magrpo_kernels import LossOptions
 
 MIN_WEIGHT = 0.01
-"""Weight below which an old partner is not worth its programs. Whether it is left out depends on no completion of
-today."""
+"""Weight below which an old partner is left out, because its programs cost more than it tells. The choice does not
+depend on any completion of this iteration."""
 Drawn = Mapping[str, tuple[int, ...]]
 """The latest iterations that sampled each problem, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A problem that earlier iterations sampled, too: its node of today and its old completions.
+    """A problem that earlier iterations sampled, too: its node in this iteration, and its old completions.
 
-    ``old``: by agent, as many for each, the newest first. Completion ``k`` of every agent but one is old partner ``k``
-    of that one.
+    ``old``: equally many completions of each agent, the newest first. Old partner ``k`` of an agent consists of
+    completion ``k`` of every other agent.
     """
 
     group: RolloutGroup[ScoredTurn]
     old: Mapping[str, Sequence[Action]]
 
     def list_samples(self, agent: str) -> list[Sample]:
-        """The old completions of an agent as a forward pass takes them."""
+        """The old completions of an agent, as samples for a forward pass."""
         prompt_ids = self.group.prompts[agent].token_ids
         return [
             Sample(prompt_ids, a.token_ids, a.sampling_logps, 0.0, 0.0, 0, a.policy_version, support=a.support)
@@ -63,7 +63,7 @@ class Repeated:
 
 
 def take_newest(earlier: Sequence[RolloutGroup[T]], count: int) -> dict[str, tuple[Action, ...]]:
-    """The first ``count`` completions of each agent, of the nodes of one problem in the order given."""
+    """The first ``count`` completions of each agent. ``earlier``: nodes of one problem, the newest first."""
     return {
         agent: tuple(chain.from_iterable(node.actions[agent] for node in earlier))[:count]
         for agent in earlier[0].actions
@@ -71,14 +71,14 @@ def take_newest(earlier: Sequence[RolloutGroup[T]], count: int) -> dict[str, tup
 
 
 def add_drawn(drawn: Drawn, task_ids: Iterable[str], iteration: int, keep: int) -> dict[str, tuple[int, ...]]:
-    """Add ``iteration`` to those of the problems that it sampled; the newest ``keep`` of each problem remain."""
+    """Add ``iteration`` to the list of each problem that it sampled, and keep the newest ``keep`` of each list."""
     return {**drawn, **{task_id: (iteration, *drawn.get(task_id, ()))[:keep] for task_id in task_ids}}
 
 
 def compute_log_ratios(
     policy: Policy, agent: str, samples: Sequence[Sample], options: LossOptions, micro_batch_tokens: int
 ) -> list[float]:
-    """For each completion, the logarithm of its probability under the present weights over that when it was sampled."""
+    """The log ratio of each completion: its log-probability now minus its log-probability when it was sampled."""
     runs = ModelRuns(policy)
     runs.probe_model(agent)
     log_ratios = [0.0] * len(samples)
@@ -101,7 +101,7 @@ def weigh_partners(log_ratios: Mapping[str, Sequence[float]], agent: str) -> lis
 class Pairing:
     """The joint actions of an agent's completions with old partners, one partner after another.
 
-    ``node`` is one in which the other agents wrote their old completions; ``weights`` are those of the partners.
+    ``node``: a node in which the other agents have their old completions. ``weights``: one for each partner.
     """
 
     agent: str
@@ -151,7 +151,7 @@ def write_pairs(context: StageContext) -> Metrics:
     pairings = [pair_completions(*entry) for entry in weighed]
     nodes = [pairing.node for pairing in pairings]
     scored, stats = score(
-        nodes, context.team, resources.sandbox, context.memory.reports, context.advance, resources.workers
+        nodes, context.team, resources.sandbox, context.memory.reports, context.advance, resources.reward_processes
     )
     pairs = [pairing.collect_rewards(node) for pairing, node in zip(pairings, scored, strict=True)]
     write_records(context.folder / PAIRS, pairs)
