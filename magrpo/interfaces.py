@@ -231,7 +231,7 @@ class TakesReturned(Protocol):
 class RunsElsewhere(Protocol):
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether worker processes may call ``executions`` and ``price`` for a large batch: both are pure and slow.
+        """Whether reward processes may call ``executions`` and ``price`` for a large batch: both are pure and slow.
 
         Only an attribute of the class itself counts, not an inherited one, because the methods of a subclass may depend
         on this process.

@@ -313,7 +313,10 @@ def train(
     from magrpo.config.validate import write_override
     from pipelines.commands.inputs import check_inputs
 
-    resolved = load_config(config, [*overrides, *([write_override("root", root)] if root else [])])
+    changes = list(overrides)
+    if root is not None:
+        changes.append(write_override("root", root))
+    resolved = load_config(config, changes)
     if dry_run:
         check_inputs(resolved, for_plan=True)
         from pipelines.commands.dry_run import show_plan  # torch, transformers

@@ -215,7 +215,7 @@ class RanksUpdates:
 
 
 def _explain_failure(calls: Sequence[Any]) -> Exception:
-    """The error to raise for calls of all ranks, of which one has failed: the others then fail for want of it."""
+    """The error to raise for calls of all ranks after one rank failed, which makes the others fail as well."""
     finished, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
     died, failed, silent = [], [], []
     for number, call in enumerate(calls):

@@ -92,7 +92,7 @@ class BaselinesConfig(Section):
     rows: tuple[BaselineRow, ...] = ()
     """Rows of the table, in order."""
     left_out: dict[str, str] = Field(default_factory=dict)
-    """Rows that cannot be computed, by name, with the reason."""
+    """Rows that cannot be computed, by name, with the reason. The program writes this field; do not set it."""
 
 
 def count_levels(rollout: RolloutConfig, num_acting: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -32,15 +32,14 @@ class CreateEngine(msgspec.Struct, tag=True):
 
 
 class Generate(msgspec.Struct, tag=True):
-    """Generate completions, by the adapters of agents that have one; answered by some :class:`Finished` first."""
+    """Generate completions, with the adapters of agents that have one. Answers: :class:`Finished`, then ``Done``."""
 
     served: int
     """Number of the weights, as in :class:`LoadAdapters`."""
-
     items: dict[int, Request]
-    """By number; each in one answer."""
+    """Requests by number; each is answered exactly once."""
     stop_token_ids: dict[str, tuple[int, ...]]
-    """By agent."""
+    """Ids of the stop tokens of each agent."""
 
 
 class LoadAdapters(msgspec.Struct, tag=True):
@@ -63,7 +62,10 @@ class LoadModel(msgspec.Struct, tag=True):
 
 
 class Sleep(msgspec.Struct, tag=True):
-    """Release the key-value cache's GPU memory, and unless ``keeps_weights``, now or in a later call, all other."""
+    """Release the GPU memory of the key-value cache, and unless ``keeps_weights`` that of the weights.
+
+    A later call may still release the weights.
+    """
 
     keeps_weights: bool
 

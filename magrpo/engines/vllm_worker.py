@@ -39,7 +39,7 @@ class WorkerExtension:
         if isinstance(sampler.gather_logprobs, partial):
             return
         self._truncated: dict[str, list[Truncated]] = {}
-        """By the name of the request, one for each ticket."""
+        """Records of sampled tokens, by the name of the request. A ticket says the position of a record in its list."""
         self._truncated_logps: Tensor | None = None  # (n, V) of the step under way, -inf where truncation cut off
         truncating = sampler.topk_topp_sampler
         truncating.forward = partial(self._truncate, truncating.forward)

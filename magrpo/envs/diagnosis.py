@@ -26,6 +26,10 @@ _FAILURES = {"wrong": "wrong answer", "exception": "exception", "timeout": "time
 _COOPERATION = {"thin": "wrapper", "unused": "aux unused", "not called": "aux not called"}
 _PASSES = ("no tests pass", "some tests pass", "most tests pass", "all tests pass")
 _LEVELS = ("structure", "syntax", "tests", "cooperation")
+_AUX_SHARE, _ENTRY_SHARE = 0.4, 0.6
+"""Values of the functions ``aux`` and entry point in the part ``structure`` of the reward ``coding``."""
+_TOLERANCE = 0.05
+"""A distance from such a value below this counts as none."""
 
 BARE_LINES: tuple[str, ...] = (
     "aux missing",
@@ -85,10 +89,9 @@ def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
     has_aux = has_entry = True
     if structure is not None:
         ran = "syntax" in parts and compiles  # true also if the entry point is not a function
-        least = 0 if role == "solo" else 0.5
+        least = 0 if role == "solo" else 0.5  # ``aux`` alone earns less
         has_entry = structure > least or ran
-        # The helper's function is worth 0.4, main's 0.6.
-        has_aux = role == "solo" or min(abs(structure - 0.4), abs(structure - 1.0)) < 0.05
+        has_aux = role == "solo" or _includes_aux(structure)
     cooperation: Cooperation = "unknown"
     if role != "solo" and cooperation_part is not None:
         if cooperation_part > 0:
@@ -105,6 +108,12 @@ def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
     )
     is_refused = report.forgeable and parts.get("tests") == 0  # the reward does not believe that any test passed
     return Diagnosis(*verdicts, 0 if is_refused else report.tests_passed, report.tests_total, failures)
+
+
+def _includes_aux(structure: float) -> bool:
+    """Whether a value of the part ``structure`` includes what ``aux`` is worth."""
+    values_with_aux = (_AUX_SHARE, _AUX_SHARE + _ENTRY_SHARE)
+    return any(abs(structure - value) < _TOLERANCE for value in values_with_aux)
 
 
 def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:

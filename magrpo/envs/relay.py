@@ -17,7 +17,7 @@ class RelayEnv(Plugin):
     """
 
     feedback: ClassVar[str] = "plain"
-    """There is none, as in other environments that call it plain."""
+    """Agents get no feedback, which other environments call ``plain``. Rows of baselines with one agent ask for it."""
 
     kind: str = "relay"
     num_turns: Literal[1] = 1

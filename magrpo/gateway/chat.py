@@ -27,7 +27,7 @@ _FIELDS = {"role", "content", "reasoning_content", "tool_calls"}
 
 
 class CannotParse(ValueError):
-    """A model's tool calls cannot be read, for want of a response template; the message names the remedy."""
+    """A model's tool calls cannot be read because there is no response template; the message names the remedy."""
 
 
 @dataclass

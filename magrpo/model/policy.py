@@ -67,7 +67,7 @@ class Policy:
     sources: dict[str, Path] | None = None
     """Folders that hold the current weights, by agent, if weights were loaded; None: the weights have changed since."""
     shards: Shards | None = None
-    """The ranks that the models are spread over, which all call the same methods. None: the models are whole."""
+    """The ranks over which the models are spread; all of them call the same methods. None: the models are whole."""
     _agents: dict[str, _AgentModel] = field(default_factory=dict)
     _frozen: dict[str, PreTrainedModel] = field(default_factory=dict)
 

@@ -44,7 +44,8 @@ def run_side_by_side(
     """The results of tasks, in order, ``at_once`` of them at a time, each on its share of ``num_threads`` cores.
     Raises the first error of a task.
 
-    ``in_turn``: one after another, on the same share all the same, as sums depend on the number of threads.
+    ``in_turn``: run the tasks one after another, but with the same number of threads each: floating-point sums depend
+    on it.
 
     torch takes the number of threads from the calling thread, and for threads that begin later from the last call of
     ``set_num_threads``: it is ``num_threads`` afterwards, whatever it was before.

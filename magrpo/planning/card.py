@@ -1,4 +1,4 @@
-"""Whether a run fits one GPU that trainer and engine use by turns, and which micro-batches fill it."""
+"""Whether a run fits one GPU that trainer and engine use in turn, and which micro-batches fill it."""
 
 from dataclasses import dataclass
 
@@ -21,41 +21,41 @@ from magrpo.planning.sizes import (
 
 GIB = 2**30
 CARDS = (16, 24, 32, 40, 48, 64, 80, 96, 141, 180)
-"""Memory of the GPUs that there are, in GiB."""
+"""Common GPU memory sizes, in GiB."""
 CONTEXT = 1.0 * GIB
-"""An estimate, not measured: the driver's context and workspaces of a process on a GPU."""
+"""Bytes of the driver's context and workspaces of a process on a GPU: an estimate, not measured."""
 SERVER_WORK = 2.0 * GIB
-"""An estimate, not measured: what a vLLM server holds beside weights and cache, CUDA graphs included."""
+"""Bytes that a vLLM server holds beside weights and cache, CUDA graphs included: an estimate, not measured."""
 FEWEST_TOKENS, MOST_TOKENS = 2048, 65_536
 """Bounds of micro-batches that ``optim.micro_batch_tokens = "auto"`` fits to a GPU. Fewer tokens would leave the GPU
 waiting for Python, more make nothing faster."""
 SPARE = 2.0
-"""The memory that ``"auto"`` leaves to activations, over the estimate of what they take."""
+"""Safety factor: ``"auto"`` reserves this multiple of the estimated memory of activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """Bytes on one GPU."""
+    """Memory that a run needs on one GPU, in bytes."""
 
     resting: float
-    """Of the trainer while the engine samples: weights and optimizer."""
+    """Bytes that the trainer holds while the engine samples: weights and optimizer."""
     fixed: float
-    """Of the trainer in an update, whatever the size of micro-batches."""
+    """Bytes that the trainer holds in an update, whatever the size of its micro-batches."""
     token: float
-    """Of each token of a micro-batch."""
+    """Bytes per token of a micro-batch."""
     update: float
-    """Of the trainer in an update with full micro-batches."""
+    """Bytes that the trainer holds in an update with full micro-batches."""
     least: float
-    """Of the trainer in an update whose micro-batches are single completions."""
+    """Bytes that the trainer holds in an update whose micro-batches are single completions."""
     cache: float
-    """Of an engine in the trainer's process."""
+    """Bytes that an engine in the trainer's process holds while it samples; 0: vLLM servers sample."""
     servers: int
-    """vLLM servers beside the trainer; 0: the engine runs in its process."""
+    """Number of vLLM servers beside the trainer; 0: the engine runs in the trainer's process."""
     memory_frac: float
-    """Of the GPU, for all servers."""
+    """Share of the GPU's memory that all servers together take (``engine.memory_frac``)."""
     server: float
-    """Of one server at least: weights, and the cache of one completion that fills the context window."""
-    by_turns: bool
+    """Fewest bytes that one server needs: weights, and the cache of one completion that fills the context window."""
+    in_turn: bool
     """Whether the engine releases its memory for the update."""
 
     def fits_server(self, card: float) -> bool:
@@ -63,8 +63,8 @@ class CardUse:
         return self.servers == 0 or self.memory_frac * card / self.servers >= self.server
 
     def find_room(self, card: float) -> float:
-        """What a GPU of ``card`` bytes leaves for an update."""
-        return card if self.by_turns else card * (1.0 - self.memory_frac) - self.cache
+        """The number of bytes that a GPU of ``card`` bytes leaves for an update."""
+        return card if self.in_turn else card * (1.0 - self.memory_frac) - self.cache
 
     def count_tokens(self, card: float) -> float:
         """The number of tokens of a micro-batch for which a GPU of ``card`` bytes has room."""
@@ -84,7 +84,7 @@ class CardUse:
 def estimate_card(
     config: RunConfig, dtype_bytes: int, engine: EnginePlugin, prompt_tokens: int | None = None
 ) -> CardUse:
-    """What a run in one process holds on its GPU, with servers of ``engine`` if that is vLLM.
+    """The memory of a run in one process on its GPU, with the servers of ``engine`` if it is vLLM.
 
     ``prompt_tokens``: as in :func:`magrpo.planning.sizes.estimate_memory`.
     Raises ConfigError if the configuration of a base model cannot be read.
@@ -97,21 +97,21 @@ def estimate_card(
     completion = (prompt_tokens or config.rollout.max_new_tokens) + config.rollout.max_new_tokens
     fixed, token = update - sizes[ACTIVATIONS_OF], sizes[ACTIVATIONS_OF] / num_tokens
     least = fixed + completion * count_token_activations(config, dtype_bytes)
-    by_turns = not config.train.lag
+    in_turn = not config.train.lag
     if not isinstance(engine, VllmEngine):
-        return CardUse(resting, fixed, token, update, least, cache, 0, 0.0, 0.0, by_turns)
+        return CardUse(resting, fixed, token, update, least, cache, 0, 0.0, 0.0, in_turn)
     models = [read_base_model(agent, config) for agent in config.agents]
     adapters = sum(model.adapter_parameters for model in models) * (config.train.lag + 1)
     parameters = max(model.num_parameters for model in models) + adapters
     window = max(model.token_cache * model.window for model in models)
     server = (parameters + window) * dtype_bytes + SERVER_WORK
     servers = count_models(config.agents)  # each model has one
-    return CardUse(resting, fixed, token, update, least, 0.0, servers, engine.memory_frac, server, by_turns)
+    return CardUse(resting, fixed, token, update, least, 0.0, servers, engine.memory_frac, server, in_turn)
 
 
 def count_decoded_at_once(engine: EnginePlugin) -> int | None:
     """The number of completions of an agent that an engine in the run's own process decodes at once; None: vLLM's
-    servers do, or the engine does not say."""
+    servers decode, or the engine does not say."""
     return engine.max_batch if isinstance(engine, HasMaxBatch) and not isinstance(engine, VllmEngine) else None
 
 

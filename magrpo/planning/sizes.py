@@ -85,10 +85,11 @@ class BaseSize:
 
     num_parameters: int
     outer_parameters: int
-    """Those of embeddings and head."""
+    """Parameters of the embeddings and the head."""
     untied_linear_parameters: int
-    """Those of the weights of linear layers, except a head that is tied to the embeddings."""
+    """Parameters in the weights of linear layers, except a head that is tied to the embeddings."""
     adapter_parameters: int
+    """Parameters of the adapter of one agent."""
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -102,16 +103,16 @@ class BaseSize:
 
     @property
     def layer_parameters(self) -> int:
-        """The number of parameters between embeddings and head."""
+        """The number of parameters between the embeddings and the head."""
         return self.num_parameters - self.outer_parameters
 
     def count_own(self, agent: AgentConfig) -> int:
-        """The number of parameters that an agent of this base may train: its copy's, or its adapter's."""
+        """The number of parameters that an agent of this base may train: those of its full copy or of its adapter."""
         return self.num_parameters if agent.weights == "full" else self.adapter_parameters
 
     @property
     def rounded_parameters(self) -> int:
-        """The number of parameters of a full copy that autocast rounds: those of layers and head."""
+        """The number of parameters of a full copy that autocast rounds: those of the layers and the head."""
         return self.layer_parameters + self.vocab_size * self.hidden_size
 
     def count_reference(self, dtype_bytes: int) -> int:
@@ -328,7 +329,8 @@ def _count_logits(agent: AgentConfig, size: BaseSize, num_tokens: int, logit_byt
     """Bytes of one chunk of logits and, if the head trains, of its gradient beside that of the whole model."""
     trains_head = agent.weights == "full"
     rows: int = slice_chunks(num_tokens, size.vocab_size, torch.device(device), trains_head=trains_head)[0].stop
-    return rows * size.vocab_size * logit_bytes + trains_head * size.vocab_size * size.hidden_size * 4
+    gradient = size.vocab_size * size.hidden_size * 4 if trains_head else 0
+    return rows * size.vocab_size * logit_bytes + gradient
 
 
 def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:

@@ -193,12 +193,15 @@ def _list_families(level: Difficulty, *, held_out: bool) -> list[tuple[Operation
     ``held_out`` chooses the sequences with a pair of neighbours that is kept out of training, and else the others.
     """
     operations = list(OPERATIONS.values())
-    pairs = [(a, b) for a in operations for b in operations if a is not b and a.gives == b.takes]
-    families: list[tuple[Operation, ...]]
-    if level == "3":
-        families = [(a, b, c) for a, b in pairs for c in operations if b.gives == c.takes and c is not a and c is not b]
-    else:
-        families = [(a, b) for a, b in pairs if (a.hard or b.hard) == (level == "2")]
+    families: list[tuple[Operation, ...]] = []
+    for first, second in itertools.permutations(operations, 2):
+        if first.gives != second.takes:
+            continue
+        if level == "3":
+            thirds = [third for third in operations if third.takes == second.gives and third not in (first, second)]
+            families += [(first, second, third) for third in thirds]
+        elif (first.hard or second.hard) == (level == "2"):
+            families.append((first, second))
     random.Random(derive_seed("coopcode", "families", level)).shuffle(families)
     return select_families(families, held_out=held_out)
 
@@ -208,7 +211,7 @@ def select_families(families: Iterable[tuple[Operation, ...]], *, held_out: bool
     return [
         family
         for family in families
-        if any(is_kept_out(a.name, b.name) for a, b in itertools.pairwise(family)) == held_out
+        if any(is_kept_out(first.name, second.name) for first, second in itertools.pairwise(family)) == held_out
     ]
 
 

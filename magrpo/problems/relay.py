@@ -76,10 +76,15 @@ class Relay(Plugin):
         """Take problems of three and of four steps, half of either with each kind of seam."""
         problems: list[Problem] = []
         num_apart = round(total * self.apart_frac)
-        numbers = [number for half in (total - num_apart, num_apart) for number in (half - half // 2, half // 2)]
+        numbers = [*_halve(total - num_apart), *_halve(num_apart)]
         for number, compositions in zip(numbers, strata, strict=True):
             problems += map(_add_views, take_problems(compositions, split, number, "one kind"))
         return problems
+
+
+def _halve(number: int) -> tuple[int, int]:
+    """Split a number into two halves; the first one is larger by 1 if the number is odd."""
+    return number - number // 2, number // 2
 
 
 def _add_views(problem: Problem) -> Problem:

@@ -13,6 +13,7 @@ from magrpo.config.services import NotifyConfig
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Reward
 from magrpo.reports.budget import count_tokens, format_count
+from magrpo.reports.series import first_and_last
 from magrpo.run.files import has_samples
 from magrpo.run.steps import Step, first_missing, steps
 from magrpo.run.store import RunStore
@@ -83,7 +84,8 @@ class RunState:
         """Record that ``step`` is committed."""
         self.step = step
         self.under_way.pop(step, None)
-        self.num_computed += not reused
+        if not reused:
+            self.num_computed += 1
         self.tokens += count_tokens(metrics)
         figures = [f"{metrics.get(f'time/{step.stage}_s', 0.0):.1f} s"]
         if step.stage == "credit" and "reward/joint" in metrics:
@@ -132,8 +134,7 @@ class RunState:
     def describe_returns(self) -> str:
         """Describe the training and held-out returns; empty before the first measurement."""
         parts = [] if self.training_return is None else [f"training {self.training_return:.1%}"]
-        measured = list(self.held_out_returns.items())
-        for iteration, value in [*measured[:1], *measured[1:][-1:]]:
+        for iteration, value in first_and_last(list(self.held_out_returns.items())):
             when = "before" if iteration == 0 else f"after {format_count(iteration, 'iterations')}"
             parts.append(f"held-out {value:.1%} {when}")
         return ", ".join(parts)

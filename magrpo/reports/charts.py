@@ -164,10 +164,15 @@ def comparison_panels(
         for split in splits:
             curves = {label: _make_curve(reports, split, "return") for label, reports in runs.items()}
             if over is not None:
-                curves = {label: [(over[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
+                curves = {label: _place_over_tokens(curve, over[label]) for label, curve in curves.items()}
             draw = partial(_draw_curves, curves=curves, xlabel=xlabel)
             panels.append(Panel(f"Joint return, {SPLIT_TITLES[split]}", draw))
     return panels
+
+
+def _place_over_tokens(curve: Curve, tokens: Mapping[int, float]) -> Curve:
+    """Return a curve over thousands of tokens; ``tokens`` holds the tokens generated up to each of its iterations."""
+    return [(tokens[int(iteration)] / 1000, value) for iteration, value in curve]
 
 
 def budget_panels(title: str, curves: Mapping[str, Curve]) -> list[Panel]:

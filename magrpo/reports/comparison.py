@@ -25,7 +25,7 @@ _EQUAL_TOKENS = "The page has their curves over tokens; evaluate more often (eva
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """The verdict on a run against the first one, on held-out problems, sampled."""
+    """The verdict on a run in comparison with the first run, by sampled answers to held-out problems."""
 
     label: str
     reference: str
@@ -102,7 +102,7 @@ def match_budgets(one: EvaluatedRun, other: EvaluatedRun) -> tuple[int, int] | N
     """
     if not (one.budgets[-1].updates and other.budgets[-1].updates):
         return _AT_THE_ENDS
-    # What was trained after the last evaluation, as in a run that was interrupted, is in no figure.
+    # Training after the last evaluation, as in an interrupted run, does not count: no figure shows its effect.
     ends = one.budget_at(one.last).tokens, other.budget_at(other.last).tokens
     if _are_close(*ends):
         return _AT_THE_ENDS
@@ -119,7 +119,7 @@ def _are_close(tokens: int, others: int) -> bool:
 
 
 def _describe_budgets(run: EvaluatedRun, reference: EvaluatedRun) -> str:
-    """``6 against 12 iterations, 12,000 against 24,100 tokens``: the cost of what was evaluated last."""
+    """``6 against 12 iterations, 12,000 against 24,100 tokens``: the cost of training up to the last evaluations."""
     budgets = run.budget_at(run.last), reference.budget_at(reference.last)
     iterations = f"{budgets[0].iteration} against {format_count(budgets[1].iteration, 'iterations')}"
     return f"{iterations}, {budgets[0].tokens:,} against {budgets[1].tokens:,} tokens"
@@ -137,7 +137,7 @@ def _refuse(label: str, reference: str, sentence: str) -> RunComparison:
 
 
 def _describe_match(label: str, iterations: tuple[int, int], budgets: str) -> str:
-    """Describe which evaluations are compared where the runs did not cost equally many tokens in the end."""
+    """Say which evaluations are compared if the two runs cost different numbers of tokens in the end."""
     return f" at equal tokens, after {iterations[0]} against {iterations[1]} iterations ({label}: {budgets})"
 
 

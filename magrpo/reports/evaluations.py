@@ -150,7 +150,7 @@ def shared_keys(mappings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def subtract_means(minuend: Mapping[str, float], subtrahend: Mapping[str, float]) -> dict[str, float]:
-    """Subtract the means on the problems that both have."""
+    """Subtract means problem by problem; problems that only one of the two has are left out."""
     return {task_id: value - subtrahend[task_id] for task_id, value in minuend.items() if task_id in subtrahend}
 
 

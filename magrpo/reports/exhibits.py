@@ -38,7 +38,7 @@ def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
         )
     chosen: dict[str, str] = {}
     for task_id, word in zip((order[-1], order[len(order) // 2], order[0]), words, strict=True):
-        chosen.setdefault(task_id, word)  # with few problems one may be chosen twice; the first word stays
+        chosen.setdefault(task_id, word)  # with few problems, one may be chosen twice: it keeps the first word
     exhibits: list[Exhibit] = []
     for task_id, word in chosen.items():
         rows = before.get(task_id, {})
@@ -65,9 +65,10 @@ def describe_choice(run: EvaluatedRun) -> str:
 
 
 def choose_best_answers(run: EvaluatedRun) -> list[Exhibit]:
-    """Choose the sampled held-out answers with the highest return, one a problem; of equals, the most copied.
+    """Choose the sampled held-out answers with the highest return, at most one for each problem.
 
-    An exploited reward shows here first: its best answers are no good.
+    Among equal returns, the answer with the largest share of copied words comes first. If agents exploit the reward,
+    these answers show it first: they earn much and are poor.
     """
 
     def order(row: EvalRow) -> tuple[float, float, str, int]:

@@ -15,6 +15,7 @@ from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
 from magrpo.reports.budget import UNITS, Budget, format_count
 from magrpo.reports.evaluations import shared_keys
+from magrpo.reports.series import first_and_last
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import PENALTY, EvalReport, Interval
 
@@ -26,7 +27,7 @@ MIN_SEEDS = 3
 """Fewest seeds for an interval in tables of baselines. With two, Student's t has one degree of freedom: 12.7 standard
 errors to each side."""
 _COUNTS = ("generated_tokens", "response_tokens", "seconds", "tokens_per_s")
-"""Quantities that are no fractions, by name or, if each agent has its own, by the end of the name."""
+"""Quantities that are counts or times instead of fractions, by name; by the end of the name if each agent has one."""
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
 
 
@@ -39,7 +40,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 def format_budget(budget: Budget) -> str:
     """``1,234 tokens generated, 40 answer sets scored (joint actions), 12 programs run, 2 updates``."""
-    counts = {unit: count for unit, count in budget.counts.items() if count or unit != "executions"}  # texts run none
+    counts = {unit: count for unit, count in budget.counts.items() if count or unit != "executions"}  # 0 for texts
     return ", ".join(format_count(count, UNITS[unit]) for unit, count in counts.items())
 
 
@@ -50,7 +51,7 @@ def closing_table(
 
     It fits into 80 columns; if ``narrow``, into 60, without intervals.
     """
-    columns = first_and_last(reports, start)
+    columns = title_evaluations(reports, start)
     title = "sampled; percent of the maximum"
     if not narrow:
         title += ", 95 % interval over problems"
@@ -72,7 +73,7 @@ def closing_table(
 
 
 def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Interval]:
-    """The quantities of the last report that all reports, each with the summary ``key``, have.
+    """Return the quantities of the last report, in its summary ``key``, that the summaries of all reports have.
 
     Where the sandbox failed on a sample, its evaluation may lack the pass@k that needs all samples of a problem.
     """
@@ -102,7 +103,7 @@ def summary_title(key: str) -> str:
     return f"{SPLIT_TITLES[split][0].upper()}{SPLIT_TITLES[split][1:]}, {mode}"
 
 
-def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalReport]:
+def title_evaluations(reports: Sequence[EvalReport], start: str) -> dict[str, EvalReport]:
     """Return the evaluations before training (titled ``start``) and after it, by title, as far as they exist."""
     first, last = reports[0], reports[-1]
     before = {start: first} if first.policy_version == 0 else {}
@@ -114,7 +115,7 @@ def shown_quantities(summary: Mapping[str, Interval], maxima: Mapping[str, float
     """Return the quantities of a summary that tables show, in display order."""
     pass_at = sort_pass_at(summary)
     penalty = [PENALTY] if PENALTY in summary and PENALTY not in maxima else []
-    return [*maxima, *penalty, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "generated_tokens"]
+    return [*maxima, *penalty, "return", *first_and_last(pass_at), "generated_tokens"]
 
 
 def sort_pass_at(names: Iterable[str]) -> list[str]:
@@ -138,7 +139,7 @@ def format_interval(name: str, value: Interval | None) -> str:
 
 
 def has_interval(num_seeds: int) -> bool:
-    """Whether so many seeds give an interval: one seed has the one over problems, two have none of use."""
+    """Whether tables show an interval: for one seed that over problems, for two none, because it is too wide."""
     return num_seeds == 1 or num_seeds >= MIN_SEEDS
 
 

@@ -24,11 +24,11 @@ MAX_COPIED = 0.5
 MAX_REPEATED = 0.3
 """Smallest share of an agent's answers, or of their words, that counts as a finding."""
 MIN_PROMPT_WORDS = 0.2
-"""Smallest share of words of the prompt, before training, from which losing them counts."""
+"""Smallest share of prompt words in answers before training for which losing them counts as a finding."""
 MAX_LOST = 0.5
-"""Smallest part of that share whose loss counts as a finding."""
+"""Smallest fraction of the share of prompt words whose loss in training counts as a finding."""
 MAX_ALIKE = 0.5
-"""Smallest share of an agent's answers with the same first words that counts, if training at least doubled it."""
+"""Smallest share of an agent's answers with the same first words that is a finding, if training at least doubled it."""
 _OPENING_WORDS = 3
 _MIN_WORDS = 10
 """Answers shorter than this have no opening: a single number or word may well be the same everywhere."""
@@ -97,7 +97,7 @@ def find_answer_faults(reports: Sequence[EvalReport], config: RunConfig) -> Iter
 
 
 def _read_share(report: EvalReport, agent: str, quantity: str) -> float:
-    """A share of an agent's sampled answers to held-out problems, or of their words; 0 where it was not measured."""
+    """Read a share of an agent's sampled held-out answers, or of their words; 0 if the report has no such share."""
     interval = report.summary[HEADLINE].get(f"{agent}/{quantity}")
     return interval.mean if interval else 0.0
 
@@ -112,7 +112,7 @@ def _describe_cuts(agent: str, share: float, verb: str, config: RunConfig) -> Fi
 
 
 def _are_texts(report: EvalReport) -> bool:
-    """Whether no program is tested."""
+    """Whether the answers are texts, which no test judges."""
     return all(row.passed[-1] is None for row in report.rows)
 
 
@@ -236,7 +236,7 @@ def _advise_to_stay(config: RunConfig) -> str:
 
 
 def _find_phrases(config: RunConfig, reports: Sequence[EvalReport]) -> Iterator[Finding]:
-    """Find agents whose texts have come to begin alike: no fault where the phrase is good, so a reader decides."""
+    """Find agents whose texts begin alike since training. A good phrase is no fault, so the reader has to decide."""
     if not reports or not _are_texts(reports[-1]):
         return
     for agent in config.agents:
@@ -251,7 +251,7 @@ def _find_phrases(config: RunConfig, reports: Sequence[EvalReport]) -> Iterator[
 
 
 def _find_opening(report: EvalReport, agent: str) -> tuple[str, float]:
-    """The most common first words of an agent's sampled answers to held-out problems, and the share that has them."""
+    """Find the most common first words of an agent's sampled held-out answers, and the share of answers with them."""
     texts = [row.texts.get(agent, "").split() for row in report.rows if f"{row.split}/{row.mode}" == HEADLINE]
     openings = Counter(" ".join(words[:_OPENING_WORDS]) for words in texts if len(words) >= _MIN_WORDS)
     return next(((opening, count / len(texts)) for opening, count in openings.most_common(1)), ("", 0.0))

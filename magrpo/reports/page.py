@@ -204,7 +204,7 @@ def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
 
 
 def _measure_figures(table: ReportTable) -> int:
-    """The width in a terminal of everything but the names of the rows, with two spaces before each figure."""
+    """Measure the width of a printed table without the names of its rows, with two spaces before each figure."""
     columns = list(zip(table.columns, *table.rows, strict=True))[1:]
     return sum(2 + max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns)
 

@@ -37,9 +37,9 @@ def check_rows_match(tables: Tables) -> None:
 
 
 def list_repeated_rows(tables: Tables) -> set[str]:
-    """List the rows for which two tables load the weights of the same runs, as for mixed teams: they are no two seeds.
+    """List the rows for which two tables load weights of the same runs, as in mixed teams, instead of two seeds.
 
-    Raises ConfigError if two tables share the weights of all rows that both have, beside those of untrained agents.
+    Raises ConfigError if two tables load the same weights in every row of trained agents that both have.
     """
     repeated: set[str] = set()
     for (first, one), (other, two) in combinations(tables.items(), 2):

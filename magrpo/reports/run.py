@@ -97,9 +97,11 @@ class RunReport(EvaluatedRun):
 
     def evaluation_tables(self) -> list[ReportTable]:
         """Build a table for each split and mode: the agents before training and after it, and the paired difference."""
-        columns = figures.first_and_last(self.reports, figures.start_title(self.config))
+        columns = figures.title_evaluations(self.reports, figures.start_title(self.config))
         shows_gain = len(columns) == 2
-        heads = ["", *columns, *(["gain, paired by problem"] if shows_gain else [])]
+        heads = ["", *columns]
+        if shows_gain:
+            heads.append("gain, paired by problem")
         units = "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."
         note = f"{units} {figures.NO_DIFFERENCE}"
         tables: list[ReportTable] = []

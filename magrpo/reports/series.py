@@ -1,13 +1,15 @@
-"""Series of training metrics, read from the stages that a run has committed."""
+"""Series of training metrics, read from the stages that a run has committed, and the ends of a series."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 from magrpo.run.steps import TRAINING_STAGES
 from magrpo.run.store import merge_metrics, sort_stages
 
 StageMetrics = Sequence[tuple[int, str, Mapping[str, float]]]
 """Iteration, stage and metrics of every committed stage, in any order."""
+ValueT = TypeVar("ValueT")
 
 
 def metrics_by_iteration(
@@ -28,3 +30,8 @@ def metric_series(metrics: StageMetrics, key: str) -> list[tuple[int, float]]:
     """Return iteration and value of a training metric wherever it was reported."""
     by_iteration = metrics_by_iteration(metrics)
     return [(iteration, values[key]) for iteration, values in by_iteration.items() if key in values]
+
+
+def first_and_last(values: Sequence[ValueT]) -> list[ValueT]:
+    """Return the first and the last of ``values``; a single value is returned once."""
+    return [*values] if len(values) < 2 else [values[0], values[-1]]

@@ -1,6 +1,6 @@
-"""The result of a study: its outcome by arm, tests against the reference, the pilots; a page, a table of CSV.
+"""The result of a study as a page and a CSV file: the outcome of each arm, tests against the reference, the pilots.
 
-The table, ``study.csv``, is also the study's memory of finished runs whose folders are gone.
+The file, ``study.csv``, is also the study's memory of finished runs whose folders are gone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SINGLE = f"{_PAIRED}; a single comparison needs no correction."
 
 @dataclass(frozen=True, slots=True)
 class StudiedRun:
-    """A finished run of a study. ``rate``: its ``optim.lr``, None if that of its configuration."""
+    """A finished run of a study. ``rate``: the value of ``optim.lr``; None: the one in its configuration."""
 
     run_id: str
     arm: str
@@ -56,7 +56,7 @@ class StudiedRun:
     rate: float | None
     is_pilot: bool
     evaluations: list[tuple[int, int, Mapping[str, float]]]
-    """Iteration, tokens generated in training up to it, and held-out quantities as fractions, of each evaluation."""
+    """One entry for each evaluation: its iteration, the tokens that training had generated, and held-out fractions."""
 
     def has_quantity(self, quantity: str) -> bool:
         """Whether every evaluation measured ``quantity``."""
@@ -113,7 +113,7 @@ class ArmResult:
     """Outcome by seed, of the finished runs."""
     difference: Interval | None = None
     p: float | None = None
-    """Adjusted p-value; None for the reference, and unless all arms have all their seeds, two at least."""
+    """Adjusted p-value; None for the reference, and until every arm has finished all its seeds, at least two."""
 
 
 @dataclass
@@ -127,7 +127,7 @@ class StudyReport:
     rates: Mapping[str, float | None]
     """Learning rate of each arm whose pilots are finished."""
     failures: Mapping[str, str]
-    """Reason of each failure by run."""
+    """Reason why a run failed, by the name of the run."""
     record: Mapping[str, Any]
     """When the study was fixed, its digest, and its content."""
 

@@ -48,7 +48,9 @@ def _expand_pattern(pattern: str, config: RunConfig) -> Mapping[str, str]:
     if "<agent>" in pattern:
         return {agent.name: pattern.replace("<agent>", agent.name) for agent in config.agents}
     if "<part>" in pattern:
-        parts = [*config.reward.maxima, *([PENALTY] if config.penalty.is_on else [])]
+        parts = list(config.reward.maxima)
+        if config.penalty.is_on:
+            parts.append(PENALTY)
         return {quantity_title(part): pattern.replace("<part>", part) for part in parts}
     return {"": pattern}
 

@@ -15,6 +15,7 @@ from magrpo.reports.evaluations import (
 )
 from magrpo.reports.figures import format_difference, quantity_title
 from magrpo.reports.health import NEAR_FULL, find_answer_faults
+from magrpo.reports.series import first_and_last
 from magrpo.run.files import committed_iterations, read_evaluation
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
@@ -30,7 +31,7 @@ MIN_PROBLEMS = 6
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The change of the joint return on held-out problems, sampled, as evaluations of one run or of two show it."""
+    """How the sampled joint return on held-out problems changed between two evaluations, of one run or of two runs."""
 
     word: Word
     sentence: str
@@ -55,10 +56,10 @@ def judge_run(run: EvaluatedRun) -> Verdict:
 def read_verdict(store: RunStore) -> Verdict | None:
     """Judge the first and the last evaluation of a run so far; None if there is none, or one is damaged."""
     iterations = committed_iterations(store, "evaluate")
-    folders = [Step("evaluate", iteration).folder for iteration in (*iterations[:1], *iterations[1:][-1:])]
+    folders = [Step("evaluate", iteration).folder for iteration in first_and_last(iterations)]
     try:
         reports = [read_evaluation(store.stage_folder(folder)) for folder in folders]
-    except ConfigError:  # damaged; a notice of that can be sent without a verdict
+    except ConfigError:  # an evaluation is damaged; notices are then sent without a verdict
         return None
     return judge_evaluations(reports, store.config()) if reports else None
 

@@ -37,9 +37,9 @@ class ReturnedReward(Plugin):
         raise TypeError("the program returns the rewards of its episodes")
 
     def read_returned(self, result: Any, agents: Sequence[str]) -> JointReward:
-        """The joint reward in what a program returned: a number, or ``{"parts": {...}, "local": {agent: ...}}``.
+        """Read the joint reward that a program returned: a number, or ``{"parts": {...}, "local": {agent: ...}}``.
 
-        Raises ValueError, with what was expected, for anything else.
+        Raises ValueError for anything else; the message says which values are allowed.
         """
         fields = result if isinstance(result, Mapping) and result.keys() & _FIELDS else {"reward": result}
         if unknown := sorted(fields.keys() - _FIELDS):
@@ -79,4 +79,4 @@ class ReturnedReward(Plugin):
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) <= LARGEST_REWARD  # false of NaN, too
+    return isinstance(value, int | float) and abs(value) <= LARGEST_REWARD  # NaN compares false

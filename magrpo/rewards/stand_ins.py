@@ -1,7 +1,8 @@
 """Functions whose source is copied into variants of a program, to find out whether helper and main both do work.
 
 The variants run only in the sandbox, so each function is self-contained, imports included, and is not protected from
-the program around it. Do not edit a function: its source, docstring included, is part of the programs that run.
+the program around it. Do not edit a function: its source, docstring included, is part of the programs that run. The
+comment above each function, which is not copied, explains it. ``replaced`` is the helper's function ``aux``.
 """
 
 import inspect
@@ -19,6 +20,8 @@ def module_of(function: Callable[..., Any], call: str) -> Module:
     return Module(("from __future__ import annotations",), f"{_read_source(function)}\n\n{call}")
 
 
+# The stand-in returns its first argument, or None without arguments. If some arguments are functions, it returns what
+# the first function returns when it is called with the arguments that are no functions.
 def first_argument(replaced: Callable[..., Any]) -> Callable[..., Any]:
     """In place of ``replaced``: a function that returns its first argument.
 
@@ -34,6 +37,9 @@ def first_argument(replaced: Callable[..., Any]) -> Callable[..., Any]:
     return stand_in
 
 
+# The stand-in calls ``replaced`` once and returns a copy of that result in every later call. Calls that ``replaced``
+# makes to itself by its name reach the stand-in, and are passed on. Raises TypeError for a function or an iterator as
+# result: its work is done only when it is called or iterated over.
 def first_result(replaced: Callable[..., Any]) -> Callable[..., Any]:
     """In place of ``replaced``: a function that returns for ever what ``replaced`` returned first.
 
@@ -61,6 +67,9 @@ def first_result(replaced: Callable[..., Any]) -> Callable[..., Any]:
     return stand_in
 
 
+# The stand-in calls ``replaced`` once, with each argument of a type in ``strangers`` exchanged for a value that no
+# test uses, and returns the result in every call; None if that call raises. If no argument can be exchanged,
+# ``replaced`` is not called, and the stand-in raises TypeError, as it does if the result is a function.
 def empty_result(replaced: Callable[..., Any]) -> Callable[..., Any]:
     """In place of ``replaced``: a function that returns for ever what ``replaced`` returns for what no test passes.
 
@@ -88,6 +97,8 @@ def empty_result(replaced: Callable[..., Any]) -> Callable[..., Any]:
     return stand_in
 
 
+# Used where main only returns what ``aux`` returned. ``unpack`` looks for the answer among the parts of that value: it
+# compares them with the result of the original main, and keeps the places of those that were right in every call.
 def unpacker(main: Callable[..., Any], packs_lists: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``keep`` and ``unpack``: what the helper returned, without what it is packed in.
 

@@ -85,7 +85,7 @@ def _list_changed(node: ast.AST, own: set[str]) -> list[ast.expr]:
 
 
 def _list_owners(values: Iterable[ast.expr]) -> list[ast.Name]:
-    """The names that the values are, or are parts of, or got by a method of: ``h`` for ``h[0].items()``."""
+    """The variables that the values are read from, whole, in part or by a method: ``h`` for ``h[0].items()``."""
     owners: list[ast.Name] = []
     waiting = list(values)
     for value in waiting:
@@ -104,7 +104,7 @@ def _list_owners(values: Iterable[ast.expr]) -> list[ast.Name]:
 
 
 def _list_sharing_names(nodes: Iterable[ast.AST], names: set[str]) -> set[str]:
-    """``names``, and all names that a loop or an assignment may bind to a part of the same value."""
+    """``names``, and all other names that loops and assignments may bind to parts of the same values."""
     links: dict[str, list[set[str]]] = defaultdict(list)
     for node in nodes:
         match node:
@@ -237,10 +237,10 @@ _DROPPED = ValueSink(frozenset())
 
 
 def _trace_values(tree: ast.Module) -> dict[ast.AST, ValueSink | None]:
-    """The sink of the value of each node that can run; without names if the value is dropped, None if it matters."""
+    """The sink of each node that can run: None if its value matters, a sink without names if its value is dropped."""
     sinks: dict[ast.AST, ValueSink | None] = {}
     waiting: list[ast.AST] = [tree]
-    for node in waiting:  # the list grows meanwhile
+    for node in waiting:  # children are appended during the loop
         for field, value in ast.iter_fields(node):
             children = _list_runnable(node, field, value) if isinstance(value, list) else [value]
             for child in children:
@@ -251,7 +251,7 @@ def _trace_values(tree: ast.Module) -> dict[ast.AST, ValueSink | None]:
 
 
 def _list_runnable(node: ast.AST, field: str, children: list[ast.AST]) -> list[ast.AST]:
-    """The statements of a block up to the first that leaves it; none if the condition of the block is never met."""
+    """The statements of a block up to the first one that leaves it; none if the block's condition is never met."""
     if isinstance(node, ast.If | ast.While) and isinstance(node.test, ast.Constant) and field in ("body", "orelse"):
         is_never_met = bool(node.test.value) == (field == "orelse")
         if is_never_met:
@@ -278,9 +278,9 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 
 def _find_live_names(sinks: dict[ast.AST, ValueSink | None], bound: str = "") -> set[str]:
-    """The names whose value can matter: ``bound``, names read where it matters, and names copied into those."""
+    """The live names: ``bound``, names read in a place that matters, and names copied into live ones."""
     loads = _list_loads(sinks)
-    feeds: dict[str | ValueSink, list[str | ValueSink]] = defaultdict(list)  # what is live if the key is
+    feeds: dict[str | ValueSink, list[str | ValueSink]] = defaultdict(list)  # what becomes live with the key
     for sink in {sink for sink in sinks.values() if sink}:
         for holder in sink.names:
             feeds[holder].append(sink)

@@ -1,6 +1,6 @@
 """The rewards of two texts that belong together: ``writing`` (two authors) and ``writing_solo`` (one writes both).
 
-They have four gated levels: structure, length ratio, unique words, style.
+They have four parts: structure, length ratio, unique words, style. A part is scored only if the one before it scored.
 """
 
 import math
@@ -61,8 +61,8 @@ FORMS: Mapping[str, Form] = {"tldr": _TLDR, "arxiv": _ARXIV, "arxiv_late": _ARXI
 class WritingReward(ScaledReward):
     """Joint reward of two authors, at most 3.0 before scaling.
 
-    A level is scored only if the one before it scored. See ``docs/rewards.md`` for the levels. Nothing runs in the
-    sandbox; there is no pass or fail.
+    A part is scored only if the one before it scored. See ``docs/rewards.md`` for the parts. Nothing runs in the
+    sandbox, and no text passes or fails.
     """
 
     max_executions: ClassVar[int] = 0
@@ -83,26 +83,26 @@ class WritingReward(ScaledReward):
         return {}
 
     def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
-        """Price each level that was reached. ``texts`` is keyed by role."""
+        """Price the parts in order, up to the first one that scores 0. ``texts`` is keyed by role."""
         form = FORMS[self.task]
         first, second = (" ".join(text.split()) for text in self._pair_texts(texts))
         parts = dict.fromkeys(self.maxima, 0.0)
-        for (name, maximum), level in zip(MAXIMA.items(), LEVELS, strict=True):
-            parts[name] = maximum * level(form, first, second)
+        for (name, maximum), score_part in zip(MAXIMA.items(), SCORES, strict=True):
+            parts[name] = maximum * score_part(form, first, second)
             if parts[name] == 0:
                 break
         return JointReward(self._scale_parts(parts), parts)
 
     def measure_texts(self, texts: Mapping[str, str]) -> Mapping[str, float]:
-        """Measure ``structure``, ``consistency`` and ``coherence``, whether or not the reward reached their levels.
+        """Measure ``structure``, ``consistency`` and ``coherence``, also where the reward scores no such part.
 
-        See :class:`magrpo.interfaces.MeasuresTexts`. The first three levels are the paper's structure; the paper splits
-        the fourth.
+        See :class:`magrpo.interfaces.MeasuresTexts`. The paper calls the first three parts together structure, and
+        splits the fourth one into consistency and coherence.
         """
         form = FORMS[self.task]
         first, second = (" ".join(text.split()) for text in self._pair_texts(texts))
         maxima = list(MAXIMA.values())[:3]
-        shares = [level(form, first, second) for level in LEVELS[:3]]
+        shares = [score_part(form, first, second) for score_part in SCORES[:3]]
         return {
             "structure": sum(map(mul, maxima, shares)) / sum(maxima),
             "consistency": score_consistency(form, first, second),
@@ -164,8 +164,8 @@ def score_consistency(form: Form, first: str, second: str) -> float:
     return min(_compute_jaccard(first, second), form.jaccard) / form.jaccard
 
 
-LEVELS = (score_structure, score_length_ratio, score_unique_words, score_style)
-"""The scores of the levels, from 0 to 1, in the order of :data:`MAXIMA`."""
+SCORES = (score_structure, score_length_ratio, score_unique_words, score_style)
+"""Functions that score the parts, from 0 to 1, in the order of :data:`MAXIMA`."""
 
 
 def _compute_jaccard(first: str, second: str) -> float:

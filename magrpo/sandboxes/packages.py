@@ -47,7 +47,9 @@ def find_packages(names: Iterable[str]) -> Packages:
         needed, missing[name] = _add_dependencies(found)
         for each in needed:
             folders |= dict(_list_files(each))
-        for module in [*wanted, *(ALONG[each] for each in sorted(ALONG.keys() & {each.name for each in needed}))]:
+        names_needed = {each.name for each in needed}
+        late = [module for owner, module in sorted(ALONG.items()) if owner in names_needed]
+        for module in [*wanted, *late]:
             modules.setdefault(module, name)
     return Packages(folders, modules, missing)
 

@@ -29,7 +29,7 @@ MAX_REPORTS = 200_000
 def collect_reports(
     executions: Iterable[Execution], cache: Cache, run: Callable[[list[Execution]], Sequence[ExecutionReport]]
 ) -> tuple[dict[Execution, ExecutionReport], dict[Execution, ExecutionReport]]:
-    """Return the reports of programs, and those of them that ``run`` has made because ``cache`` had none.
+    """Return the reports of all programs, and the reports that ``run`` made because ``cache`` had none.
 
     A program on which the sandbox failed is run again; a test that cannot be run fails every time. Several threads may
     share ``cache``.
@@ -55,7 +55,7 @@ class Team:
     reward: Reward
     penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
     shuffled: bool = False
-    """Whether each agent sees, in place of its partners' texts, those of the same agents on another problem."""
+    """Whether each agent sees what its partners wrote on another problem instead of what they wrote on this one."""
 
     @classmethod
     def of(cls, config: RunConfig | BaselineRow) -> Team:
@@ -69,7 +69,7 @@ class Team:
         return {agent.name: agent.role for agent in self.agents}
 
     def tolerate_failures(self) -> Team:
-        """The same team, whose program, if it has one, may fail in every episode of a batch."""
+        """The same team; if its environment is a program, every episode of a batch may fail."""
         if isinstance(self.env, AgentProgram):
             return replace(self, env=self.env.model_copy(update={"max_failed_frac": 1.0}))
         return self

@@ -51,7 +51,7 @@ class Resources(Protocol):
         """Plays the episodes of a program; None if the environment is not a program."""
 
     @property
-    def workers(self) -> Executor:
+    def reward_processes(self) -> Executor:
         """Processes that call the reward of large batches."""
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:

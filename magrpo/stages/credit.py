@@ -48,12 +48,12 @@ _Completion = tuple[_ValuedNode, Action, float, float]
 NodeKey = tuple[str, tuple[int, ...]]
 """The problem and the path of a node."""
 JOINT = ""
-"""Stands for an agent whose return is that of the joint reward alone, which the central critic values."""
+"""Stands in the place of an agent for the return of the joint reward alone, which the central critic values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Critique:
-    """What the critics say: ``values[node]`` holds the value by critic, an agent's own or :data:`JOINT`."""
+    """The values that critics give to nodes: ``values[node][critic]``, where a critic is an agent or :data:`JOINT`."""
 
     values: Mapping[NodeKey, Mapping[str, float]] = field(default_factory=dict)
     gae_lambda: float = 1.0
@@ -169,9 +169,11 @@ def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -
         completions = group.list_completions(agent, rules.algo.lenience)
         if not completions:
             continue
-        # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
-        # below, because they have no completion here to train.
-        returns = [*(gain for _, _, _, gain in completions), *([] if has_critic else group.ended_returns)]
+        returns = [gain for _, _, _, gain in completions]
+        if not has_critic:
+            # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
+            # below, because they have no completion here to train.
+            returns += group.ended_returns
         advantages = group_advantages(returns, estimator, rules.algo.normalize)
         for completion, advantage in zip(completions, advantages, strict=False):
             samples.append(_build_sample(agent, completion, advantage, number))
@@ -298,7 +300,8 @@ def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, flo
     depths = sorted({depth for depth, _ in priced})
     if len(depths) > 1:
         for depth in depths:
-            metrics[f"reward/joint_turn_{depth + 1}"] = mean_or_zero([r.total for d, r in priced if d == depth])
+            totals = [reward.total for at, reward in priced if at == depth]
+            metrics[f"reward/joint_turn_{depth + 1}"] = mean_or_zero(totals)
     return metrics
 
 
@@ -364,7 +367,7 @@ def prefer_joint_actions(
 
 
 def critic_targets(groups: Sequence[RolloutGroup[ScoredTurn]], critic: str, rules: CreditRules) -> dict[NodeKey, float]:
-    """The return that ``critic`` should have said of each node that it values: the mean over its joint actions.
+    """The target of ``critic`` for each node that it values: the mean return of the node's joint actions.
 
     With ``gae_lambda`` below 1, returns hold the values of ``rules`` for later turns. A node without a joint action
     that counts has no target.

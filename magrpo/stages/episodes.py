@@ -1,8 +1,8 @@
-"""Episodes: plays the program of ``env.kind = "program"``, and makes of each run what the other stages expect.
+"""Episodes: plays the program of ``env.kind = "program"``, and turns each run into the records of the other stages.
 
 An episode is a joint action without completions of its own: its calls hold them, and its texts are what the program
-returned. What the program or its agents did wrong is an outcome with a price. Only a failure that has nothing to do
-with their completions is masked, because leaving out the others would train on the condition that all went well.
+returned. A mistake of the program or of its agents is an outcome with a price. A failure is masked only if it has
+nothing to do with the completions: leaving out other failures would train only on episodes in which all went well.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def play_episodes(
 
 
 def _run_programs(backend: Backend, executions: list[Execution]) -> list[ExecutionReport]:
-    """Run programs that episodes want to see run, unless they have a report that another attempt would repeat."""
+    """Run the programs that episodes request; a cached report is used if running the program again would repeat it."""
     reports, _ = collect_reports(executions, backend.cache, lambda new: run_executions(backend.sandbox, new, None))
     return [reports[execution] for execution in executions]
 
@@ -66,7 +66,7 @@ def _finish_episode(played: PlayedEpisode, env: AgentProgram, team: Team) -> Epi
     result = replace_surrogates(played.result)
     try:
         if isinstance(team.reward, TakesReturned):
-            roles = [agent.role for agent in team.agents]  # by which the program knows the agents
+            roles = [agent.role for agent in team.agents]  # the program calls its agents by their roles
             return Episode(played.calls, {}, returned=team.reward.read_returned(result, roles))
         return Episode(played.calls, _read_texts(result, env.writes))
     except ValueError as error:

@@ -222,7 +222,7 @@ def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict
     for name, verdicts_of in verdicts.items():
         fewest_rows = min(map(len, verdicts_of.values()))
         if any(None in passed for passed in verdicts_of.values()):
-            continue  # the task has no notion of solved
+            continue  # some samples have no verdict, so there is no pass@k
         ks = [k for k in PASS_AT if k <= fewest_rows]
         for k in ks:
             values[name][f"pass_at_{k}"] = {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _MAX_BYTES = 1000
-"""Bytes for each token of the context window above which a prompt is too long, without counting its tokens."""
+"""Bytes of a prompt per token of the context window above which it is too long, whatever its number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Room:
 
     @classmethod
     def of(cls, config: RunConfig, lineup: Lineup) -> Room:
-        """The room for the team of a run, or for the rows of its table of baselines."""
+        """Make the room of a run: for its team, or for the teams of its rows of baselines."""
         rows = [(Team.of(row), row.max_new_tokens) for row in config.baselines.rows]
         return cls(lineup, rows or [(Team.of(config), config.rollout.max_new_tokens)])
 

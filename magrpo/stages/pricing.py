@@ -1,4 +1,4 @@
-"""Calls a reward for many joint actions: here, or in worker processes if the reward allows it.
+"""Calls a reward for many joint actions: in this process, or in reward processes if the reward allows it.
 
 Its results are checked in the process that calls it.
 """
@@ -23,13 +23,13 @@ from magrpo.types import Execution, ExecutionReport, JointReward, Problem, Repor
 Item = tuple[Problem, RoleTexts, Reports]
 """A joint action: its problem, the text of each role, and its reports so far."""
 MANY = 512
-"""Number of joint actions from which starting workers is worth while."""
+"""Number of joint actions from which starting reward processes is worth while."""
 _BLOCK = 64
 """Number of consecutive joint actions in one message."""
 ResultT = TypeVar("ResultT")
 
 
-class Workers(ProcessPoolExecutor):
+class RewardProcesses(ProcessPoolExecutor):
     """Processes that call rewards; they start when they are first needed and end with this one, however it ends."""
 
     def __init__(self, count: int) -> None:
@@ -52,31 +52,31 @@ class Pricing:
     """A reward, and the processes that may call it."""
 
     reward: Reward
-    workers: Executor | None
+    reward_processes: Executor | None
 
     @classmethod
-    def of(cls, reward: Reward, workers: Executor | None, num_items: int) -> Pricing:
-        """``workers`` are left out if the reward does not let them call it, or for few joint actions."""
+    def of(cls, reward: Reward, reward_processes: Executor | None, num_items: int) -> Pricing:
+        """``reward_processes`` are left out if the reward does not let them call it, or for few joint actions."""
         declared = isinstance(reward, RunsElsewhere) and reward.runs_elsewhere
         is_own = "runs_elsewhere" in vars(type(reward))
-        return cls(reward, workers if declared and is_own and num_items >= MANY else None)
+        return cls(reward, reward_processes if declared and is_own and num_items >= MANY else None)
 
     def list_executions(self, items: Mapping[int, Item]) -> dict[int, Mapping[str, Execution]]:
         """The executions that each joint action still needs, by number."""
-        if self.workers is None:
+        if self.reward_processes is None:
             return {number: request_executions(self.reward, *item) for number, item in items.items()}
         return self._call(_answer_executions, items, list[Mapping[str, Execution]])
 
     def list_prices(self, items: Mapping[int, Item]) -> dict[int, JointReward]:
         """The price of each joint action, by number."""
-        if self.workers is None:
+        if self.reward_processes is None:
             return {number: compute_price(self.reward, *item) for number, item in items.items()}
         return self._call(_answer_prices, items, list[JointReward])
 
     def _call(
         self, function: Callable[[bytes], bytes], items: Mapping[int, Item], kind: type[list[ResultT]]
     ) -> dict[int, ResultT]:
-        assert self.workers is not None
+        assert self.reward_processes is not None
         blocks: dict[int, list[int]] = {}
         for number in items:
             blocks.setdefault(number // _BLOCK, []).append(number)
@@ -86,7 +86,7 @@ class Pricing:
             encode({"reward": reward, "items": [items[number] for number in numbers]}) for numbers in blocks.values()
         ]
         results: dict[int, ResultT] = {}
-        for numbers, answer in zip(blocks.values(), self.workers.map(function, messages), strict=True):
+        for numbers, answer in zip(blocks.values(), self.reward_processes.map(function, messages), strict=True):
             results |= zip(numbers, decode(answer), strict=True)
         return results
 

@@ -54,7 +54,7 @@ class Node:
     shown: tuple[PastTurn, ...] = ()
     """The history of another problem, in which agents see their partners' texts in place of those of ``history``."""
     sampled: Mapping[str, tuple[Action, ...]] = field(default_factory=dict)
-    """By agent: the first completions of its group, which were sampled before."""
+    """Completions that were sampled before, by agent: the first ones of its group."""
 
     def list_missing(self, agent: str) -> range:
         """The indices of the agent's completions that are left to sample."""
@@ -179,13 +179,22 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
     if pairs is None or pairs >= group_size**num_agents:
         return list(itertools.product(range(group_size), repeat=num_agents))
     rounds = random.Random(seed).sample(range(group_size ** (num_agents - 1)), pairs // group_size)
-    # The digits of a round's number in base G are the shifts of the agents after the first.
-    shifts_by_round = [[drawn // group_size**agent % group_size for agent in range(num_agents - 1)] for drawn in rounds]
-    return sorted(
-        (index, *((index + shift) % group_size for shift in shifts))
-        for shifts in shifts_by_round
-        for index in range(group_size)
-    )
+    chosen = []
+    for drawn in rounds:
+        # The digits of a round's number in base G are the shifts of the agents after the first.
+        shifts = _read_digits(drawn, group_size, num_agents - 1)
+        for index in range(group_size):
+            chosen.append((index, *((index + shift) % group_size for shift in shifts)))
+    return sorted(chosen)
+
+
+def _read_digits(number: int, base: int, num_digits: int) -> list[int]:
+    """The last ``num_digits`` digits of a number in ``base``, the last one first."""
+    digits = []
+    for _ in range(num_digits):
+        number, digit = divmod(number, base)
+        digits.append(digit)
+    return digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +213,7 @@ def select_problems(
     backend: Backend,
     config: RolloutConfig,
     seed: int,
-    workers: Executor | None = None,
+    reward_processes: Executor | None = None,
 ) -> Selection:
     """Sample whole groups for the first ``problems_per_iteration`` problems whose probes earn different rewards.
 
@@ -224,7 +233,7 @@ def select_problems(
     while waiting and (missing := config.problems_per_iteration - len(chosen)):
         batch, waiting = waiting[:missing], waiting[missing:]
         probes = rollout(root_nodes(batch, probing), team, backend, probing, seed)
-        scored, stats = score(probes, team, backend.sandbox, cache, workers=workers)
+        scored, stats = score(probes, team, backend.sandbox, cache, reward_processes=reward_processes)
         ran.add(stats)
         for node, probe, scored_probe in zip(root_nodes(batch, config), probes, scored, strict=True):
             if _rewards_differ(scored_probe):
@@ -291,7 +300,7 @@ def _write_selection(context: StageContext, problems: Pointer, checkpoint: Point
     drawn += draw_spare_problems(train, drawn, context.step.iteration, config, context.config.train.seed)
     context.console.expect_items(config.problems_per_iteration * config.group_size * context.count_acting(0))
     backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
-    selection = select_problems(drawn, context.team, backend, config, seed, context.resources.workers)
+    selection = select_problems(drawn, context.team, backend, config, seed, context.resources.reward_processes)
     write_records(context.folder / GROUPS, selection.groups)
     context.keep_nodes(selection.groups)
     metrics = _measure_groups(selection.groups)

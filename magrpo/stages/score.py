@@ -53,13 +53,14 @@ def score(
     sandbox: Sandbox,
     cache: Cache,
     progress: Progress | None = None,
-    workers: Executor | None = None,
+    reward_processes: Executor | None = None,
 ) -> tuple[list[RolloutGroup[ScoredTurn]], ScoreStats]:
     """Price every joint action of every group, and subtract the penalty of its answers.
 
     The reward sees the latest text of every role, from this turn or an earlier one. Until every role has written, the
-    reward of a joint action is :data:`~magrpo.types.PENDING`. ``workers`` call the reward if it allows that. An episode
-    of a program has the texts, or the reward, that the program returned, and ``env.failure_reward`` if it failed.
+    reward of a joint action is :data:`~magrpo.types.PENDING`. If the reward
+    allows it, ``reward_processes`` call it. An episode of a program has the texts, or the reward, that the program
+    returned, and ``env.failure_reward`` if it failed.
     """
     roles = team.roles
     settled: list[Scored | None] = []
@@ -75,7 +76,7 @@ def score(
             if price is None:
                 items.append((group.problem, texts))
     priced, stats = score_texts(
-        items, reward=team.reward, sandbox=sandbox, cache=cache, progress=progress, workers=workers
+        items, reward=team.reward, sandbox=sandbox, cache=cache, progress=progress, reward_processes=reward_processes
     )
     prices = iter(priced)
     results = iter([next(prices) if price is None else price for price in settled])
@@ -93,7 +94,7 @@ def score_texts(
     sandbox: Sandbox,
     cache: Cache,
     progress: Progress | None = None,
-    workers: Executor | None = None,
+    reward_processes: Executor | None = None,
 ) -> tuple[list[Scored], ScoreStats]:
     """Price joint actions, in order. The sandbox runs each round of executions that the reward requests as one batch.
 
@@ -102,7 +103,7 @@ def score_texts(
     Raises ConfigError, naming reward and problem, if the reward returns anything but a usable price.
     """
     stats = ScoreStats()
-    pricing = Pricing.of(reward, workers, len(items))
+    pricing = Pricing.of(reward, reward_processes, len(items))
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
     open_items = list(range(len(items)))
 
@@ -176,7 +177,7 @@ def write_scored_groups(context: StageContext) -> Metrics:
     groups = context.read_nodes(context.inputs[0], files.read_groups, last=True)
     resources = context.resources
     scored, stats = score(
-        groups, context.team, resources.sandbox, context.memory.reports, context.advance, resources.workers
+        groups, context.team, resources.sandbox, context.memory.reports, context.advance, resources.reward_processes
     )
     files.write_scores(context.folder, scored)
     context.keep_nodes(scored)

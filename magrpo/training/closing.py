@@ -183,8 +183,11 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
     assert wall_time is not None, "a finished run has been started"
     rest = timing.wall - sum(timing.stages.values())
     shown = [f"{stage} {seconds:.0f} s" for stage, seconds in timing.stages.items() if seconds >= 0.5]
-    lag = store.config().train.lag  # with a lag stages run side by side, so their seconds exceed the wall time
-    shown.append(f"loading and everything else {rest:.0f} s" if not lag else "some of them at the same time")
+    # With a lag stages run side by side, so the sum of their seconds may exceed the wall time.
+    if store.config().train.lag:
+        shown.append("some of them at the same time")
+    else:
+        shown.append(f"loading and everything else {rest:.0f} s")
     attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
     return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
 

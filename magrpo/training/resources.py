@@ -25,7 +25,7 @@ from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.checkpoints import check_bases
-from magrpo.stages.pricing import Workers
+from magrpo.stages.pricing import RewardProcesses
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from magrpo.model.policy import Policy
 
 log = logging.getLogger(__name__)
-_MAX_WORKERS = 16
+_MAX_REWARD_PROCESSES = 16
 
 
 class _Closable(Protocol):
@@ -107,10 +107,10 @@ class RunResources:
         self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag
         self.num_discarded: Counter[str] = Counter()
-        """How often engine, sandbox and workers were closed because they had died, by name."""
+        """How often engine, sandbox and reward processes were closed because they had died, by name."""
         self._opening, self._serving = RLock(), RLock()
         self._cluster = _Part(self._open_cluster, self._opening)
-        self._workers = _Part(self._open_workers, self._opening)
+        self._reward_processes = _Part(self._open_reward_processes, self._opening)
         self._sandbox = _Part(self._open_sandbox, self._opening)
         self._player = _Part(self._open_player, self._opening)
         self._updates = _Part(self._open_updates, self._opening)
@@ -147,9 +147,9 @@ class RunResources:
         return self._player.get() if isinstance(self._config.env, AgentProgram) else None
 
     @property
-    def workers(self) -> Workers:
+    def reward_processes(self) -> RewardProcesses:
         """Processes that call the reward of large batches; they start when they are first needed."""
-        return self._workers.get()
+        return self._reward_processes.get()
 
     @cached_property
     def _lineup(self) -> Lineup:
@@ -172,8 +172,8 @@ class RunResources:
         with self._show_loading("base model"):
             return Policy.of(lineup, self._config.train.seed)
 
-    def _open_workers(self) -> Workers:
-        return Workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0))))
+    def _open_reward_processes(self) -> RewardProcesses:
+        return RewardProcesses(min(_MAX_REWARD_PROCESSES, len(os.sched_getaffinity(0))))
 
     def _open_player(self) -> EpisodePlayer:
         env = self._config.env
@@ -287,7 +287,7 @@ class RunResources:
         elif isinstance(error, SandboxDied):
             name, part, lock = "sandbox", self._sandbox, self._opening
         else:
-            name, part, lock = "workers", self._workers, self._opening
+            name, part, lock = "reward processes", self._reward_processes, self._opening
         with lock:
             if self.num_discarded[name] != discarded_before[name]:
                 return
@@ -301,7 +301,7 @@ class RunResources:
         # A stack closes in reverse: the cluster goes last, because the others still speak to their actors.
         parts: Sequence[_Part[Any]] = (
             self._cluster,
-            self._workers,
+            self._reward_processes,
             self._sandbox,
             self._player,
             self._updates,

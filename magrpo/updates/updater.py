@@ -304,8 +304,8 @@ class Updater:
     ) -> AgentBatch:
         """Plan the micro-batches of the samples that the loss depends on.
 
-        The divisor counts all samples by their weights, or by what they say they count, and the groups hold the returns
-        of all samples, kept or not.
+        The divisor and the groups cover all samples, kept or not. Sequences are counted by ``Sample.counts``, or by
+        ``Sample.weight`` where that is None, and tokens by the weight. The groups hold the returns.
         """
         samples = list(chain.from_iterable(samples_by_agent.values()))
         if preferences is None:
@@ -376,7 +376,8 @@ class Updater:
     def _non_finite(self, batch: AgentBatch, losses: Sequence[float], norm: float) -> NonFiniteLoss:
         """Save the micro-batches with a non-finite loss, or all of them if only the gradient is not finite."""
         bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)]
-        indices = chain.from_iterable(row for i in bad or range(len(losses)) for row in batch.micro_batches[i])
+        saved = bad or range(len(losses))
+        indices = chain.from_iterable(row for i in saved for row in batch.micro_batches[i])
         update = self.policy.version + 1
         path = self.dump / f"update-{update}-{batch.agent}.jsonl"
         if self.ranks.number == 0:

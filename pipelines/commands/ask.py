@@ -64,12 +64,12 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem:
         if text is not None or question.tests:
             raise ConfigError("--problem names a problem of the run: leave out PROBLEM and --test")
         return find_problem(load_asked_problems(asked), question.problem)
-    if text is None and sys.stdin is not None and not sys.stdin.isatty():  # None: closed by the shell's <&-
+    if text is None and sys.stdin is not None and not sys.stdin.isatty():  # the shell closes it with <&-: None
         try:
             given = sys.stdin.read()
         except UnicodeDecodeError as error:
             raise ConfigError(f"standard input is not text in {error.encoding}; convert it, as iconv does") from None
-        text = given if given.strip() else None  # blank: a script that has no standard input, as in cron
+        text = given if given.strip() else None  # blank where a script has no standard input, as in cron
     if text is None:
         if question.tests:
             raise ConfigError("--test needs a problem: PROBLEM, or text on standard input")

@@ -159,7 +159,7 @@ def _describe_memory(
     if KV_CACHE in sizes:
         sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, *SAMPLING))
     where = ""
-    if place.ranks.count:  # which do not sample
+    if place.ranks.count:  # ranks do not sample
         sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (*SAMPLING, SECOND_POLICY)}
         where = " on each rank"
     most = sum_held_at_once(sizes, overlapping=config.train.lag > 0)

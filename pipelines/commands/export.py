@@ -32,7 +32,7 @@ def export_agents(
     store = RunStore.open(root, run)
     team = TrainedTeam.of(store, merged=merge)
     target = (output or store.path / (f"{AGENTS}-merged" if merge else AGENTS)).resolve()
-    if Path.cwd().is_relative_to(target):  # it would be deleted with what it holds
+    if Path.cwd().is_relative_to(target):  # writing would delete the folder
         raise ConfigError(f"{target} is the current folder, or holds it; choose a new folder")
     write_agents(team, target)
     names = ", ".join(agent.name for agent in team.config.agents)

@@ -25,7 +25,7 @@ class PlannedProblems:
 
     splits: Splits
     longest_prompt: int
-    """In tokens; 0 if a program writes the prompts."""
+    """Tokens of the longest prompt; 0 if a program writes the prompts."""
     counts_all: bool
     """Whether the tokens of every prompt were counted."""
 

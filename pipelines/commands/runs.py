@@ -18,6 +18,7 @@ from magrpo.config.services import hide_password
 from magrpo.errors import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
+from magrpo.reports.series import first_and_last
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
 from magrpo.run.lock import hold_run, is_held
 from magrpo.run.store import CONFIG, RunStore
@@ -27,7 +28,7 @@ from pipelines.arguments import Json, Root, RunId
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 MAX_KEYS = 4
-"""Number of differing keys up to which runs are described by these keys; above, by problems and models."""
+"""Largest number of differing keys that describe the runs; if more differ, problems and models describe them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def _describe_summary(run: Summary) -> dict[str, object]:
 
 
 def _describe_configs(configs: Sequence[Mapping[str, str]]) -> tuple[str, list[str]]:
-    """Describe how configurations differ, after the title of that column.
+    """Return the title of a column, and a text for each configuration that says how it differs from the others.
 
     Where many keys differ, problems and models describe the runs, followed by differences among runs equal in these.
     """
@@ -179,7 +180,7 @@ def format_runs(runs: Sequence[Summary], width: int) -> Table:
             Text(run.name),
             Text(run.state),
             f"{run.iterations}/{run.config.get('train.num_iterations', '?')}",
-            " \u2192 ".join(f"{value:.1%}" for value in run.returns[:1] + run.returns[1:][-1:]),
+            " \u2192 ".join(f"{value:.1%}" for value in first_and_last(run.returns)),
             "" if run.seconds is None else format_duration(run.seconds),
             f"{datetime.fromtimestamp(run.started_s):%Y-%m-%d %H:%M}",
             Text(description),

@@ -25,7 +25,7 @@ from magrpo.types import UNJUDGED, ExecutionReport, Problem
 from pipelines.arguments import Overrides
 
 _ROLES = {"coding": ("helper", "main"), "solo": ("solo",)}
-"""The roles whose texts a reward of programs needs, by kind; those of ``coding`` for plug-ins of others."""
+"""Roles whose texts a reward of programs needs, by its kind; other kinds need the roles of ``coding``."""
 _CHUNK = 512
 LineT = TypeVar("LineT")
 
@@ -63,7 +63,7 @@ class ReportLine(msgspec.Struct, frozen=True):
     level: str
     duration_s: float
     forgeable: bool
-    """Whether a verdict bypassed the trust split: see ``docs/sandbox.md``."""
+    """Whether the program could have forged its verdict: see ``docs/sandbox.md``."""
 
 
 def score_files(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:

@@ -67,4 +67,4 @@ def solve(problem: Problem, agents: Agents) -> dict[str, dict[str, float]]:
         for call in message.tool_calls:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": multiply(call.function.arguments)})
     is_correct = str(a * b) in answer.replace(",", "")
-    return {"parts": {"called": 0.5 * has_called, "correct": 1.0 * is_correct}}
+    return {"parts": {"called": 0.5 if has_called else 0.0, "correct": float(is_correct)}}

@@ -17,7 +17,7 @@ from magrpo.checks.rewards import check_maxima, compute_price, judge_passed, req
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError, PluginFailed
 from magrpo.rewards.coding import CodingReward
-from magrpo.stages.pricing import MANY, Workers
+from magrpo.stages.pricing import MANY, RewardProcesses
 from magrpo.stages.score import score_texts
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 from tests.checks.plugins import Absent, Unpicklable
@@ -245,13 +245,13 @@ def test_an_exception_inside_is_one_block_that_names_the_problem(method: str) ->
     assert str(unavailable.value) == f"{name.format('Unreachable', method)} {failed}"
 
 
-def test_workers_report_the_same_mistakes() -> None:
-    def price_all(reward: Any, workers: Executor | None) -> str:
+def test_reward_processes_report_the_same_mistakes() -> None:
+    def price_all(reward: Any, processes: Executor | None) -> str:
         sandbox = ScriptedSandbox(lambda _: "pass")
         with pytest.raises((ConfigError, PluginFailed)) as raised:
-            score_texts([(PROBLEM, TEXTS)] * MANY, reward=reward, sandbox=sandbox, cache={}, workers=workers)
+            score_texts([(PROBLEM, TEXTS)] * MANY, reward=reward, sandbox=sandbox, cache={}, reward_processes=processes)
         return str(raised.value)
 
-    with Workers(1) as workers:
+    with RewardProcesses(1) as processes:
         for reward in (Absent(), Unpicklable()):
-            assert price_all(reward, workers) == price_all(reward, None)
+            assert price_all(reward, processes) == price_all(reward, None)

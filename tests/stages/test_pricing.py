@@ -11,15 +11,15 @@ from concurrent.futures import BrokenExecutor
 import psutil
 import pytest
 
-from magrpo.stages.pricing import Workers
+from magrpo.stages.pricing import RewardProcesses
 from tests.processes import assert_all_end
 
-# Starts two workers and prints that they work.
+# Starts two processes and prints that they work.
 RUN = """
 import os, time
-from magrpo.stages.pricing import Workers
-workers = Workers(2)
-list(workers.map(abs, range(100)))
+from magrpo.stages.pricing import RewardProcesses
+processes = RewardProcesses(2)
+list(processes.map(abs, range(100)))
 print("started", flush=True)
 time.sleep(600)
 """
@@ -30,18 +30,18 @@ def test_nothing_survives_kill_9_of_the_run() -> None:
         try:
             assert run.stdout is not None
             assert run.stdout.readline() == "started\n"
-            workers = psutil.Process(run.pid).children(recursive=True)
-            assert workers
+            processes = psutil.Process(run.pid).children(recursive=True)
+            assert processes
             run.send_signal(signal.SIGKILL)
             run.wait()
-            assert_all_end(workers)
+            assert_all_end(processes)
         finally:
             run.kill()
 
 
 def test_a_worker_that_dies_breaks_the_pool() -> None:
-    with Workers(1) as workers:
-        pid = workers.submit(os.getpid).result()
+    with RewardProcesses(1) as processes:
+        pid = processes.submit(os.getpid).result()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(BrokenExecutor):
-            list(workers.map(abs, range(100)))
+            list(processes.map(abs, range(100)))

@@ -12,7 +12,7 @@ from magrpo.errors import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages import backend
 from magrpo.stages.backend import Cache, ScoreStats, Team
-from magrpo.stages.pricing import Workers
+from magrpo.stages.pricing import RewardProcesses
 from magrpo.stages.score import Scored, score, score_texts
 from magrpo.types import (
     PENDING,
@@ -196,26 +196,26 @@ class NoisyReward(CodingReward):
 CALLED: list[str] = []
 
 
-def test_workers_price_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_processes_price_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(
         "t/0", 'def f(a):\n    """Double."""\n', "f", "def check(f):\n    assert f(1) == 2", hidden_test="h"
     )
     helpers = ["def aux(a):\n    return a + a\n", "def aux(a):\n    return a\n", "no program"]
     mains = ["def f(a):\n    return aux(a)\n", "def f(a):\n    return aux(a) + 0 * a\n", "def f(a:"]
     items = [(problem, {"helper": helper, "main": main}) for helper in helpers for main in mains]
-    monkeypatch.setattr("magrpo.stages.pricing.MANY", len(items))  # with fewer, the workers are not asked
+    monkeypatch.setattr("magrpo.stages.pricing.MANY", len(items))  # with fewer, the processes are not asked
 
     def judge(execution: Execution) -> CaseStatus:
         return "pass" if "a + a" in execution.source else "wrong"
 
-    def price_all(reward: CodingReward, workers: Executor | None) -> tuple[list[Scored], list[list[Execution]]]:
+    def price_all(reward: CodingReward, processes: Executor | None) -> tuple[list[Scored], list[list[Execution]]]:
         sandbox = ScriptedSandbox(judge)
-        scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={}, workers=workers)
+        scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={}, reward_processes=processes)
         return scored, sandbox.batches
 
-    with Workers(2) as workers:
+    with RewardProcesses(2) as processes:
         here = price_all(CodingReward(local_weight=0.5), None)
-        assert price_all(CodingReward(local_weight=0.5), workers) == here
+        assert price_all(CodingReward(local_weight=0.5), processes) == here
         assert len({scored.reward.total for scored in here[0]}) > 2
-        assert price_all(NoisyReward(local_weight=0.5), workers) == here
+        assert price_all(NoisyReward(local_weight=0.5), processes) == here
         assert len(CALLED) == len(items)

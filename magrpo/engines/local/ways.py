@@ -28,7 +28,7 @@ class Way(NamedTuple):
     pads: bool
     """Whether prompts of several lengths may be in one batch."""
     notice: str
-    """What a user must know about it; empty: nothing."""
+    """Text that tells the user about a drawback of this way; empty if there is none."""
 
 
 PADDED = Way(start_padded, True, "")
