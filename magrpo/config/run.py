@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from magrpo.algo.advantages import ESTIMATORS, EstimatorName
 from magrpo.checks.envs import count_turns, list_acting, list_roles
 from magrpo.checks.rewards import check_maxima
-from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, start_weights, weight_holders
 from magrpo.config.sections import (
     AlgoConfig,
     CriticConfig,
@@ -446,6 +446,14 @@ class RunConfig(Section):
             found.append(
                 "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different "
                 "ones; the paper does not divide by the standard deviation"
+            )
+        starts_trained = self.registry.continue_from_champion or start_weights(
+            [agent for agent in self.agents if agent.trained]
+        )
+        if self.algo.beta > 0 and starts_trained:
+            found.append(
+                f"algo.beta = {self.algo.beta:g} pulls agents that start from trained weights back towards their base "
+                "model, which is the reference of the penalty; set algo.beta = 0 to keep what they have learnt"
             )
         if self.critic != CriticConfig() and not self.trains_critics:
             found.append("critic: no trained agent has an estimator with a critic, so this section has no effect")

@@ -137,7 +137,8 @@ class AlgoConfig(Section):
     clip_high: float = Field(0.2, ge=0)
     """The probability ratio is clipped at 1 + clip_high; used if ``update_epochs`` > 1."""
     beta: float = Field(0.0, ge=0)
-    """Weight of the KL penalty (k3 estimate) to the frozen reference policy in the loss. 0: no penalty."""
+    """Weight of the KL penalty (k3 estimate) to the frozen reference policy in the loss. The reference is the untrained
+    base model, also for agents that start from trained weights, which it pulls back. 0: no penalty."""
     importance_cap: float | None = Field(None, gt=0)
     """Maximum importance weight of a token (trainer probability over engine probability). It corrects for an engine
     with another precision and for samples of earlier weights (``train.lag``), but not for ``top_p`` and ``top_k``.

@@ -341,6 +341,16 @@ def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
     assert "never leaves the margin 0" in one_epoch
 
 
+def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) -> None:
+    """The reference is the base model, whatever weights the agents start from."""
+    start, beta = f"agents.0.start_from={path.parent}", "algo.beta=0.1"
+    assert load_config(path, [start]).list_warnings() == load_config(path, [beta]).list_warnings() == []
+    assert load_config(path, [start, beta, "agents.0.trained=false"]).list_warnings() == []
+    for trained in ([start], ["registry.model=m", "registry.continue_from_champion=true"]):
+        [pulled] = load_config(path, [beta, *trained]).list_warnings()
+        assert pulled.startswith("algo.beta = 0.1 pulls agents that start from trained weights back towards their base")
+
+
 def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
     several = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=1"]
     with pytest.raises(ConfigError, match="with branching = 1 no joint action is credited for later turns") as caught:
