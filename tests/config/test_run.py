@@ -351,6 +351,27 @@ def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) ->
         assert pulled.startswith("algo.beta = 0.1 pulls agents that start from trained weights back towards their base")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["rollout.tree=full"], "rollout.tree has"),
+        (["rollout.tree=full", "rollout.branching=2"], "rollout.tree, rollout.branching have"),
+        (["rollout.termination_threshold=2", "algo.gamma=0.9"], "rollout.termination_threshold, algo.gamma have"),
+    ],
+)
+def test_options_of_later_turns_warn_if_there_are_none(path: Path, overrides: list[str], keys: str) -> None:
+    assert load_config(path, [*overrides, "env.num_turns=2"]).list_warnings() == []
+    [unused] = load_config(path, overrides).list_warnings()
+    assert unused.startswith(f"{keys} no effect, because episodes have one turn; set ")
+
+
+def test_a_limit_of_the_sampling_gap_warns_of_a_lag(path: Path) -> None:
+    gap, lag = "algo.max_sampling_gap=0.1", ["train.lag=1", "algo.importance_cap=2"]
+    assert load_config(path, [gap]).list_warnings() == load_config(path, lag).list_warnings() == []
+    [unused] = load_config(path, [gap, *lag]).list_warnings()
+    assert "has no effect after the first iteration, because with train.lag = 1" in unused
+
+
 def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
     several = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=1"]
     with pytest.raises(ConfigError, match="with branching = 1 no joint action is credited for later turns") as caught:
