@@ -42,8 +42,8 @@ class RolloutConfig(Section):
     termination_threshold: float | None = None
     """End an episode at a joint action whose reward exceeds this value; the reward also counts for the remaining turns.
     None: never."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the update computes log-probabilities at the same temperature."""
+    temperature: float = Field(1.0, ge=0.01)
+    """Sampling temperature; the update computes log-probabilities at the same temperature. vLLM samples no lower."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling threshold; 1 turns it off. Below 1 it biases the gradient unless ``keep_support`` is on."""
     top_k: int = Field(0, ge=0)

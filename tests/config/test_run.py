@@ -372,6 +372,13 @@ def test_a_limit_of_the_sampling_gap_warns_of_a_lag(path: Path) -> None:
     assert "has no effect after the first iteration, because with train.lag = 1" in unused
 
 
+def test_a_temperature_that_vllm_would_raise_is_refused(path: Path) -> None:
+    """It samples at 0.01 instead, while the update would divide by the temperature given."""
+    assert load_config(path, ["rollout.temperature=0.01"]).rollout.temperature == 0.01
+    with pytest.raises(ConfigError, match=r"rollout.temperature: .* 0.01, got"):
+        load_config(path, ["rollout.temperature=0.009"])
+
+
 def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
     several = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=1"]
     with pytest.raises(ConfigError, match="with branching = 1 no joint action is credited for later turns") as caught:
