@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from magrpo.algo.returns import join_ties
 from magrpo.types import Normalize
 
 CriticKind = Literal["none", "own", "central"]
@@ -91,6 +92,8 @@ def group_advantages(returns: Sequence[float], estimator: EstimatorName, normali
     """
     if not returns:
         return []
+    if normalize == "std":
+        returns = join_ties(returns)  # the division would make rounding as large as any other difference
     chosen = ESTIMATORS[estimator]
     if all(value == returns[0] for value in returns) and (chosen.has_baseline or normalize == "std"):
         return [0.0] * len(returns)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from magrpo.algo.returns import join_ties
 from magrpo.types import LossNorm, Normalize, Sample
 from magrpo_kernels import Groups, LossOptions, PolicyLoss, Support, TokenInputs
 
@@ -47,12 +48,15 @@ def tabulate_returns(samples: Mapping[str, Sequence[Sample]], normalize: Normali
     members: dict[tuple[str, int], list[int]] = {}
     for index, (agent, sample) in enumerate(in_order):
         members.setdefault((agent, sample.group), []).append(index)
+    grouped = [[in_order[index][1].returns for index in group] for group in members.values()]
+    if normalize == "std":
+        grouped = [join_ties(group) for group in grouped]  # as group_advantages does
     order = torch.tensor(list(chain.from_iterable(members.values())), dtype=torch.long)
     sizes = torch.tensor([len(group) for group in members.values()], dtype=torch.long)
     ends = sizes.cumsum(0)
     groups = Groups(
         sequences=order.argsort(),
-        returns=torch.tensor([sample.returns for _, sample in in_order], dtype=torch.float64)[order],
+        returns=torch.tensor(list(chain.from_iterable(grouped)), dtype=torch.float64),
         starts=(ends - sizes).repeat_interleave(sizes),
         ends=ends.repeat_interleave(sizes),
         divides_by_std=normalize == "std",

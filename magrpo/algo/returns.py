@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from magrpo.types import ROUNDING
+
 JointIndex = tuple[int, int]
 """A joint action: the number of its node, and its index in the node."""
 
@@ -181,6 +183,22 @@ def preference_scores(returns: Sequence[float]) -> list[float]:
     losses = [len(ordered) - bisect_right(ordered, value) for value in returns]
     num_pairs = max(sum(wins), 1)
     return [(won - lost) / num_pairs for won, lost in zip(wins, losses, strict=True)]
+
+
+def join_ties(returns: Sequence[float]) -> list[float]:
+    """Make returns equal that differ by rounding only: each takes the lowest within :data:`ROUNDING` of its own.
+
+    The difference is absolute, because a shift of the reward may have cancelled the leading digits, or relative if
+    returns are above 1. For methods in which the size of a difference does not matter: a division by the deviation of a
+    group, and preferences.
+    """
+    lowest = -math.inf
+    joined: dict[float, float] = {}
+    for value in sorted(returns):
+        if value - lowest > ROUNDING * max(1.0, abs(value)):
+            lowest = value
+        joined[value] = lowest
+    return [joined[value] for value in returns]
 
 
 def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from magrpo.algo.advantages import ESTIMATORS, EstimatorName
 from magrpo.checks.envs import count_turns, list_acting, list_roles
 from magrpo.checks.rewards import check_maxima
-from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, start_weights, weight_holders
 from magrpo.config.sections import (
     AlgoConfig,
     CriticConfig,
@@ -423,6 +423,14 @@ class RunConfig(Section):
                 "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different "
                 "ones; the paper does not divide by the standard deviation"
             )
+        starts_trained = self.registry.continue_from_champion or start_weights(
+            [agent for agent in self.agents if agent.trained]
+        )
+        if self.algo.beta > 0 and starts_trained:
+            found.append(
+                f"algo.beta = {self.algo.beta:g} pulls agents that start from trained weights back towards their base "
+                "model, which is the reference of the penalty; set algo.beta = 0 to keep what they have learnt"
+            )
         if self.critic != CriticConfig() and not self.trains_critics:
             found.append("critic: no trained agent has an estimator with a critic, so this section has no effect")
         if self.algo.loss == "madpo" and self.algo.update_epochs == 1:
@@ -435,9 +443,36 @@ class RunConfig(Section):
                 "algo.ratio = 'sequence' has no effect in the only epoch, in which every ratio is 1; set "
                 "algo.update_epochs to 2 or more"
             )
+        if unused := self._list_unused_options():
+            has = "has" if len(unused) == 1 else "have"
+            found.append(
+                f"{', '.join(unused)} {has} no effect, because episodes have one turn; set env.num_turns to 2 or more, "
+                "if the environment has this key, or leave the options out"
+            )
+        if self.algo.max_sampling_gap is not None and self.train.lag:
+            found.append(
+                "algo.max_sampling_gap has no effect after the first iteration, because with train.lag = "
+                f"{self.train.lag} later samples are never of the newest weights; set train.lag = 0, or leave the "
+                "limit out and watch update/sampling_gap"
+            )
         if long_warmup := self.optim.describe_long_warmup(self.train.num_iterations):
             found.append(long_warmup)
         return found
+
+    def _list_unused_options(self) -> list[str]:
+        """The options of later turns that are set although there are none."""
+        if count_turns(self.env) > 1:
+            return []
+        options: dict[str, tuple[Section, Sequence[str]]] = {
+            "rollout": (self.rollout, ("tree", "branching", "termination_threshold")),
+            "algo": (self.algo, ("gamma",)),
+        }
+        return [
+            f"{name}.{option}"
+            for name, (section, keys) in options.items()
+            for option in keys
+            if getattr(section, option) != type(section).model_fields[option].default
+        ]
 
     def seeded_eval(self) -> EvalConfig:
         """``eval`` with a seed that also follows from ``train.seed``, so that runs do not share the luck of samples."""

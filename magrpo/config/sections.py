@@ -38,8 +38,8 @@ class RolloutConfig(Section):
     termination_threshold: float | None = None
     """End an episode at a joint action whose reward exceeds this value; the reward also counts for the remaining turns.
     None: never."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the update computes log-probabilities at the same temperature."""
+    temperature: float = Field(1.0, ge=0.01)
+    """Sampling temperature; the update computes log-probabilities at the same temperature. vLLM samples no lower."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling threshold; 1 turns it off. Below 1 it biases the gradient unless ``keep_support`` is on."""
     top_k: int = Field(0, ge=0)
@@ -133,7 +133,8 @@ class AlgoConfig(Section):
     clip_high: float = Field(0.2, ge=0)
     """The probability ratio is clipped at 1 + clip_high; used if ``update_epochs`` > 1."""
     beta: float = Field(0.0, ge=0)
-    """Weight of the KL penalty (k3 estimate) to the frozen reference policy in the loss. 0: no penalty."""
+    """Weight of the KL penalty (k3 estimate) to the frozen reference policy in the loss. The reference is the untrained
+    base model, also for agents that start from trained weights, which it pulls back. 0: no penalty."""
     importance_cap: float | None = Field(None, gt=0)
     """Maximum importance weight of a token (trainer probability over engine probability). It corrects for an engine
     with another precision and for samples of earlier weights (``train.lag``), but not for ``top_p`` and ``top_k``.

@@ -23,6 +23,10 @@ class EngineError(RuntimeError):
     """The engine died, exceeded its deadline or produced invalid output. The message names the log file if any."""
 
 
+class NonFiniteLogits(EngineError):
+    """The weights give logits that are not finite. Another attempt would meet them again, so it is not retried."""
+
+
 class PromptTooLong(ConfigError):
     """The prompt of ``request`` leaves no room for its completion. Raised before anything is sampled."""
 
@@ -59,12 +63,12 @@ def check_prompts(lineup: Lineup, requests: Sequence[Request]) -> None:
 
 
 def make_action(lineup: Lineup, request: Request, completion: Completion, version: int) -> Action:
-    """Make the action of a completion. Raises EngineError if a log-probability is not finite."""
+    """Make the action of a completion. Raises NonFiniteLogits if a log-probability is not finite."""
     if not math.isfinite(sum(completion.logps)):  # as soon as one of them is not
         cause = "the weights have diverged: lower optim.lr or optim.max_grad_norm"
         if version == 0:
             cause = f"the weights of {lineup.base(request.agent)!r} are damaged, or too large for model.dtype"
-        raise EngineError(f"agent {request.agent!r}: logits are not finite at policy version {version}; {cause}")
+        raise NonFiniteLogits(f"agent {request.agent!r}: logits are not finite at policy version {version}; {cause}")
     stopped = completion.token_ids[-1] in lineup.stop_token_ids(request.agent)
     return Action(
         agent=request.agent,

@@ -127,7 +127,7 @@ class VllmClient:
         """One completion for each request, in order, as one batch for each server.
 
         A server that dies is restarted and generates the missing completions; a third death is an EngineError, and so
-        are a missed deadline and logits that are not finite.
+        is a missed deadline. Raises NonFiniteLogits.
         """
         check_prompts(self._lineup, requests)
         shares = [{i: r for i, r in enumerate(requests) if r.agent in agents} for agents in self._agents]

@@ -34,8 +34,6 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
             f"ranks.count = {ranks} must divide optim.lanes = {config.optim.lanes}; remove ranks.shard, or start "
             "a new run with more optim.lanes"
         )
-    if place.ranks.shard != "none" and config.model.dtype == "mixed":
-        yield 'ranks.shard = "base" spreads layers of one precision, but model.dtype = "mixed": remove ranks.shard'
     if ranks and config.trains_critics:
         yield (
             f"ranks.count = {ranks} keeps the base models out of this process, where critics read observations: remove "

@@ -196,7 +196,9 @@ def _estimate_sampling(config: RunConfig, dtype_bytes: int, max_batch: int, prom
         rounded = [size.rounded_parameters for agent, size in apart if agent.weights == "full"]
         sizes[ROUNDED_SAMPLING] = sum(sorted(rounded)[-side_by_side:]) * dtype_bytes
     elif config.model.dtype != "mixed":
-        merged = [size.layer_parameters for agent, size in apart if agent.weights != "full"]
+        # An agent that shares its adapter is decoded with a copy of its own, too.
+        adapted = [agent for agent in config.agents if agent.weights != "full"]
+        merged = [read_base_model(agent, config).layer_parameters for agent in adapted]
         sizes[MERGED] = sum(sorted(merged)[-side_by_side:]) * 4
     return sizes
 

@@ -13,6 +13,7 @@ from magrpo.algo.returns import (
     discounted_turns,
     exact_mean,
     influence_share,
+    join_ties,
     preference_scores,
     tree_returns,
     tree_weights,
@@ -341,7 +342,8 @@ def prefer_joint_actions(
     comparisons: list[Comparison] = []
     scale = rules.algo.preference_beta / 2
     for number, node in enumerate(_Forest(groups, rules).value_nodes(JOINT)):
-        scores = preference_scores(node.returns)
+        returns = join_ties(node.returns)
+        scores = preference_scores(returns)
         positions: dict[str, tuple[int, ...]] = {}
         for agent, actions in node.group.actions.items():
             picks = [turn.picks[agent] for turn in node.turns]
@@ -356,7 +358,7 @@ def prefer_joint_actions(
                     sample = _build_sample(agent, (node, actions[i], value, value), pushes[i], number)
                     samples[agent].append(replace(sample, counts=node.weight / len(set(picks))))
             positions[agent] = tuple(found[pick] for pick in picks)
-        comparisons.append(Comparison(tuple(node.returns), positions))
+        comparisons.append(Comparison(tuple(returns), positions))
     metrics = _reward_metrics(groups)
     for agent in agents:
         advantages = [sample.advantage for sample in samples[agent]]

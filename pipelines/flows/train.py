@@ -26,7 +26,7 @@ from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
 
 from magrpo.config.services import hide_password
-from magrpo.engines import EngineError
+from magrpo.engines import EngineError, NonFiniteLogits
 from magrpo.errors import first_line
 from magrpo.progress.notify import Notices
 from magrpo.progress.state import Observer, describe_error, was_refused
@@ -105,9 +105,10 @@ def name_server() -> Iterator[None]:
 def is_transient(_task: Any, task_run: TaskRun, state: State[Any]) -> bool:
     """Decide whether to retry a failed step, and log a retry. Prefect asks only while retries are left."""
     error = state.result(raise_on_failure=False)
-    if isinstance(error, TRANSIENT):
+    again = isinstance(error, TRANSIENT) and not isinstance(error, NonFiniteLogits)
+    if again:
         log.warning("%s failed, retrying: %s", task_run.name, error)
-    return isinstance(error, TRANSIENT)
+    return again
 
 
 def run_as_tasks(run_step: RunStep) -> RunStep:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.algo.advantages import ESTIMATORS, group_advantages
+from magrpo.algo.returns import exact_mean
 
 returns = st.lists(st.floats(-10, 10, allow_nan=False, width=32), min_size=1, max_size=8)
 
@@ -41,6 +42,18 @@ def test_equal_returns_have_exactly_no_advantage_over_a_baseline(estimator: str,
     for group in ([0.1, 0.1, 0.1], [3.7], []):  # the mean of the first is not 0.1
         found = group_advantages(group, estimator, normalize)
         assert found == (group if keeps else [0.0] * len(group))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_std_does_not_make_rounding_an_advantage(estimator: str) -> None:
+    """Crossed means of pairs that earn 0.8 and 0.0, or 0.7 and 0.1, differ in their last bit."""
+    first, second = exact_mean([0.8, 0.0]), exact_mean([0.7, 0.1])
+    assert first != second
+    assert group_advantages([first, second, first, first], estimator, "std") == [0.0] * 4
+    tied = group_advantages([first, second, 1.0], estimator, "std")
+    assert tied[0] == tied[1] != tied[2]
+    shifted = group_advantages([0.1 + 0.2 - 0.3, 0.0], estimator, "std")
+    assert shifted == [0.0, 0.0], "near 0, where no digit of the difference is significant"
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

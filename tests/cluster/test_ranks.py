@@ -164,7 +164,7 @@ def test_one_two_and_four_ranks_write_the_same_files(folder: Path, cluster: Clus
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "mixed"])
 def test_a_base_spread_over_two_ranks_gives_the_files_of_one_process(
     folder: Path, cluster: Cluster, tmp_path: Path, dtype: str
 ) -> None:

@@ -115,11 +115,6 @@ def test_only_samplers_and_ranks_together_spare_the_driver_a_gpu() -> None:
             ['ranks.shard = "base"', "2 are trained", "ranks.count = 2 must divide optim.lanes = 1"],
         ),
         (
-            {"ranks": {"count": 2, "shard": "base"}},
-            ["model.dtype=mixed", "optim.lanes=2"],
-            ['ranks.shard = "base"', 'model.dtype = "mixed"', "remove ranks.shard"],
-        ),
-        (
             {"ranks": {"count": 2, "gpus": 1}},
             ["model.device=cpu"],
             ["ranks.gpus = 1", 'model.device = "cpu"', "remove ranks.gpus"],

@@ -340,6 +340,44 @@ def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
     assert "never leaves the margin 0" in one_epoch
 
 
+def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) -> None:
+    """The reference is the base model, whatever weights the agents start from."""
+    start, beta = f"agents.0.start_from={path.parent}", "algo.beta=0.1"
+    assert load_config(path, [start]).list_warnings() == load_config(path, [beta]).list_warnings() == []
+    assert load_config(path, [start, beta, "agents.0.trained=false"]).list_warnings() == []
+    for trained in ([start], ["registry.model=m", "registry.continue_from_champion=true"]):
+        [pulled] = load_config(path, [beta, *trained]).list_warnings()
+        assert pulled.startswith("algo.beta = 0.1 pulls agents that start from trained weights back towards their base")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["rollout.tree=full"], "rollout.tree has"),
+        (["rollout.tree=full", "rollout.branching=2"], "rollout.tree, rollout.branching have"),
+        (["rollout.termination_threshold=2", "algo.gamma=0.9"], "rollout.termination_threshold, algo.gamma have"),
+    ],
+)
+def test_options_of_later_turns_warn_if_there_are_none(path: Path, overrides: list[str], keys: str) -> None:
+    assert load_config(path, [*overrides, "env.num_turns=2"]).list_warnings() == []
+    [unused] = load_config(path, overrides).list_warnings()
+    assert unused.startswith(f"{keys} no effect, because episodes have one turn; set ")
+
+
+def test_a_limit_of_the_sampling_gap_warns_of_a_lag(path: Path) -> None:
+    gap, lag = "algo.max_sampling_gap=0.1", ["train.lag=1", "algo.importance_cap=2"]
+    assert load_config(path, [gap]).list_warnings() == load_config(path, lag).list_warnings() == []
+    [unused] = load_config(path, [gap, *lag]).list_warnings()
+    assert "has no effect after the first iteration, because with train.lag = 1" in unused
+
+
+def test_a_temperature_that_vllm_would_raise_is_refused(path: Path) -> None:
+    """It samples at 0.01 instead, while the update would divide by the temperature given."""
+    assert load_config(path, ["rollout.temperature=0.01"]).rollout.temperature == 0.01
+    with pytest.raises(ConfigError, match=r"rollout.temperature: .* 0.01, got"):
+        load_config(path, ["rollout.temperature=0.009"])
+
+
 def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
     several = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=1"]
     with pytest.raises(ConfigError, match="with branching = 1 no joint action is credited for later turns") as caught:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BertConfig, PreTrainedModel
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
-from magrpo.engines import EngineError
+from magrpo.engines import NonFiniteLogits
 from magrpo.engines.local import ways
 from magrpo.engines.transformers import LocalEngine
 from magrpo.errors import ConfigError
@@ -162,7 +162,7 @@ def test_weights_that_diverged_are_named_as_such(tmp_path: Path) -> None:
     policy = tiny_policy(tmp_path, make_config("qwen3", PADDED["qwen3"]), weights="full")
     with torch.no_grad():
         next(iter(policy.parameters("main").values())).fill_(torch.nan)
-    with pytest.raises(EngineError, match="logits are not finite"):
+    with pytest.raises(NonFiniteLogits, match="logits are not finite"):
         LocalEngine(policy, 256, 1).serve(1, {}).generate(ask("main"))
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import MistralConfig, PreTrainedConfig
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
-from magrpo.engines import EngineError
+from magrpo.engines import NonFiniteLogits
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.local.decoding import can_decode_apart
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
@@ -232,9 +232,9 @@ def test_weights_that_diverged_stop_the_run(tmp_path: Path) -> None:
     with torch.no_grad():
         next(iter(policy.parameters("main").values())).fill_(float("nan"))
     engine = TransformersEngine().open(EngineHost.of(policy))
-    with pytest.raises(EngineError, match=r"'main'.*not finite.*optim.lr"):
+    with pytest.raises(NonFiniteLogits, match=r"'main'.*not finite.*optim.lr"):
         engine.serve(1, {}).generate(ask())
-    with pytest.raises(EngineError, match=r"'main'.*not finite at policy version 0; the weights of .* are damaged"):
+    with pytest.raises(NonFiniteLogits, match=r"'main'.*not finite at policy version 0; the weights of .* are damaged"):
         engine.serve(0, {}).generate(ask())
 
 

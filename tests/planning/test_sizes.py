@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.engines.local.decoding import decoding_model
 from magrpo.model.collate import count_padded
 from magrpo.model.policy import Policy
-from magrpo.planning.sizes import ROUNDED, ROUNDED_SAMPLING, count_micro_batch_tokens, estimate_disk, estimate_memory
+from magrpo.planning.sizes import (
+    MERGED,
+    ROUNDED,
+    ROUNDED_SAMPLING,
+    count_micro_batch_tokens,
+    estimate_disk,
+    estimate_memory,
+)
 from magrpo.types import Sample
 from magrpo.updates.lanes import OneRank
 from magrpo.updates.memory_fitting import MemoryFitter
@@ -76,6 +86,21 @@ def test_half_precision_weights_that_autocast_keeps_are_counted(tmp_path: Path, 
         estimate_memory(embedded(base, weights=("full", "full")), 4, 8),
     ):
         assert not {ROUNDED, ROUNDED_SAMPLING} & others.keys()
+
+
+@pytest.mark.parametrize("weights", ["lora", "shared"])
+def test_merged_copies_are_counted_for_each_agent_that_is_decoded(
+    base: Path, weights: Literal["lora", "shared"]
+) -> None:
+    config = embedded(base, weights=(weights, weights))
+    policy = Policy.open(config.agents, config.model, config.lora, seed=0)
+    with ExitStack() as models:
+        entered = [models.enter_context(decoding_model(policy, agent)) for agent in policy.agents]
+        tensors = {p.data_ptr(): p.nbytes for model in entered for p in model.parameters()}
+        with policy.active("main") as model:
+            shared = {p.data_ptr() for p in model.parameters()}
+        held = sum(nbytes for address, nbytes in tensors.items() if address not in shared)
+    assert estimate_memory(config, 4, 8)[MERGED] == pytest.approx(held, rel=0.05)
 
 
 @pytest.mark.parametrize("share", [True, False])

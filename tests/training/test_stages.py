@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.states import Failed
 
 from magrpo.config.run import load_config
-from magrpo.engines import EngineError
+from magrpo.engines import EngineError, NonFiniteLogits
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress
 from magrpo.model.fingerprint import fingerprint_model
@@ -115,13 +115,21 @@ def test_the_fingerprint_of_a_large_file_covers_its_beginning_and_its_end(tmp_pa
     assert fingerprint_model("no-one/nothing") == "", "the cache of the hub does not hold it"
 
 
-@pytest.mark.parametrize(("error", "again"), [(SandboxDied("no jail"), True), (SandboxError("no level works"), False)])
-def test_a_sandbox_that_died_is_tried_again_and_one_that_was_refused_is_not(
-    error: SandboxError, again: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (SandboxDied("no jail"), True),
+        (SandboxError("no level works"), False),
+        (EngineError("no server"), True),
+        (NonFiniteLogits("diverged"), False),
+    ],
+)
+def test_a_part_that_died_is_tried_again_and_one_that_would_fail_again_is_not(
+    error: Exception, again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = TaskRun(name="00001/score.0", task_key="score", dynamic_key="0")
     assert is_transient(None, run, Failed(data=error)) is again
-    assert ("00001/score.0 failed, retrying: no jail" in caplog.text) is again
+    assert (f"00001/score.0 failed, retrying: {error}" in caplog.text) is again
 
 
 EVENTS: list[str] = []

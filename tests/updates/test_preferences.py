@@ -182,6 +182,17 @@ def test_credit_by_hand() -> None:
     assert metrics["reward/frac_groups_equal"] == 0.5
 
 
+def test_rounding_makes_no_preference() -> None:
+    """Rewards of 0.3 and 0.1 + 0.2, as parts and discounts add up to, differ in their last bit."""
+    rules = CreditRules(AlgoConfig(loss="madpo"), {}, RolloutConfig(group_size=3), 1)
+    nodes = [group("a", aligned(0.3, 0.1 + 0.2, 0.3), size=3), group("b", aligned(0.3, 0.1 + 0.2, 1.0), size=3)]
+    samples, [tied, decided], metrics = prefer_joint_actions(nodes, AGENTS, rules)
+    assert len(set(tied.returns)) == 1
+    assert decided.returns[0] == decided.returns[1] < decided.returns[2]
+    assert [sample.advantage for sample in samples["main"][:3]] == [0.0] * 3
+    assert metrics["reward/frac_groups_equal"] == 0.5
+
+
 def test_a_run_learns_preferences(tmp_path: Path) -> None:
     overrides = ["algo.loss=madpo", "algo.update_epochs=2", "rollout.joint_mode=crossed", "rollout.group_size=3"]
     config = load_config(write_config(tmp_path, iterations=1), [*overrides, "tracking.traces=0"])
