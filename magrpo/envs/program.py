@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -108,10 +109,12 @@ class AgentProgram(Plugin):
         """The files among the arguments of the command."""
         arguments = shlex.split(self.run)[1:]
         first = next((word for word in arguments if not word.startswith("-")), "")
+        # Path.is_file would raise an OSError where shell code is longer than the name of a file may be.
+        found = [word for word in arguments if os.path.isfile(word)]  # noqa: PTH113
         is_script = Path(first).suffix in _SCRIPTS and not re.search(r"\s", first)  # with spaces it may be shell code
-        if is_script and not Path(first).is_file():
+        if is_script and first not in found:
             raise self._name_missing(first)
-        return [Path(word) for word in arguments if Path(word).is_file()]
+        return [Path(word) for word in found]
 
     def _name_missing(self, what: str) -> ConfigError:
         return ConfigError(

@@ -182,9 +182,10 @@ def test_a_run_of_a_program_stays_as_it_is_in_a_folder_without_the_program(
         ("my_package:solve", [Path("my_package/__init__.py")]),
         ("docker run image python app.py", []),
         ("bash -c 'cd app; python app.py'", []),
+        (f"bash -c 'echo {'long ' * 100}'", []),
         ("python -m json data.json other.json", [Path("data.json")]),
     ],
-    ids=["in the folder", "installed", "built in", "package", "container", "shell code", "arguments"],
+    ids=["in the folder", "installed", "built in", "package", "container", "shell code", "long code", "arguments"],
 )
 def test_the_sources_of_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, sources: list[Path]
