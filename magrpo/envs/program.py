@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,7 +86,7 @@ class AgentProgram(Plugin):
 
         Raises ConfigError if the module, or the script that the command names first, is not found.
         """
-        paths = self._find_module() if self.is_function else self._find_arguments()
+        paths = self._find_module() if self.is_function else map(Path, self.list_files())
         return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
     def _find_module(self) -> list[Path]:
@@ -105,16 +105,25 @@ class AgentProgram(Plugin):
             raise self._name_missing(f"module {module}")
         return found[:1]
 
-    def _find_arguments(self) -> list[Path]:
-        """The files among the arguments of the command."""
-        arguments = shlex.split(self.run)[1:]
-        first = next((word for word in arguments if not word.startswith("-")), "")
+    def list_files(self) -> list[str]:
+        """The files among the arguments of the command; none of a function.
+
+        Raises ConfigError if the script that the command names first is not found.
+        """
+        arguments = [] if self.is_function else shlex.split(self.run)[1:]
         # Path.is_file would raise an OSError where shell code is longer than the name of a file may be.
         found = [word for word in arguments if os.path.isfile(word)]  # noqa: PTH113
+        first = next((word for word in arguments if not word.startswith("-")), "")
         is_script = Path(first).suffix in _SCRIPTS and not re.search(r"\s", first)  # with spaces it may be shell code
-        if is_script and first not in found:
-            raise self._name_missing(first)
-        return [Path(word) for word in found]
+        if is_script:
+            self.check_files([first])
+        return found
+
+    def check_files(self, names: Iterable[str]) -> None:
+        """Raise ConfigError if a file is not found from the working directory."""
+        for name in names:
+            if not Path(name).is_file():
+                raise self._name_missing(name)
 
     def _name_missing(self, what: str) -> ConfigError:
         return ConfigError(
