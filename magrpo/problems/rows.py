@@ -178,12 +178,16 @@ def _download_file(repository: str, name: str) -> Path:
 def _load_hub_split(name: str, split: str) -> Iterator[DatasetRow]:
     check_cached(name)
     from datasets import load_dataset  # defers datasets
-    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+    from datasets.exceptions import DatasetGenerationError
 
     config = "sanitized" if name.endswith("/mbpp") else None
     try:
         return _number_rows(name, load_dataset(name, config, split=split))
-    except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
+    # FileNotFoundError: no such data set, or no files that can be read; RuntimeError: has a script.
+    except (FileNotFoundError, ConnectionError, RuntimeError, ValueError) as error:
+        if str(error).startswith("Unknown split"):  # this error has no class of its own
+            remedy = "set problems.hub_split (of texts also problems.hub_test_split)"
+            raise ConfigError(f"{name}: has no split {split!r}: {str(error).rstrip('.')}; {remedy}") from None
         message = f"it cannot be downloaded from the hub: {error}; give the path of a local copy"
         raise ConfigError(f"{name}: no such file, and {message}") from None
     except DatasetGenerationError as error:

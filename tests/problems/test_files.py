@@ -146,6 +146,21 @@ def test_a_hub_set_whose_files_cannot_be_read_is_named(monkeypatch: pytest.Monke
         read_rows("owner/name", "test")
 
 
+def test_a_split_or_file_that_a_hub_set_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package datasets takes a folder of the name for the data set."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("owner/name", "owner/empty", "owner/pictures"):
+        Path(name).mkdir(parents=True)
+    jsonl(Path("owner/name/train.jsonl"), [row()])
+    Path("owner/pictures/notes.xyz").write_text("nothing")
+    with pytest.raises(ConfigError, match=r"owner/name: has no split 'tset': .*'train'.*; set problems\.hub_split"):
+        read_rows("owner/name", "tset")
+    for name in ("owner/empty", "owner/pictures"):
+        with pytest.raises(ConfigError, match=f"{name}: .* data files.*; give the path of a local copy"):
+            read_rows(name, "test")
+
+
 def test_the_split_follows_from_contents_alone() -> None:
     problems = [Problem(f"p/{i}", f"do {i}", test=f"t{i}") for i in range(20)]
     splits = split_by_hash(problems, 0.3, "x")
