@@ -14,6 +14,7 @@ from magrpo.envs.prompts import PROMPTS
 from magrpo.envs.rounds import merge_rounds
 from magrpo.plugins import Plugin
 from magrpo.python_source import parse_python
+from magrpo.text import fence_text
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 
@@ -71,7 +72,7 @@ class ProgramEnv(Plugin):
 
     def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
         if self.feedback == "discussion":
-            texts = [f"```\n{text}\n```" for text in _list_partner_texts(turn, agent)]
+            texts = map(fence_text, _list_partner_texts(turn, agent))
             return "\n".join(["Your partner wrote:", *texts])
         diagnosis = diagnose_turn(turn, role)
         limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
@@ -163,7 +164,7 @@ class SequentialEnv(CodingEnv):
         if self.prompt == "bare":
             content = f"# partner\n{code}\n{last.content}"
         else:
-            content = f"{last.content}\nYour partner wrote:\n```python\n{code}\n```"
+            content = f"{last.content}\nYour partner wrote:\n{fence_text(code, 'python')}"
         return Observation((*before, Message(last.role, content)))
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from magrpo.envs.prompts import PROMPTS
 from magrpo.errors import ConfigError
 from magrpo.plugins import Plugin
+from magrpo.text import fence_text
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 
@@ -65,7 +66,8 @@ class RelayInTurnEnv(RelayEnv):
         (last,) = seen.messages
         if self.prompt == "bare":
             return Observation((Message("user", f"{last.content}# partner\n{text}\n"),))
-        return Observation((Message("user", f"{last.content}\n\nYour partner wrote:\n```python\n{text}\n```"),))
+        content = f"{last.content}\n\nYour partner wrote:\n{fence_text(text, 'python')}"
+        return Observation((Message("user", content),))
 
 
 class SoloRelayEnv(RelayEnv):
