@@ -234,7 +234,10 @@ def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.Log
     [
         ({"prompt": ...}, r"mine\.jsonl:2: has no field 'prompt'; its fields are task_id, entry_point"),
         ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' must be a string, not 3"),
+        ({"prompt": " \n"}, r"mine\.jsonl:2: field 'prompt' is empty"),
         ({"task_id": ...}, r"mine\.jsonl:2: has no field 'task_id'"),
+        ({"task_id": None}, r"mine\.jsonl:2: field 'task_id' must be a string, not None"),
+        ({"entry_point": "class"}, r"mine\.jsonl:2: entry_point 'class' is not the name of a function"),
         ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
         ({"test": "def check(:"}, r"mine\.jsonl:2: field 'test' is not Python: .*\(line 1\)"),
         ({"test": "assert f(1) == 1"}, r"mine\.jsonl:2: test does not define check\(candidate\)"),
@@ -259,6 +262,12 @@ def test_an_unusable_field_is_named_with_its_line(tmp_path: Path, changes: dict[
     source = jsonl(tmp_path / "mine.jsonl", [row(0), row(1, **changes)])
     with pytest.raises(ValueError, match=message):
         HumanEval(kind="humaneval", source=source, test_frac=0.5).load()
+
+
+def test_entry_points_that_no_prompt_defines_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(i, **({"entry_point": "g"} if i == 2 else {})) for i in range(4)]
+    HumanEval(kind="humaneval", source=jsonl(tmp_path / "mine.jsonl", rows), test_frac=0.5).load()
+    assert "the prompts of 1 of 4 problems do not define their entry_point; the first is mine/2" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------------- MBPP
