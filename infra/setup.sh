@@ -8,7 +8,7 @@
 #   PYTHON       interpreter to build .venv with (default: the first of python3.11, python3.12, ... that works)
 #   TORCH_INDEX  package index with CPU builds of torch (default: PyTorch's own; empty: none beside pip's own settings)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_INDEX=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 LOG=.venv/setup.log
@@ -61,11 +61,15 @@ choose_build() {
     esac
 }
 
-# digest BUILD: what the environment was made from. A moved checkout is a new one: a virtual environment holds its path.
+# digest BUILD: what the environment was made from, and where.
 digest() {
     { pwd && cat infra/setup.sh requirements/{"$1",services,dev,ray}.txt && sed '/^\[tool.ruff\]/,$d' pyproject.toml; } |
         sha256sum
 }
+
+# is_whole: whether .venv can be installed into: its interpreter is there, it has pip, and it was made in this place,
+# because its scripts name their interpreter by its path.
+is_whole() { works .venv/bin/python && [[ $(.venv/bin/pip --version 2>/dev/null) == *" from $PWD/.venv/"* ]]; }
 
 works() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
@@ -116,7 +120,7 @@ make_venv() {
 main() {
     local build other disk
     build=$(choose_build)
-    if [[ -f $STAMP && $(<"$STAMP") == "$(digest "$build")" ]]; then
+    if [[ -f $STAMP && $(<"$STAMP") == "$(digest "$build")" ]] && works .venv/bin/python; then
         ensure_bubblewrap
         return
     fi
@@ -126,12 +130,15 @@ main() {
     if compgen -G ".venv/lib/python3*/site-packages/vllm$([[ $other == cpu ]] && say _cpu)-*.dist-info" >/dev/null; then
         say "Removing .venv: it holds builds for $other, this is a set-up for $build (GPU=0 or GPU=1 decides)"
         rm -rf .venv
+    elif [[ -d .venv/bin ]] && ! is_whole; then
+        say "Removing .venv: its Python or pip does not work, or it was made in another folder"
+        rm -rf .venv
     fi
     say "Setting up .venv with builds for $build (once; about $disk GB and some minutes, details in $LOG)"
     mkdir -p .venv
     : >"$LOG"
     ensure_bubblewrap
-    if ! works .venv/bin/python; then
+    if [[ ! -d .venv/bin ]]; then
         local python
         python=$(find_python)
         step "virtual environment" "Could not make a virtual environment. Debian, Ubuntu: sudo apt-get install python3-venv" \

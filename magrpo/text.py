@@ -1,7 +1,8 @@
-"""Lone surrogates: halves of characters that Python and JSON allow in a text, but UTF-8 does not.
+"""Lone surrogates and code blocks in texts.
 
-They are replaced where a text enters a run: from a data file, a plug-in (:mod:`magrpo.checks`), a user or a service.
-All other code can then write texts as UTF-8.
+Lone surrogates are halves of characters that Python and JSON allow in a text, but UTF-8 does not. They are replaced
+where a text enters a run: from a data file, a plug-in (:mod:`magrpo.checks`), a user or a service. All other code can
+then write texts as UTF-8.
 """
 
 import re
@@ -22,3 +23,10 @@ def replace_surrogates(value: ValueT) -> ValueT:
     elif isinstance(value, dict):
         found = {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
     return found  # type: ignore[no-any-return]
+
+
+def fence_text(text: str, language: str = "") -> str:
+    """Format the text as a code block of Markdown, with a fence longer than any run of backticks inside."""
+    longest_run = max(map(len, re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest_run + 1)
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -7,14 +7,25 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from magrpo.algo.advantages import EstimatorName
-from magrpo.errors import check_name
+from magrpo.assets import locate_model
+from magrpo.errors import ConfigError, check_name
 from magrpo.plugins import Section
+
+
+def check_agent_name(name: str) -> str:
+    """Return ``name`` if an agent can have it, else raise ConfigError.
+
+    In the folder of trained agents a shipped base has a folder beside those of the agents.
+    """
+    if locate_model(check_name(name)) != name:
+        raise ConfigError(f"{name!r} is the name of a base model that ships with the project: choose another one")
+    return name
 
 
 class AgentConfig(Section):
     """One agent."""
 
-    name: Annotated[str, AfterValidator(check_name)]
+    name: Annotated[str, AfterValidator(check_agent_name)]
     """Name of the agent in metrics, artifacts and adapters."""
     role: str = Field("", validate_default=True)
     """Role of the agent in the environment, such as ``helper`` or ``main``. Empty: its name."""

@@ -14,6 +14,7 @@ from magrpo.envs.prompts import PROMPTS
 from magrpo.envs.rounds import merge_rounds
 from magrpo.plugins import Plugin
 from magrpo.python_source import parse_python
+from magrpo.text import fence_text
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 
@@ -77,7 +78,7 @@ class ProgramEnv(Plugin):
 
     def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
         if self.feedback == "discussion":
-            texts = [f"```\n{text}\n```" for text in _list_partner_texts(turn, agent)]
+            texts = map(fence_text, _list_partner_texts(turn, agent))
             return "\n".join([word_feedback("partner"), *texts])
         diagnosis = diagnose_turn(turn, role)
         limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
@@ -166,7 +167,7 @@ class SequentialEnv(CodingEnv):
         if self.prompt == "bare":
             content = f"# partner\n{code}\n{last.content}"
         else:
-            content = f"{last.content}\n{word_feedback('partner')}\n```python\n{code}\n```"
+            content = f"{last.content}\n{word_feedback('partner')}\n{fence_text(code, 'python')}"
         return Observation((*before, Message(last.role, content)))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,7 +86,7 @@ class AgentProgram(Plugin):
 
         Raises ConfigError if the module, the script that the command names first, or the template is not found.
         """
-        paths = self._find_module() if self.is_function else self._find_arguments()
+        paths = self._find_module() if self.is_function else [Path(name) for name in self.list_files()]
         if self.response_template is not None:
             if not self.response_template.is_file():
                 raise _name_missing(f"env.response_template = {str(self.response_template)!r}")
@@ -108,14 +109,25 @@ class AgentProgram(Plugin):
             raise _name_missing(f"env.run = {self.run!r}: module {module}")
         return found[:1]
 
-    def _find_arguments(self) -> list[Path]:
-        """The files among the arguments of the command."""
-        arguments = shlex.split(self.run)[1:]
+    def list_files(self) -> list[str]:
+        """The files among the arguments of the command; none of a function.
+
+        Raises ConfigError if the script that the command names first is not found.
+        """
+        arguments = [] if self.is_function else shlex.split(self.run)[1:]
+        # Path.is_file would raise an OSError where shell code is longer than the name of a file may be.
+        found = [word for word in arguments if os.path.isfile(word)]  # noqa: PTH113
         first = next((word for word in arguments if not word.startswith("-")), "")
         is_script = Path(first).suffix in _SCRIPTS and not re.search(r"\s", first)  # with spaces it may be shell code
-        if is_script and not Path(first).is_file():
-            raise _name_missing(f"env.run = {self.run!r}: {first}")
-        return [Path(word) for word in arguments if Path(word).is_file()]
+        if is_script:
+            self.check_files([first])
+        return found
+
+    def check_files(self, names: Iterable[str]) -> None:
+        """Raise ConfigError if a file is not found from the working directory."""
+        for name in names:
+            if not Path(name).is_file():
+                raise _name_missing(f"env.run = {self.run!r}: {name}")
 
     @field_validator("models")
     @classmethod

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from magrpo.envs.prompts import PROMPTS
 from magrpo.errors import ConfigError
 from magrpo.plugins import Plugin
+from magrpo.text import fence_text
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 
@@ -69,7 +70,7 @@ class RelayInTurnEnv(RelayEnv):
         (last,) = seen.messages
         if self.prompt == "bare":
             return Observation((Message("user", f"{last.content}# partner\n{text}\n"),))
-        message = PROMPTS["relay"]["partner"].format(text=text)
+        message = PROMPTS["relay"]["partner"].format(text=fence_text(text, "python"))
         return Observation((Message("user", f"{last.content}\n\n{message}"),))
 
 

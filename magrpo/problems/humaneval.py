@@ -4,6 +4,9 @@ Sources: HumanEval arXiv 2107.03374, CoopHumanEval arXiv 2508.04652, HumanEval+ 
 """
 
 import ast
+import keyword
+import logging
+import re
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,8 +15,9 @@ from pydantic import Field
 from magrpo.errors import ConfigError, quote_value
 from magrpo.problems.files import FileProblems
 from magrpo.problems.rows import DatasetRow
-from magrpo.types import Problem
+from magrpo.types import Problem, Split
 
+log = logging.getLogger(__name__)
 SHOWN_TESTS = 3
 """Number of tests of a problem of HumanEval+, from the first, that feedback may show."""
 
@@ -31,16 +35,29 @@ class HumanEval(FileProblems):
     source: str = "openai/openai_humaneval"
     """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
 
+    def load(self) -> dict[Split, list[Problem]]:
+        """As for any file; warns if prompts do not define their entry point, for agents see its name there."""
+        splits = super().load()
+        problems = [problem for members in splits.values() for problem in members]
+        undefined = [p.task_id for p in problems if not re.search(rf"\bdef\s+{p.entry_point}\b", p.prompt)]
+        if undefined:
+            message = "the prompts of %d of %d problems do not define their entry_point; the first is %s"
+            log.warning(message, len(undefined), len(problems), undefined[0])
+        return splits
+
     def parse(self, row: DatasetRow) -> Problem:
         has_solution = row.values.get("canonical_solution") is not None
+        has_id = row.values.get("task_id") is not None
         problem = Problem(
-            task_id=str(row.values["task_id"]) if "task_id" in row.values else row.read_text("task_id"),
+            task_id=str(row.values["task_id"]) if has_id else row.read_text("task_id"),
             prompt=row.read_text("prompt"),
             entry_point=row.read_text("entry_point"),
             test=row.read_text("test"),
             canonical_solution=row.read_text("canonical_solution") if has_solution else "",
         )
-        if not problem.entry_point.isidentifier():
+        if not problem.prompt.strip():
+            raise ConfigError(f"{row.where}: field 'prompt' is empty")
+        if not problem.entry_point.isidentifier() or keyword.iskeyword(problem.entry_point):
             name = quote_value(problem.entry_point)
             raise ConfigError(f"{row.where}: entry_point {name} is not the name of a function")
         definitions = row.parse_python("test", problem.test).body

@@ -23,6 +23,7 @@ MAX_CHARS = 4_000_000
 MAX_ASSERTS = 10_000
 """Largest number of asserts in a text: the sandbox reports no more cases."""
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+_FORMS = f"give a {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]} file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def check_source(source: str) -> None:
     repository, _, name = source.partition(":")
     is_hub_id = repository.count("/") == 1 and not source.startswith((".", "/", "~"))
     if not path.is_file() and not (is_hub_id and (name or not source.endswith(_SUFFIXES))):
-        raise ConfigError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
+        raise ConfigError(f"{source}: no such file; {_FORMS}, or a hub id like owner/name")
 
 
 def read_json_rows(path: Path) -> Iterator[DatasetRow]:
@@ -138,7 +139,15 @@ def read_json_rows(path: Path) -> Iterator[DatasetRow]:
                     raise ConfigError(f"{path}:{number}: is not a JSON object; {remedy}")
                 yield DatasetRow(f"{path}:{number}", values)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {error}{_hint_form(path)}") from None
+
+
+def _hint_form(path: Path, text: str = "") -> str:
+    """How to name or write a file whose ``text`` is not what its name says; empty if that is not the cause."""
+    if not path.name.endswith(_SUFFIXES):
+        return f"; {_FORMS}"
+    is_array = path.name.removesuffix(".gz").endswith(".jsonl") and text.startswith("[")
+    return "; if the file is one array, name it .json" if is_array else ""
 
 
 def _parse_json(path: Path, text: str, first_line: int = 1) -> Any:
@@ -146,7 +155,7 @@ def _parse_json(path: Path, text: str, first_line: int = 1) -> Any:
         return replace_surrogates(json.loads(text))
     except json.JSONDecodeError as error:
         where = f"{path}:{first_line + error.lineno - 1}"
-        raise ConfigError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None
+        raise ConfigError(f"{where}: is not JSON: {error.msg} (column {error.colno}){_hint_form(path, text)}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; nested too deep
         raise ConfigError(f"{path}:{first_line}: cannot be read as JSON: {quote_error(error)}") from None
 
@@ -178,12 +187,16 @@ def _download_file(repository: str, name: str) -> Path:
 def _load_hub_split(name: str, split: str) -> Iterator[DatasetRow]:
     check_cached(name)
     from datasets import load_dataset  # defers datasets
-    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+    from datasets.exceptions import DatasetGenerationError
 
     config = "sanitized" if name.endswith("/mbpp") else None
     try:
         return _number_rows(name, load_dataset(name, config, split=split))
-    except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
+    # FileNotFoundError: no such data set, or no files that can be read; RuntimeError: has a script.
+    except (FileNotFoundError, ConnectionError, RuntimeError, ValueError) as error:
+        if str(error).startswith("Unknown split"):  # this error has no class of its own
+            remedy = "set problems.hub_split (of texts also problems.hub_test_split)"
+            raise ConfigError(f"{name}: has no split {split!r}: {str(error).rstrip('.')}; {remedy}") from None
         message = f"it cannot be downloaded from the hub: {error}; give the path of a local copy"
         raise ConfigError(f"{name}: no such file, and {message}") from None
     except DatasetGenerationError as error:

@@ -23,6 +23,7 @@ from magrpo.algo.repetition import Span
 from magrpo.reports.charts import Panel, render_svg
 from magrpo.reports.health import Finding, list_advice, list_warnings
 from magrpo.reports.verdict import Verdict
+from magrpo.text import fence_text
 
 _NAME_WIDTH = 14
 """Smallest width of the column of row names in a printed table, if the figures leave so much."""
@@ -214,13 +215,6 @@ def _highlight_python(text: str) -> Markup:
     return Markup(highlight(text, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True)))
 
 
-def _fence(text: str) -> str:
-    """Format the text as a code block of Markdown, with a fence longer than any run of backticks inside."""
-    longest_run = max(map(len, re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest_run + 1)
-    return f"{fence}\n{text}\n{fence}"
-
-
 def _mark_spans(text: str, spans: Sequence[Span]) -> Markup:
     """Render the text as HTML with some of its parts marked."""
     pieces, end = [], 0
@@ -250,7 +244,7 @@ _ENVIRONMENT = Environment(
     keep_trailing_newline=True,
 )
 _ENVIRONMENT.filters.update(
-    fence=_fence, json=_dump_json, quote=shlex.quote, highlight=_highlight_python, mark=_mark_spans
+    fence=fence_text, json=_dump_json, quote=shlex.quote, highlight=_highlight_python, mark=_mark_spans
 )
 # Looked up when a page is written, so that tests can leave out the drawing.
 _ENVIRONMENT.globals.update(render_svg=lambda *args: render_svg(*args), split_interval=_split_interval)

@@ -13,6 +13,7 @@ A run directory, ``<root>/<run_id>``::
     agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
     place.json                        where the run runs, if not in one process; may change at every resume
     start.json                        the registered version the run started from, if it asked for the champion
+    sources.txt                       the files that the command of a program (``env.run``) named when the run began
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,7 @@ BASES = "base.json"
 AGENTS = "agents"
 START = "start.json"
 PLACE = "place.json"
+SOURCES = "sources.txt"
 REGISTER, PROMOTE = "register", "promote"
 """Folders beside the steps of the last iteration: the registered version of the team, and the gate's decision."""
 OPTIMIZER = "optimizer.pt"

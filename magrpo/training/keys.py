@@ -13,8 +13,11 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from magrpo.config.run import RunConfig
+from magrpo.envs.program import AgentProgram
+from magrpo.files.writing import atomic_write
 from magrpo.interfaces import ReadsSources
 from magrpo.process.environment import shorten_path
+from magrpo.run.files import SOURCES
 from magrpo.run.manifest import digest
 from magrpo.run.steps import Step, steps
 from magrpo.run.store import Pointer, RunStore
@@ -60,12 +63,27 @@ def list_changes(value: Any) -> Any:
     return _ANY.dump_python(value, mode="json")
 
 
+def check_sources(store: RunStore, config: RunConfig) -> None:
+    """Raise ConfigError if a program's command named a file when the run began that is not found from here.
+
+    Without it the program would look like an edited one.
+    """
+    if isinstance(config.env, AgentProgram):
+        path = store.path / SOURCES
+        if not path.exists():
+            atomic_write(path, "\n".join(config.env.list_files()).encode())
+        config.env.check_files(path.read_text(encoding="utf-8").splitlines())
+
+
 def set_aside_stale(store: RunStore, config: RunConfig) -> None:
     """Set aside the first output whose key has changed since it was committed, and all outputs after it.
 
     They would be computed again in any case; set aside, they stay readable. An output that lacks an input is skipped,
     but turns after the end of all episodes have none, as in :mod:`magrpo.training.loop`.
+
+    Raises ConfigError if the files of a program are not found from here.
     """
+    check_sources(store, config)
     every = steps(config)
     pointers: dict[str, Pointer] = {}
     ended: set[int] = set()

@@ -245,6 +245,12 @@ def test_names_of_agents_fit_files_and_metrics(path: Path, name: str) -> None:
     assert len(load_config(path, [f"agents.0.name={'x' * 100}"]).resolved()) > 0
 
 
+def test_no_agent_has_the_name_of_a_shipped_base(path: Path) -> None:
+    """Both would be folders beside each other in the folder of trained agents."""
+    with pytest.raises(ConfigError, match=r"agents.0.name: 'coopcode-base' is the name of a base model .* another"):
+        load_config(path, ["agents.0.name=coopcode-base"])
+
+
 def test_experiments_have_the_names_that_mlflow_takes(path: Path) -> None:
     for name in ("a.b", "a b", "/Users/me@example.org/magrpo", "../../x", "Jürgen", "x" * 500):
         assert load_config(path, [f"tracking.experiment={json.dumps(name)}"]).tracking.experiment == name

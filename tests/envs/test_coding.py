@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from magrpo.envs.coding import CodingEnv
+from magrpo.envs.coding import CodingEnv, SequentialEnv
 from magrpo.envs.diagnosis import BARE_LINES
+from magrpo.envs.relay import RelayInTurnEnv
+from magrpo.interfaces import Env
 from magrpo.types import Case, CaseStatus, ExecutionReport, JointReward, Message, PastTurn, Problem
 
 PROBLEM = Problem("t/0", 'def f(xs):\n    """Sum."""\n', "f", "def check(candidate): ...", "    return sum(xs)\n")
@@ -130,6 +132,24 @@ def test_discussion_shows_the_partners_text() -> None:
     assert text == (
         f"Your partner wrote:\n```\n{TEXTS['ada']}\n```\nRevise your function `f`. Answer with Python code only."
     )
+
+
+@pytest.mark.parametrize(
+    ("env", "role", "language"),
+    [
+        (CodingEnv(num_turns=2, feedback="discussion"), "main", ""),
+        (SequentialEnv(), "main", "python"),
+        (RelayInTurnEnv(), "second", "python"),
+    ],
+)
+def test_the_blocks_of_a_partners_answer_do_not_end_the_block_it_is_shown_in(
+    env: Env, role: str, language: str
+) -> None:
+    answer = "Here it is:\n```python\ndef aux(x):\n    return x\n```\nIt returns `x`."
+    texts = {"ada": answer, **({"bob": "def f(x): return aux(x)"} if role in env.acting(0) else {})}
+    problem = replace(PROBLEM, tags={"second": "add 1"})
+    shown = env.observe(problem, role, [PastTurn(texts, JointReward(0.0, {}), {})], "bob").messages[-1].content
+    assert f"Your partner wrote:\n````{language}\n{answer}\n````" in shown
 
 
 @pytest.mark.parametrize("prompt", ["instruct", "list"])

@@ -17,6 +17,9 @@ from pydantic import ValidationError
 from magrpo.config.run import load_config
 from magrpo.experiments.study import load_study
 from pipelines.arguments import locate_config
+from pipelines.flows.schedule import scheduled
+from pipelines.flows.study import study
+from pipelines.flows.train import train
 
 ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text())
@@ -26,6 +29,13 @@ def test_prefect_reads_it() -> None:
     PrefectYamlModel.model_validate(FILE)
     with pytest.raises(ValidationError):  # it does refuse things
         PrefectYamlModel.model_validate({**FILE, "deployments": [{"name": 3, "entrypoint": 3}]})
+
+
+def test_the_automations_watch_every_flow() -> None:
+    automations = yaml.safe_load((ROOT / "infra" / "automations.yaml").read_text())["automations"]
+    for automation in automations:
+        watched = automation["trigger"]["match_related"]["prefect.resource.name"]
+        assert sorted(watched) == sorted([scheduled.name, study.name, train.name])
 
 
 @pytest.mark.parametrize("deployment", FILE["deployments"], ids=lambda deployment: deployment["name"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,53 @@ def test_make_hands_the_variable_on() -> None:
         check=True,
     )
     assert exported.stdout == "GPU is 1\n"
+
+
+def set_up(checkout: Path) -> str:
+    """Run the script as far as it comes with a Python that makes no environment and a pip that has no index."""
+    programs = checkout / "programs"
+    programs.mkdir(exist_ok=True)
+    for name, text in {"bwrap": "", "python": 'case $1 in -m) echo "asked for: $*"; exit 9;; esac'}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    path = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHON": str(programs / "python")}
+    pip = {"GPU": "0", "TORCH_INDEX": "", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
+    run = subprocess.run(
+        [checkout / "infra/setup.sh"],
+        env=path | pip,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert run.returncode == 1, run.stderr
+    return run.stdout + run.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What the script reads of a checkout."""
+    requirements = [f"requirements/{name}.txt" for name in ("cpu", "services", "dev", "ray")]
+    for name in ("infra/setup.sh", "pyproject.toml", *requirements):
+        target = tmp_path / "checkout" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    return tmp_path / "checkout"
+
+
+def test_an_environment_without_pip_or_python_is_made_anew(checkout: Path) -> None:
+    """A Debian without python3-venv leaves the first, a new version of the system's Python the second."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / ".venv"], check=True)
+    assert "asked for: -m venv .venv" in set_up(checkout)
+    (checkout / ".venv/bin").mkdir()
+    (checkout / ".venv/bin/python").symlink_to("/no/python3.11")
+    write_stamp = "source infra/setup.sh && digest cpu >.venv/setup.sha256"
+    subprocess.run(["bash", "-c", write_stamp], cwd=checkout, check=True)
+    assert "asked for: -m venv .venv" in set_up(checkout)
+
+
+def test_an_environment_is_kept_until_its_checkout_moves(checkout: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", checkout / ".venv"], check=True)
+    assert "Could not get the CPU build of torch" in set_up(checkout)
+    moved = checkout.rename(checkout.with_name("moved"))
+    assert "asked for: -m venv .venv" in set_up(moved)

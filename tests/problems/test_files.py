@@ -75,7 +75,14 @@ def test_every_form_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         ("a.jsonl", b"\n\n", r"a\.jsonl: contains no rows"),
         ("a.jsonl", b"\xff\xfe{", r"a\.jsonl: cannot be read"),
         ("a.json", b'{"task_id": 1}', r"a\.json: is not a JSON array of objects; .* \.jsonl"),
-        ("a.json", b"[\n{]", r"a\.json:2: is not JSON"),
+        ("a.json", b"[\n{]", r"a\.json:2: is not JSON: Expecting property name .* \(column 2\)$"),
+        ("a.csv", b"task_id,prompt\n", r"a\.csv:1: is not JSON: .*; give a \.jsonl, .* or \.parquet file$"),
+        ("a.xlsx", b"PK\xff", r"a\.xlsx: cannot be read: .*; give a \.jsonl, .* or \.parquet file$"),
+        (
+            "a.jsonl",
+            b'[\n {"id": 1}\n]',
+            r"a\.jsonl:1: is not JSON: .*; if the file is one array, name it \.json$",
+        ),
         ("a.jsonl.gz", b"plain", r"a\.jsonl\.gz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-20], r"a\.jsonl\.gz: cannot be read"),
         ("a.parquet", b"plain", r"a\.parquet: cannot be read as Parquet"),
@@ -146,6 +153,21 @@ def test_a_hub_set_whose_files_cannot_be_read_is_named(monkeypatch: pytest.Monke
         read_rows("owner/name", "test")
 
 
+def test_a_split_or_file_that_a_hub_set_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package datasets takes a folder of the name for the data set."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("owner/name", "owner/empty", "owner/pictures"):
+        Path(name).mkdir(parents=True)
+    jsonl(Path("owner/name/train.jsonl"), [row()])
+    Path("owner/pictures/notes.xyz").write_text("nothing")
+    with pytest.raises(ConfigError, match=r"owner/name: has no split 'tset': .*'train'.*; set problems\.hub_split"):
+        read_rows("owner/name", "tset")
+    for name in ("owner/empty", "owner/pictures"):
+        with pytest.raises(ConfigError, match=f"{name}: .* data files.*; give the path of a local copy"):
+            read_rows(name, "test")
+
+
 def test_the_split_follows_from_contents_alone() -> None:
     problems = [Problem(f"p/{i}", f"do {i}", test=f"t{i}") for i in range(20)]
     splits = split_by_hash(problems, 0.3, "x")
@@ -212,7 +234,10 @@ def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.Log
     [
         ({"prompt": ...}, r"mine\.jsonl:2: has no field 'prompt'; its fields are task_id, entry_point"),
         ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' must be a string, not 3"),
+        ({"prompt": " \n"}, r"mine\.jsonl:2: field 'prompt' is empty"),
         ({"task_id": ...}, r"mine\.jsonl:2: has no field 'task_id'"),
+        ({"task_id": None}, r"mine\.jsonl:2: field 'task_id' must be a string, not None"),
+        ({"entry_point": "class"}, r"mine\.jsonl:2: entry_point 'class' is not the name of a function"),
         ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
         ({"test": "def check(:"}, r"mine\.jsonl:2: field 'test' is not Python: .*\(line 1\)"),
         ({"test": "assert f(1) == 1"}, r"mine\.jsonl:2: test does not define check\(candidate\)"),
@@ -237,6 +262,12 @@ def test_an_unusable_field_is_named_with_its_line(tmp_path: Path, changes: dict[
     source = jsonl(tmp_path / "mine.jsonl", [row(0), row(1, **changes)])
     with pytest.raises(ValueError, match=message):
         HumanEval(kind="humaneval", source=source, test_frac=0.5).load()
+
+
+def test_entry_points_that_no_prompt_defines_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(i, **({"entry_point": "g"} if i == 2 else {})) for i in range(4)]
+    HumanEval(kind="humaneval", source=jsonl(tmp_path / "mine.jsonl", rows), test_frac=0.5).load()
+    assert "the prompts of 1 of 4 problems do not define their entry_point; the first is mine/2" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------------- MBPP

@@ -200,6 +200,7 @@ def test_stale_outputs_are_found_after_an_iteration_whose_episodes_ended_early(
         ("my_package.my_program:solve", "module my_package.my_program"),
         ("python -u my_program.py {problem_file}", "my_program.py"),
         ("sh my_program.sh", "my_program.sh"),
+        ("uv run my_program.py", "my_program.py"),
     ],
 )
 def test_a_run_of_a_program_stays_as_it_is_in_a_folder_without_the_program(
@@ -214,6 +215,7 @@ def test_a_run_of_a_program_stays_as_it_is_in_a_folder_without_the_program(
     config = load_config(write_config(tmp_path, iterations=1), [program, "rollout.joint_mode=aligned"])
     monkeypatch.chdir(folder)
     store = RunStore.create(config)
+    set_aside_stale(store, config)
     commit_steps(store, config)
     monkeypatch.chdir(elsewhere)
     with pytest.raises(ConfigError, match=rf"env\.run = .*: {missing} is not found .* in the folder of the program"):
@@ -245,9 +247,10 @@ def test_an_edit_of_a_response_template_changes_the_keys_of_the_stages_that_prom
         ("my_package:solve", [Path("my_package/__init__.py")]),
         ("docker run image python app.py", []),
         ("bash -c 'cd app; python app.py'", []),
+        (f"bash -c 'echo {'long ' * 100}'", []),
         ("python -m json data.json other.json", [Path("data.json")]),
     ],
-    ids=["in the folder", "installed", "built in", "package", "container", "shell code", "arguments"],
+    ids=["in the folder", "installed", "built in", "package", "container", "shell code", "long code", "arguments"],
 )
 def test_the_sources_of_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, sources: list[Path]
