@@ -12,6 +12,7 @@ import pytest
 
 import magrpo
 from magrpo.config.run import load_config
+from tests.process_state import use_modules
 from tests.test_docs import code
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +32,7 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in [*NAMED.findall(page), *zip(("problems.jsonl", "puzzles.jsonl"), rows, strict=True)]:
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_rows", raising=False)
+    use_modules(monkeypatch, tmp_path, "my_rows")
     return tmp_path
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.types import Request
 from tests.fakes import ScriptedEngine, render
+from tests.process_state import use_modules
 
 PAGE = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))
@@ -25,16 +24,13 @@ COMMANDS = [shlex.split(line)[3:] for line in re.findall(r"^magrpo train mine\.t
 
 
 @pytest.fixture(params=COMMANDS, ids=" ".join)
-def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunConfig]:
+def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """The configuration of each command of the page, with the modules of the page on the path."""
     assert set(FILES) == {"my_problems.py", "my_env.py", "my_reward.py", "mine.toml"}
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield load_config(tmp_path / "mine.toml", request.param)
-    for name in FILES:
-        sys.modules.pop(name.removesuffix(".py"), None)
+    use_modules(monkeypatch, tmp_path, *(name.removesuffix(".py") for name in FILES))
+    return load_config(tmp_path / "mine.toml", request.param)
 
 
 def test_the_examples_make_a_rollout_with_rewards(config: RunConfig) -> None:

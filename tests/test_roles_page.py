@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from magrpo.stages.rollout import Node, child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.types import PENDING, Problem, Request, RolloutGroup, ScoredTurn
 from tests.fakes import ScriptedEngine, ScriptedSandbox, render
+from tests.process_state import use_modules
 
 PAGE = (Path(__file__).parents[1] / "docs" / "roles.md").read_text(encoding="utf-8")
 
@@ -27,8 +27,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     for name, language in (("my_roles.py", "python"), ("run.toml", "toml")):
         [block] = re.findall(rf"```{language}\n(.*?)```", own, re.DOTALL)
         (tmp_path / name).write_text(block)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_roles", raising=False)
+    use_modules(monkeypatch, tmp_path, "my_roles")
     return load_config(tmp_path / "run.toml", ["rollout.group_size=2"])
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from pipelines.cli import main
 from tests.pipelines.micro import blank_pictures, start
+from tests.process_state import use_modules
 from tests.processes import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -57,8 +58,7 @@ def expand_make(line: str) -> list[str]:
 def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_plugins", raising=False)
+    use_modules(monkeypatch, tmp_path, "my_plugins")
     ran = []
     for line in COMMANDS:
         tool, *words = shlex.split(line)

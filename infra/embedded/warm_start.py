@@ -129,10 +129,10 @@ def train_base_model(
         model = build_model(config, len(tokenizer))
     losses = []
     optimizers = _make_optimizers(model, config)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: _scale_lr(step, config)) for o in optimizers]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: scale_lr(step, config)) for o in optimizers]
     batches = _make_batches(problems, second_turns, recipe, tokenizer, config)
     for _, (input_ids, labels) in zip(range(config.num_steps), batches, strict=False):
-        loss = _compute_loss(model, input_ids, labels)
+        loss = compute_loss(model, input_ids, labels)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
@@ -198,11 +198,12 @@ def _make_optimizers(model: nn.Module, config: WarmStartConfig) -> list[torch.op
     ]
 
 
-def _scale_lr(step: int, config: WarmStartConfig) -> float:
+def scale_lr(step: int, config: WarmStartConfig) -> float:
+    """Return the factor on the learning rates at ``step``, from 0: it rises during the warm-up, then falls to 0."""
     return min((step + 1) / (config.warmup_steps + 1), (config.num_steps - step) / config.num_steps)
 
 
-def _compute_loss(model: LlamaForCausalLM, input_ids: Int[Tensor, "B T"], labels: Int[Tensor, "B T"]) -> Tensor:
+def compute_loss(model: LlamaForCausalLM, input_ids: Int[Tensor, "B T"], labels: Int[Tensor, "B T"]) -> Tensor:
     """Return the mean cross-entropy of the completion tokens; only positions that predict one reach the head."""
     hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1]
     targets = labels[:, 1:]
@@ -224,19 +225,21 @@ def _make_batches(
         examples = [*make_first_turns(problems, recipe, seed), *second_turns]
         rng.shuffle(examples)
         for start in range(0, len(examples), config.batch_size * _BUCKET):
-            rows = [_tokenize(tokenizer, e) for e in examples[start : start + config.batch_size * _BUCKET]]
+            rows = [tokenize_example(tokenizer, e) for e in examples[start : start + config.batch_size * _BUCKET]]
             rows.sort(key=lambda row: len(row[0]) + len(row[1]))
             chunks = [rows[i : i + config.batch_size] for i in range(0, len(rows), config.batch_size)]
             rng.shuffle(chunks)
-            yield from map(_pad_rows, chunks)
+            yield from map(pad_rows, chunks)
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, example: Example) -> tuple[list[int], list[int]]:
+def tokenize_example(tokenizer: PreTrainedTokenizerBase, example: Example) -> tuple[list[int], list[int]]:
+    """Return the ids of the prompt, and those of the completion with the end-of-text token."""
     prompt = tokenizer.encode(example.prompt, add_special_tokens=False)
     return prompt, [*tokenizer.encode(example.completion, add_special_tokens=False), EOS]
 
 
-def _pad_rows(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+def pad_rows(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Pad pairs of prompt and completion on the right; returns ids and labels, which are the completions only."""
     input_ids = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
     labels = [torch.tensor([*[_IGNORED] * len(prompt), *completion]) for prompt, completion in rows]
     return pad_sequence(input_ids, True, PAD), pad_sequence(labels, True, _IGNORED)

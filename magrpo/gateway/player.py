@@ -89,10 +89,14 @@ class _Play:
 
 
 class EpisodePlayer:
-    """Plays the episodes of one program. Gateway and fork server stay open from one batch to the next."""
+    """Plays the episodes of one program. Gateway and fork server stay open from one batch to the next.
 
-    def __init__(self, env: AgentProgram, lineup: Lineup) -> None:
+    ``get_time``: the clock, in seconds, by which ``env.time_limit_s`` is measured.
+    """
+
+    def __init__(self, env: AgentProgram, lineup: Lineup, get_time: Callable[[], float] = time.monotonic) -> None:
         self._env = env
+        self._get_time = get_time
         self._gateway = Gateway(env, Chat(lineup, env.response_template))
         self._launcher = Launcher(env)
         self._loop = asyncio.new_event_loop()
@@ -164,7 +168,8 @@ class EpisodePlayer:
     ) -> PlayedEpisode:
         async with slots:
             token = secrets.token_urlsafe(18)
-            live = LiveSession(Session(task, list(stage.roles.values()), self._env.max_calls), stage)
+            session = Session(task, list(stage.roles.values()), self._env.max_calls, get_time=self._get_time)
+            live = LiveSession(session, stage)
             self._gateway.sessions[token] = play.sessions[token] = live
             play.live.append(live)
             order = {
@@ -188,13 +193,13 @@ class EpisodePlayer:
 
     async def _wait_for_end(self, session: Session, ended: asyncio.Future[Ended]) -> Ended | None:
         """The end of a program; None if it took too long, not counting the time in which it waits."""
-        started = time.monotonic()
+        started = self._get_time()
         while True:
             limit = self._env.time_limit_s
             done, _ = await asyncio.wait({ended}, timeout=min(_POLL_S, limit))
             if done:
                 return ended.result()
-            if session.num_waiting == 0 and time.monotonic() - started - session.waited_s > limit:
+            if session.num_waiting == 0 and self._get_time() - started - session.waited_s > limit:
                 return None
 
     def _read_end(self, ended: Ended | None, live: LiveSession) -> tuple[EpisodeStatus, str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,8 @@ class Session:
     infra_error: str = ""
     """A failure that is not the program's, such as one of the sandbox; empty if there was none."""
     calls: list[SampledCall] = field(default_factory=list)
+    get_time: Callable[[], float] = time.monotonic
+    """The clock, in seconds, that measures ``waited_s``."""
     _waits_since: float = 0.0
     _asked: Counter[str] = field(default_factory=Counter)
     """Number of completions asked for, by agent."""
@@ -96,14 +98,14 @@ class Session:
     def wait(self) -> Iterator[None]:
         """Count the block as time in which a request waits."""
         if self.num_waiting == 0:
-            self._waits_since = time.monotonic()
+            self._waits_since = self.get_time()
         self.num_waiting += 1
         try:
             yield
         finally:
             self.num_waiting -= 1
             if self.num_waiting == 0:
-                self.waited_s += time.monotonic() - self._waits_since
+                self.waited_s += self.get_time() - self._waits_since
 
     def list_earlier(self, agent: str) -> list[tuple[int, ...]]:
         """Prompt and completion of each answered call of ``agent`` whose completion was not cut off."""

@@ -37,7 +37,8 @@ class ModelRuns:
 
     def __init__(self, policy: Policy, *, gradient_checkpointing: bool) -> None:
         self._policy, self._gradient_checkpointing = policy, gradient_checkpointing
-        self._logit_maps: dict[str, LogitMap | None] = {}
+        self.logit_maps: dict[str, LogitMap | None] = {}
+        """How logits follow from hidden states, for each agent that was probed; None: it is not known."""
         self.shares_prompts: dict[str, bool] = {}
         """Whether completions of one prompt may share a row, for each agent that was probed."""
 
@@ -47,7 +48,7 @@ class ModelRuns:
             if self._gradient_checkpointing:
                 checkpoint_layers(model)
             dtype = self._policy.dtype
-            self._logit_maps[agent] = self._policy.run(model, partial(find_logit_map, dtype=dtype))
+            self.logit_maps[agent] = self._policy.run(model, partial(find_logit_map, dtype=dtype))
             self.shares_prompts[agent] = self._policy.run(model, partial(can_share_prompts, dtype=dtype))
         rows = "share a row" if self.shares_prompts[agent] else "have a row each"
         log.info("agent %s: completions of one prompt %s in the update", agent, rows)
@@ -62,7 +63,7 @@ class ModelRuns:
         """
 
         def compute(model: PreTrainedModel) -> ResultT:
-            if logit_map := self._logit_maps[agent]:
+            if logit_map := self.logit_maps[agent]:
                 weight, bias = head_weights(model)
                 dtype = self._policy.dtype
                 hidden = hidden_states(model, batch).to(dtype)

@@ -214,7 +214,7 @@ def _draw_curves(
         axes.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
         axes.plot(places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8)
         ends[label], end_colours[label] = mean[-1], colour
-    for label, height in _spread(ends, gap=7.0, top=101.0).items():
+    for label, height in spread_labels(ends, gap=7.0, top=101.0).items():
         shown = label if len(label) <= MAX_LABEL else f"\u2026{label[1 - MAX_LABEL :]}"
         axes.annotate(
             f"{shown} {ends[label]:.0f}",
@@ -231,7 +231,7 @@ def _draw_curves(
     axes.grid(axis="y")
 
 
-def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:
+def spread_labels(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:
     """Push the heights down, from the highest on, so that they are at most ``top`` and at least ``gap`` apart."""
     placed: dict[str, float] = {}
     for label in sorted(heights, key=heights.__getitem__, reverse=True):

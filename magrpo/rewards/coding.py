@@ -113,7 +113,7 @@ class CodingReward(ProgramReward):
         if self.local_weight:
             weight = self.scale * self.local_weight
             local = {role: weight * value for role, value in structure_by_role.items()}
-        return JointReward(self._scale_parts(parts), parts, local)
+        return JointReward(self.scale_parts(parts), parts, local)
 
     def _judge_use(self, program: JointProgram, report: ExecutionReport) -> str:
         """How main used ``aux`` in the run: none, discarded, used or unknown.
@@ -169,7 +169,7 @@ class SoloReward(ProgramReward):
         if runs and program_compiles(reports):
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
-        return JointReward(self._scale_parts(parts), parts)
+        return JointReward(self.scale_parts(parts), parts)
 
 
 class TeamReward(CodingReward):

@@ -33,7 +33,8 @@ class ScaledReward(Plugin):
     def fraction(self, total: float) -> float:
         return (total - self.shift) / (self.scale * sum(self.maxima.values()))
 
-    def _scale_parts(self, parts: Mapping[str, float]) -> float:
+    def scale_parts(self, parts: Mapping[str, float]) -> float:
+        """Return the joint reward of these parts: their sum, scaled and shifted."""
         # Rounded once, so that parts with equal sums give equal totals, which are ties.
         return self.scale * math.fsum(parts.values()) + self.shift
 

@@ -176,10 +176,10 @@ def _parse_statements(text: str) -> list[tuple[ast.stmt, str]]:
         return list(_with_source(text, parse_source(text)))
     except _UNPARSABLE:
         pass
-    fenced = list(_parsable_runs("\n".join(map(dedent, _find_blocks(text)))))
+    fenced = list(find_parsable_runs("\n".join(map(dedent, _find_blocks(text)))))
     if any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node, _ in fenced):
         return fenced
-    return list(_parsable_runs(text))
+    return list(find_parsable_runs(text))
 
 
 def _find_blocks(text: str) -> list[str]:
@@ -198,7 +198,7 @@ def _find_blocks(text: str) -> list[str]:
     return ["\n".join(lines) for language, lines in blocks if language in _PYTHON]
 
 
-def _parsable_runs(text: str) -> Iterator[tuple[ast.stmt, str]]:
+def find_parsable_runs(text: str) -> Iterator[tuple[ast.stmt, str]]:
     """The statements of every run of lines that parses, each starting at column 0 and as long as possible."""
     lines = text.split("\n")
     start, budget = 0, _PARSE_CHARS

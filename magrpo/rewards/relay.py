@@ -40,7 +40,7 @@ class RelayReward(ProgramReward):
         assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         passed = self._passed_fraction(merge_hidden_report(reports, "program")) if reports else 0.0
         parts = {"tests": passed}
-        return JointReward(self._scale_parts(parts), parts)
+        return JointReward(self.scale_parts(parts), parts)
 
 
 @lru_cache(maxsize=4096)

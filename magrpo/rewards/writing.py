@@ -91,7 +91,7 @@ class WritingReward(ScaledReward):
             parts[name] = maximum * score_part(form, first, second)
             if parts[name] == 0:
                 break
-        return JointReward(self._scale_parts(parts), parts)
+        return JointReward(self.scale_parts(parts), parts)
 
     def measure_texts(self, texts: Mapping[str, str]) -> Mapping[str, float]:
         """Measure ``structure``, ``consistency`` and ``coherence``, also where the reward scores no such part.

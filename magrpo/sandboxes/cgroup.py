@@ -11,7 +11,7 @@ import functools
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +68,9 @@ def make_cgroup() -> Iterator[MemoryCgroup | None]:
 @functools.cache
 def _find_parent() -> Path | None:
     """Find the cgroup below which this process can make others that limit memory."""
-    for parent in _list_parents():
+    memberships = Path("/proc/self/cgroup")  # missing where the kernel has no cgroups
+    listed = memberships.read_text() if memberships.exists() else ""
+    for parent in list_parents(listed, Path("/proc/self/mountinfo").read_text()):
         try:
             with make_draft(parent, _PREFIX, _remove) as folder:
                 subprocess.run(_describe(folder).build_command(["true"]), check=True, stderr=subprocess.DEVNULL)
@@ -83,10 +85,25 @@ def _describe(folder: Path) -> MemoryCgroup:
     return MemoryCgroup(folder, *(_V2 if (folder / "cgroup.controllers").exists() else _V1))
 
 
-def _list_parents() -> Iterator[Path]:
-    listed = Path("/proc/self/cgroup")  # missing where the kernel has no cgroups
-    own = dict(line.split(":", 2)[1:] for line in listed.read_text().splitlines()) if listed.exists() else {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+def _is_delegated(folder: Path) -> bool:
+    """Whether systemd lets this process make cgroups here; if so, enable memory limits for them."""
+    try:
+        delegated = os.getxattr(folder, "user.delegate") == b"1"
+        if delegated:
+            (folder / "cgroup.subtree_control").write_text("+memory")
+    except OSError:
+        return False
+    return delegated
+
+
+def list_parents(memberships: str, mounts: str, is_delegated: Callable[[Path], bool] = _is_delegated) -> Iterator[Path]:
+    """List the cgroups below which this process may be able to make others that limit memory.
+
+    ``memberships`` and ``mounts`` are the texts of its files ``cgroup`` and ``mountinfo`` in ``/proc``;
+    ``is_delegated`` tells whether systemd lets it make cgroups in a folder.
+    """
+    own = dict(line.split(":", 2)[1:] for line in memberships.splitlines())
+    for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         root, mounted = left.split()[3:5]
         kind, *_, options = right.split()  # the source between them may be empty
@@ -99,19 +116,8 @@ def _list_parents() -> Iterator[Path]:
             continue  # not a cgroup of this process, or mounted elsewhere
         folder = Path(mounted) / Path(own[name]).relative_to(root)
         yield folder
-        if kind == "cgroup2" and _is_delegated(folder.parent):
+        if kind == "cgroup2" and is_delegated(folder.parent):
             yield folder.parent
-
-
-def _is_delegated(folder: Path) -> bool:
-    """Whether systemd lets this process make cgroups here; if so, enable memory limits for them."""
-    try:
-        delegated = os.getxattr(folder, "user.delegate") == b"1"
-        if delegated:
-            (folder / "cgroup.subtree_control").write_text("+memory")
-    except OSError:
-        return False
-    return delegated
 
 
 def _remove(folder: Path) -> None:

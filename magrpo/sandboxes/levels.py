@@ -103,7 +103,7 @@ def examine_level(spec: JailSpec) -> None:
     Raises:
         LevelUnavailable, WorkerDied: an attempt succeeded, or the jail did not start or survive.
     """
-    with _make_targets() as (folder, tcp, unix, udp), _stop_process() as stopped:
+    with make_targets() as (folder, tcp, unix, udp), start_stopped_process() as stopped:
         attempts = {
             "read": str(folder / "secret"),
             "write": str(folder / "target"),
@@ -137,7 +137,7 @@ def _run_probe(worker: Worker, source: str, entry_point: str, test: str) -> list
 
 
 @contextlib.contextmanager
-def _make_targets() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
+def make_targets() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
     """Make files and sockets that everybody on this machine may read, write and connect to.
 
     Raises SandboxError if the folder for temporary files has too long a path for a socket.
@@ -164,7 +164,7 @@ def _make_targets() -> Iterator[tuple[Path, socket.socket, socket.socket, socket
 
 
 @contextlib.contextmanager
-def _stop_process() -> Iterator[int]:
+def start_stopped_process() -> Iterator[int]:
     """Start a stopped process, which a signal from the jail would continue; yield its number."""
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", _STOPPED.format(parent=os.getpid())]) as process:
         try:

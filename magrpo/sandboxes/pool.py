@@ -9,7 +9,7 @@ import os
 import queue
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any, Literal
@@ -145,10 +145,13 @@ def make_batches(executions: Iterable[Execution], most: int) -> list[list[Execut
 
 
 class Pool:
-    """A :class:`magrpo.interfaces.Sandbox` of ``size`` workers; each is replaced after ``recycle_after`` candidates."""
+    """A :class:`magrpo.interfaces.Sandbox` of ``size`` workers; each is replaced after ``recycle_after`` candidates.
 
-    def __init__(self, spec: JailSpec, size: int) -> None:
-        self.spec, self.level, self.size = spec, spec.level, size
+    ``make_worker`` starts a worker, or raises WorkerDied.
+    """
+
+    def __init__(self, spec: JailSpec, size: int, make_worker: Callable[[JailSpec], Worker] = Worker) -> None:
+        self.spec, self.level, self.size, self.make_worker = spec, spec.level, size, make_worker
         self.recycle_after = RECYCLE_AFTER
         self.timeout_s = 20.0 + WALL_CAP * (TEST_CPU_S + LEFT_S + 4 * spec.limits.total_s)
         self.failures = 0
@@ -193,7 +196,7 @@ class Pool:
     def _start_worker(self) -> Worker:
         if self.closed:
             raise WorkerDied(CLOSED)
-        worker = Worker(self.spec)
+        worker = self.make_worker(self.spec)
         self.alive.add(worker)
         return worker
 

@@ -111,7 +111,7 @@ class MlflowSink:
         if found is None:
             try:
                 found = self._client.get_experiment(
-                    self._client.create_experiment(self.experiment, artifact_location=self._locate_artifacts())
+                    self._client.create_experiment(self.experiment, artifact_location=self.locate_artifacts())
                 )
             except MlflowException as error:
                 found = self._client.get_experiment_by_name(self.experiment)
@@ -124,7 +124,7 @@ class MlflowSink:
             self._client.set_experiment_tag(experiment_id, key, value)
         return experiment_id
 
-    def _locate_artifacts(self) -> str | None:
+    def locate_artifacts(self) -> str | None:
         """The address for artifacts of an experiment that is created here; None: the server chooses."""
         if self.artifacts is None:
             return None

@@ -77,7 +77,7 @@ class ModelRegistry:
             run = client.get_run(version.mlflow_run_id)
             target = version.source.removeprefix(f"{run.info.artifact_uri}/")
             client.log_artifacts(version.mlflow_run_id, str(folder), target)
-            client.update_model_version(self.model, str(version.number), description=_shortened(text))
+            client.update_model_version(self.model, str(version.number), description=shorten_card(text))
         self.tag_version(version, tags)
 
     def tag_version(self, version: TeamVersion, tags: Mapping[str, str]) -> None:
@@ -133,7 +133,7 @@ def _version(found: ModelVersion) -> TeamVersion:
     return TeamVersion(int(found.version), str(found.source), str(found.run_id), dict(found.tags))
 
 
-def _shortened(text: str) -> str:
+def shorten_card(text: str) -> str:
     """Cut the sections at the end of a text that exceed MLflow's limit."""
     if len(text) <= _LENGTH:
         return text

@@ -130,7 +130,7 @@ def _print_screen(store: RunStore, config: RunConfig, summary: Summary, reports:
     metrics = list(store.stage_metrics())
     if reports:
         print_verdict(metrics, config, reports, console)
-        console.print(_evaluations_table(reports, narrow=console.is_terminal and console.width < 80))
+        console.print(tabulate_evaluations(reports, narrow=console.is_terminal and console.width < 80))
         print_answers(metrics, config, reports, console)
     budget = build_ledger(metrics)[-1]
     if budget.updates:
@@ -148,7 +148,7 @@ def _print_screen(store: RunStore, config: RunConfig, summary: Summary, reports:
         print_commands("next:", {store.format_command("resume"): "resume it where it stopped"}, console)
 
 
-def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
+def tabulate_evaluations(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
     """Tabulate the mean return of each split at each evaluation, with its interval unless ``narrow``.
 
     On held-out problems it also tabulates the penalty and pass@1, as far as they were measured. A dash: not measured.

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from magrpo.progress.state import describe_error, was_refused
 from magrpo.run.files import keep_place
 from magrpo.run.store import RunStore
 from magrpo.training.closing import print_closing
+from magrpo.training.execute import Result
 from magrpo.training.removal import remove_run
 from pipelines.arguments import locate_config, parse_place
 from pipelines.flows.timetable import Timetable
@@ -55,8 +56,28 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
     due = flow_run.scheduled_start_time.astimezone(UTC)
     this_deployment = DeploymentFilter.model_validate({"id": {"any_": [deployment.id]}})
     # They came due during an earlier, longer run; Prefect would start all of them, one after another.
-    _cancel_waiting_runs(this_deployment, f"skipped: the run of {name} due at {due} replaces it")
-    run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
+    cancel_waiting_runs(this_deployment, f"skipped: the run of {name} due at {due} replaces it")
+    return execute_scheduled_run(config, overrides, root, name_run(name, due), place, execute_in_flow)
+
+
+def name_run(name: str, due: datetime) -> str:
+    """Name the run of a schedule that is due at this time, in UTC."""
+    return f"{name}-{due:%Y%m%d-%H%M%S}"
+
+
+def execute_scheduled_run(
+    config: str,
+    overrides: Sequence[str],
+    root: str,
+    run_id: str,
+    place: str,
+    execute: Callable[[Path, str], Result],
+) -> State[None] | None:
+    """Create the run unless it exists, and call ``execute``, which resumes it. A new run that is refused is removed.
+
+    Returns the state of a flow run to cancel; None if the run ended well. Raises ConfigError if a run that has begun is
+    refused, or a new one cannot be created.
+    """
     store = RunStore(Path(root), run_id)
     given = parse_place(place) if place else None  # checked before a folder is created
     is_new = not store.exists()
@@ -68,7 +89,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"run {run_id} in {Path(root) / run_id}")
     try:
-        result = execute_in_flow(Path(root), run_id)
+        result = execute(Path(root), run_id)
     except ConfigError as error:
         if not (is_new and was_refused(store, error)):
             raise
@@ -78,7 +99,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
     return None
 
 
-def _cancel_waiting_runs(deployments: DeploymentFilter, message: str) -> None:
+def cancel_waiting_runs(deployments: DeploymentFilter, message: str) -> None:
     """Cancel the runs of these deployments of :func:`scheduled` that are due and have not started."""
     waiting = {
         "state": {"type": {"any_": [StateType.SCHEDULED]}},
@@ -108,7 +129,7 @@ def serve_flow(
     }
     # A run may have come due while the last process that served the deployment was stopping.
     same_name = DeploymentFilter.model_validate({"name": {"any_": [name]}})
-    _cancel_waiting_runs(same_name, f"skipped: {name} was not served when the run was due")
+    cancel_waiting_runs(same_name, f"skipped: {name} was not served when the run was due")
     runner = _Runner(name=name, limit=limit)
     # The last process that served the deployment paused it at its end.
     runner.add_flow(scheduled, name=name, parameters=parameters, schedule=schedule, paused=False)

@@ -13,6 +13,7 @@ from magrpo.gateway.player import EpisodePlayer
 from magrpo.model.lineup import Lineup
 from tests.fakes import Clock
 from tests.gateway.playing import FakeModel, make_services, make_tasks
+from tests.process_state import use_temporary_folder
 from tests.processes import assert_all_end, find_running
 
 PROGRAM = """
@@ -95,9 +96,8 @@ def test_many_episodes_with_faults(
     (tmp_path / "faulty.py").write_text(PROGRAM)
     (tmp_path / "temporary").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    use_temporary_folder(monkeypatch, tmp_path / "temporary")
     clock = Clock()
-    monkeypatch.setattr("magrpo.gateway.player.time", clock)
     kinds = [kind for kind in OUTCOMES if kind != "behave" for _ in range(num_of_each)]
     kinds += ["behave"] * (num_episodes - len(kinds))
     num_ended = Counter[str]()
@@ -109,7 +109,7 @@ def test_many_episodes_with_faults(
 
     model = FakeModel(lineup)
     env = AgentProgram(run="faulty:solve", time_limit_s=3600.0, fresh_processes=fresh, concurrency=num_episodes)
-    player = EpisodePlayer(env, lineup)
+    player = EpisodePlayer(env, lineup, clock.monotonic)
     played = player.play(make_tasks(*kinds), make_services(model.generate, advance))
     outcomes = [(kind, (one.status, one.message, len(one.calls))) for kind, one in zip(kinds, played, strict=True)]
     assert Counter(outcomes) == Counter((kind, OUTCOMES[kind]) for kind in kinds)

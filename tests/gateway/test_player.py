@@ -29,6 +29,7 @@ from tests.gateway.playing import (
     make_tasks,
     play,
 )
+from tests.process_state import use_temporary_folder
 from tests.processes import assert_all_end, find_running, read_command, wait_until
 
 PROGRAM = '''
@@ -486,28 +487,25 @@ def test_a_program_that_hangs_is_killed(folder: Path, model: FakeModel, find_for
     player.close()
 
 
-def test_time_that_completions_take_does_not_count(
-    folder: Path, lineup: Lineup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_that_completions_take_does_not_count(folder: Path, lineup: Lineup) -> None:
     clock = Clock()
     looked = []
 
-    class PlayersClock(Clock):
-        def monotonic(self) -> float:
-            looked.append(clock.now)
-            return clock.now
+    def get_time() -> float:
+        looked.append(clock.now)
+        return clock.now
 
     def reply(request: Request, prompt: str) -> str:
         clock.now += 1000.0
         return "slowly"
 
-    monkeypatch.setattr("magrpo.gateway.sessions.time", clock)
-    monkeypatch.setattr("magrpo.gateway.player.time", PlayersClock())
-    player = open_player(lineup, time_limit_s=0.01)
+    player = EpisodePlayer(AgentProgram(run="acting:solve", time_limit_s=0.01), lineup, get_time)
     [played] = player.play(make_tasks("talk 20 0.05"), make_services(FakeModel(lineup, reply).generate))
     player.close()
     assert played.status == "finished"
-    assert max(looked) >= 1000.0, "the limit was looked at while the program ran"
+    since_first_answer = [now for now in looked if now >= 1000.0]
+    # The session looks at the end of each of 20 requests, and at the beginning of the 19 others.
+    assert len(since_first_answer) > 20 + 19, "the limit was looked at while the program ran"
 
 
 # ------------------------------------------------------------------------------------------------- ends of the stage
@@ -581,7 +579,7 @@ def test_a_stage_that_ends_early_leaves_no_program_running(
 def test_closing_leaves_nothing_and_may_be_repeated(
     folder: Path, model: FakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find_forkserver: FindProcess
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    use_temporary_folder(monkeypatch, tmp_path)
     open_files = psutil.Process().num_fds()
     for fresh in (True, False):
         player = open_player(model.lineup, fresh_processes=fresh)
@@ -600,8 +598,10 @@ def test_a_player_that_never_played_closes_too(folder: Path, lineup: Lineup) -> 
     open_player(lineup).close()
 
 
-def test_files_of_episodes_do_not_pile_up(folder: Path, model: FakeModel, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_files_of_episodes_do_not_pile_up(
+    folder: Path, model: FakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_temporary_folder(monkeypatch, tmp_path)
     player = open_player(model.lineup, fresh_processes=True)
     play(player, model, *["ask"] * 3, "fail", "kill", "leave_thread")
     [own] = tmp_path.iterdir()

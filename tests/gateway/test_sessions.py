@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +15,8 @@ from tests.fakes import Clock
 from tests.gateway.playing import AGENTS, SAMPLING
 
 
-def make_session(index: int = 3, seed: int = 7, max_calls: int = 64) -> Session:
-    return Session(EpisodeTask(Problem("task/0", "prompt"), index, SAMPLING, seed), AGENTS, max_calls)
+def make_session(index: int = 3, seed: int = 7, max_calls: int = 64, **fields: Any) -> Session:
+    return Session(EpisodeTask(Problem("task/0", "prompt"), index, SAMPLING, seed), AGENTS, max_calls, **fields)
 
 
 def seeds_of(calls: list[tuple[str, tuple[int, ...]]], session: Session | None = None) -> list[int]:
@@ -154,10 +156,9 @@ def test_only_completions_that_ended_by_themselves_are_continued() -> None:
     assert session.list_earlier("planner") == [(1, 9)]
 
 
-def test_time_with_a_request_waiting_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_with_a_request_waiting_counts_once() -> None:
     clock = Clock()
-    monkeypatch.setattr("magrpo.gateway.sessions.time", clock)
-    session = make_session()
+    session = make_session(get_time=clock.monotonic)
     with session.wait():
         clock.now = 1.0
         with session.wait():

@@ -16,7 +16,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from magrpo.reports.charts import Panel, _spread, learning_panels, render_svg, turn_panels
+from magrpo.reports.charts import Panel, learning_panels, render_svg, spread_labels, turn_panels
 from magrpo.reports.figures import closing_table, format_interval, format_tested_difference
 from magrpo.reports.page import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
@@ -167,7 +167,7 @@ def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))
 def test_labels_keep_their_distance_and_their_order(heights: dict[str, float]) -> None:
-    placed = _spread(heights, gap=7.0, top=101.0)
+    placed = spread_labels(heights, gap=7.0, top=101.0)
     ordered = sorted(placed.values(), reverse=True)
     assert all(high - low >= 7.0 - 1e-9 for high, low in itertools.pairwise(ordered))
     assert all(placed[label] <= height for label, height in heights.items())

@@ -39,7 +39,7 @@ def test_a_scale_that_tells_nothing_apart_is_refused(reward: type[ScaledReward],
 def test_parts_with_equal_sums_give_equal_totals() -> None:
     """Added up one after another, the second would be 0.8999999999999999."""
     reward = CodingReward()
-    assert reward._scale_parts({"a": 0.4, "b": 0.5}) == reward._scale_parts({"a": 0.4, "b": 0.5, "c": 0.5, "d": -0.5})
+    assert reward.scale_parts({"a": 0.4, "b": 0.5}) == reward.scale_parts({"a": 0.4, "b": 0.5, "c": 0.5, "d": -0.5})
 
 
 def test_the_message_names_the_key_and_the_remedy() -> None:

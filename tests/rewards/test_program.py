@@ -371,5 +371,5 @@ def test_cutting_at_the_error_equals_cutting_line_by_line(seed: int, edits: int)
         ast.parse(text)
     except SyntaxError:
         expected = longest_prefix(text)
-        found = [ast.unparse(node) for node, _ in program._parsable_runs(text)]
+        found = [ast.unparse(node) for node, _ in program.find_parsable_runs(text)]
         assert found[: len(expected)] == expected

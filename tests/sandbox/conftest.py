@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import select
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -40,11 +38,6 @@ def wait_until_gone(worker: Worker) -> None:
     if worker.inside is not None:
         select.select([worker.inside], [], [])
     worker.process.wait()
-
-
-def use_temporary_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let this process make its temporary files in ``folder``."""
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
 @pytest.fixture(scope="module", params=LEVELS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.sandboxes import cgroup, worker
-from magrpo.sandboxes.cgroup import MemoryCgroup, make_cgroup
+from magrpo.sandboxes.cgroup import MemoryCgroup, list_parents, make_cgroup
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.sandboxes.worker import attribute_kills
 from magrpo.types import Execution
@@ -111,10 +111,6 @@ ELSEWHERE = "0::/../../elsewhere\n", "30 25 0:26 / /cg rw - cgroup2 cgroup2 rw\n
         (ELSEWHERE, False, []),
     ],
 )
-def test_places_for_cgroups(
-    files: tuple[str, str], delegated: bool, parents: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = dict(zip(("/proc/self/cgroup", "/proc/self/mountinfo"), files, strict=True))
-    monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
-    monkeypatch.setattr(cgroup, "_is_delegated", lambda folder: delegated and folder.name == "run.service")
-    assert list(map(str, cgroup._list_parents())) == parents
+def test_places_for_cgroups(files: tuple[str, str], delegated: bool, parents: list[str]) -> None:
+    found = list_parents(*files, lambda folder: delegated and folder.name == "run.service")
+    assert list(map(str, found)) == parents

@@ -20,9 +20,10 @@ from magrpo.sandboxes.jail.confine import Level
 from magrpo.sandboxes.jail_command import JailSpec, LevelUnavailable
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution, IsolationLevel
+from tests.process_state import use_temporary_folder
 from tests.processes import assert_all_end
 
-from .conftest import LEVELS, open_pool, use_temporary_folder
+from .conftest import LEVELS, open_pool
 from .hostile import CORPUS
 from .world import World
 
@@ -30,7 +31,7 @@ SPEC = JailSpec(PoolSandbox().make_limits(), "")
 # A probe's stopped process: tells its number and waits.
 STOPPING = """
 from magrpo.sandboxes import levels
-with levels._stop_process() as stopped:
+with levels.start_stopped_process() as stopped:
     print(stopped, flush=True)
     input()
 """
@@ -55,7 +56,7 @@ def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
 def test_what_a_killed_probe_left_behind_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_temporary_folder(monkeypatch, tmp_path)
     (tmp_path / "magrpo-probe-0dead123").mkdir()
-    with levels._make_targets() as (first, *_), levels._make_targets() as (second, *_):
+    with levels.make_targets() as (first, *_), levels.make_targets() as (second, *_):
         assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
     assert list(tmp_path.iterdir()) == []
 

@@ -15,8 +15,9 @@ from magrpo.sandboxes import levels
 from magrpo.sandboxes.packages import find_packages
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
+from tests.process_state import use_temporary_folder
 
-from .conftest import LEVELS, MAIN_LEVELS, open_pool, use_temporary_folder
+from .conftest import LEVELS, MAIN_LEVELS, open_pool
 from .honest import NUMPY
 
 CHECK = "assert f(4) == 6\nassert f(5) == 10\n"

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from magrpo.process.children import list_family, wait_for_end
 from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.sandboxes import pool as pool_module
 from magrpo.sandboxes.jail.zygote import fork_process
+from magrpo.sandboxes.jail_command import JailSpec
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution
@@ -71,66 +72,78 @@ def test_a_dead_worker_is_replaced_and_nobody_notices(single: Pool, who: str) ->
 def test_a_worker_that_dies_during_a_job_is_replaced(single: Pool) -> None:
     before = the_worker(single)
     running = single.threads.submit(
-        single._run_one, Execution("import time\ntime.sleep(0.5)\n" + right().source, "f", CHECK)
+        single.run_batch, [Execution("import time\ntime.sleep(0.5)\n" + right().source, "f", CHECK)]
     )
     while before.jobs == 0:
         time.sleep(0.001)
     before.kill()
-    assert running.result().status == "pass"
+    assert running.result()[0].status == "pass"
     assert the_worker(single) is not before
 
 
-def test_repeated_failure_raises(single: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dead:
-        def __init__(self, _: object) -> None:
-            raise WorkerDied("no jail today")
+def test_repeated_failure_raises(single: Pool) -> None:
+    def fail(_: JailSpec) -> Worker:
+        raise WorkerDied("no jail today")
 
     the_worker(single).kill()
     wait_until_gone(the_worker(single))
-    monkeypatch.setattr(pool_module, "Worker", Dead)
+    single.make_worker = fail
     reports = single.run([right(0)]) + single.run([right(1)])
     assert [(report.status, report.tests_passed) for report in reports] == [("infra_error", 0)] * 2
     assert "no jail today" in reports[0].cases[0].message
     with pytest.raises(SandboxError, match="no jail today"):
         single.run([right(2)])
-    monkeypatch.undo()
+    single.make_worker = Worker
     assert single.run([right(3)])[0].status == "pass", "a dead pool is rebuilt"
 
 
+MakePool = Callable[[Callable[[JailSpec], Worker]], Pool]
+
+
 @pytest.fixture
-def deadly(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A pool of one worker, with jails that a program can kill."""
-
-    class Frail(Worker):
-        def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
-            if any("kill the jail" in str(job["source"]) for job in jobs):
-                self.kill()
-                wait_until_gone(self)  # else it may still answer
-            return super().run_jobs(jobs, timeout_s)
-
-    monkeypatch.setattr(pool_module, "Worker", Frail)
-    pool = open_pool(workers=1)
-    yield pool
-    pool.close()
+def make_pool() -> Iterator[MakePool]:
+    """Opens pools of one worker, which the given function makes."""
+    with contextlib.ExitStack() as opened:
+        spec = opened.enter_context(contextlib.closing(open_pool(workers=1))).spec
+        yield lambda make_worker: opened.enter_context(contextlib.closing(Pool(spec, 1, make_worker)))
 
 
-def test_a_program_that_kills_two_jails_is_a_crash(deadly: Pool) -> None:
+def kill_now(worker: Worker) -> None:
+    worker.kill()
+    wait_until_gone(worker)  # else it may still answer
+
+
+class Frail(Worker):
+    """A jail that a program can kill."""
+
+    def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
+        if any("kill the jail" in str(job["source"]) for job in jobs):
+            kill_now(self)
+        return super().run_jobs(jobs, timeout_s)
+
+
+def test_a_program_that_kills_two_jails_is_a_crash(make_pool: MakePool) -> None:
     """However many do, and whoever stands between them: the sandbox works."""
     killers = [
         Execution(f"'kill the jail'\n{right(k).source}", "f", "assert f(0) == 1\nassert f(1) == 2") for k in range(5)
     ]
-    reports = deadly.run([*killers, right()])
+    reports = make_pool(Frail).run([*killers, right()])
     assert [report.status for report in reports] == ["crash"] * 5 + ["pass"]
     assert [case.status for case in reports[0].cases] == ["crash", "crash"]
     assert "two jails" in reports[0].cases[0].message
 
 
-def test_jails_that_kill_themselves_are_nobodys_crash(deadly: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "PLAIN", Execution("'kill the jail'", "f", ""))
-    killer = Execution("'kill the jail'", "f", "assert f(0) == 1")
-    assert [deadly.run([killer])[0].status for _ in range(2)] == ["infra_error"] * 2
+def test_jails_that_kill_themselves_are_nobodys_crash(make_pool: MakePool) -> None:
+    class Doomed(Worker):
+        def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
+            if any(job["source"] for job in jobs):  # else it is told the verdict, and runs nothing
+                kill_now(self)
+            return super().run_jobs(jobs, timeout_s)
+
+    pool = make_pool(Doomed)
+    assert [pool.run([right()])[0].status for _ in range(2)] == ["infra_error"] * 2
     with pytest.raises(SandboxDied):
-        deadly.run([killer])
+        pool.run([right()])
 
 
 def test_the_longest_limits_can_be_waited_for() -> None:
@@ -139,7 +152,9 @@ def test_the_longest_limits_can_be_waited_for() -> None:
     pool.close()
 
 
-def test_failures_with_batches_between_them_do_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_with_batches_between_them_do_not_end_a_run(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing(Worker):
         def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
             if any("no memory" in str(job["source"]) for job in jobs):
@@ -147,15 +162,13 @@ def test_failures_with_batches_between_them_do_not_end_a_run(monkeypatch: pytest
                 raise WorkerDied("no memory today")
             return super().run_jobs(jobs, timeout_s)
 
-    monkeypatch.setattr(pool_module, "Worker", Failing)
     monkeypatch.setattr(pool_module, "PAUSE_S", 0)
-    pool = open_pool(workers=1)
+    pool = make_pool(Failing)
     for k in range(pool_module.MAX_FAILURES):
         [report] = pool.run([Execution(f"'no memory'\n{right(k).source}", "f", CHECK)])
         assert report.status == "infra_error"
         batch = [right(number) for number in range(2 * pool_module.BATCHES)]
         assert {report.status for report in pool.run(batch)} == {"pass"}
-    pool.close()
 
 
 def test_a_machine_without_room_for_processes_costs_no_place(single: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +255,7 @@ def test_closing_ends_what_runs(level: str) -> None:
 def _train_until_killed(level: str, sender: multiprocessing.connection.Connection) -> None:
     """Keep a pool busy with an endless program, report through ``sender`` once it runs, and wait to be killed."""
     pool = open_pool(level=level, workers=2, test_s=100, total_s=100)
-    pool.threads.submit(pool._run_one, Execution("import time\ntime.sleep(1e9)\n", "f", CHECK))
+    pool.threads.submit(pool.run_batch, [Execution("import time\ntime.sleep(1e9)\n", "f", CHECK)])
     while not any(worker.jobs for worker in pool.alive):
         time.sleep(0.001)
     sender.send("at work")

@@ -296,15 +296,15 @@ def test_provenance_names_the_libraries() -> None:
 
 
 def test_a_long_card_is_cut_where_a_section_begins() -> None:
-    from magrpo.tracking.model_registry import _shortened
+    from magrpo.tracking.model_registry import shorten_card
 
     short = "# card\n\n## one\n\ntext\n"
-    assert _shortened(short) == short
-    cut = _shortened(short + "\n## two\n\n" + "x" * 5000)
+    assert shorten_card(short) == short
+    cut = shorten_card(short + "\n## two\n\n" + "x" * 5000)
     assert cut.startswith(short)
     assert "two" not in cut
     assert "README.md" in cut
-    assert len(_shortened("x" * 6000)) == 5000
+    assert len(shorten_card("x" * 6000)) == 5000
 
 
 @pytest.mark.slow
@@ -356,7 +356,7 @@ def test_artifacts_of_any_experiment_stay_in_the_root(tmp_path: Path, uri: str) 
 @pytest.mark.parametrize(("name", "folder"), [("../../x", "x"), ("a.b c", "a.b-c"), (".", "experiment")])
 def test_a_folder_of_artifacts_is_named_after_its_experiment(tmp_path: Path, uri: str, name: str, folder: str) -> None:
     sink = MlflowSink(uri, name, "a", tmp_path, "magrpo.run_id")
-    assert sink._locate_artifacts() == (tmp_path / folder).as_uri()
+    assert sink.locate_artifacts() == (tmp_path / folder).as_uri()
 
 
 @pytest.mark.parametrize("uri", ["databricks", "databricks://work"])

@@ -213,13 +213,13 @@ def test_models_that_cap_or_scale_logits_start_from_hidden_states(dump: Path, tm
     }
     lora = DEEP_LORA if head == "unknown" else None
     updater, samples = make(tiny_base(tmp_path / head, described[head]), dump, lora=lora), make_samples()
-    found = updater.gradients.models._logit_maps["main"]
+    found = updater.gradients.models.logit_maps["main"]
     expected = {"capped": LogitMap(1, 0.5), "scaled": LogitMap(0.25), "divided": LogitMap(0.5), "unknown": None}
     assert found == expected[head]
     half = make(
         tiny_base(tmp_path / "half", described[head]), dump, "full", "bfloat16", head_dtype="float32", lora=lora
     )
-    assert half.gradients.models._logit_maps["main"] == expected[head], "whatever the precision"
+    assert half.gradients.models.logit_maps["main"] == expected[head], "whatever the precision"
     wanted = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
     assert_close(gradients_used(updater, samples)[0], wanted)
 

@@ -9,9 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from infra.embedded import warm_start as recipe
 from infra.embedded.demonstrations import RECIPES, Example, make_first_turns, render_plain_text
-from infra.embedded.warm_start import EOS, PAD, WarmStart, WarmStartConfig, build_tokenizer, train_base_model
+from infra.embedded.warm_start import (
+    CONTEXT,
+    EOS,
+    PAD,
+    WarmStart,
+    WarmStartConfig,
+    build_tokenizer,
+    compute_loss,
+    pad_rows,
+    scale_lr,
+    tokenize_example,
+    train_base_model,
+)
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.model.policy import Policy
 from magrpo.problems.coopcode import CoopCode
@@ -64,26 +75,26 @@ def test_the_tokenizer_does_not_depend_on_the_order_of_texts() -> None:
 
 
 def test_only_completion_tokens_and_the_end_are_labels() -> None:
-    prompt, completion = recipe._tokenize(TOKENIZER, Example("xs", "aux"))
+    prompt, completion = tokenize_example(TOKENIZER, Example("xs", "aux"))
     assert completion[-1] == EOS
-    input_ids, labels = recipe._pad_rows([([7, 8], [9, EOS]), ([7], [EOS])])
+    input_ids, labels = pad_rows([([7, 8], [9, EOS]), ([7], [EOS])])
     assert input_ids.tolist() == [[7, 8, 9, EOS], [7, EOS, PAD, PAD]]
     assert labels.tolist() == [[-100, -100, 9, EOS], [-100, EOS, -100, -100]]
     assert prompt == TOKENIZER.encode("xs")
 
 
 def test_the_loss_is_the_cross_entropy_of_completion_tokens(trained: WarmStart) -> None:
-    input_ids, labels = recipe._pad_rows([([7, 8], [9, 10, EOS]), ([7], [11, EOS])])
+    input_ids, labels = pad_rows([([7, 8], [9, 10, EOS]), ([7], [11, EOS])])
     with torch.no_grad():
         logps = trained.model(input_ids=input_ids).logits.log_softmax(-1)
         wanted = [logps[0, 1, 9], logps[0, 2, 10], logps[0, 3, EOS], logps[1, 0, 11], logps[1, 1, EOS]]
-        loss = recipe._compute_loss(trained.model, input_ids, labels)
+        loss = compute_loss(trained.model, input_ids, labels)
     assert loss.item() == pytest.approx(-sum(x.item() for x in wanted) / 5, rel=1e-5)
 
 
 def test_the_learning_rate_rises_then_falls_to_nothing() -> None:
     config = WarmStartConfig(num_steps=100, warmup_steps=9)
-    factors = [recipe._scale_lr(step, config) for step in range(100)]
+    factors = [scale_lr(step, config) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[4] == pytest.approx(0.5)
     assert max(factors) == factors[9] == pytest.approx(0.91)
@@ -125,10 +136,10 @@ def test_what_is_saved_loads_as_a_policy_that_renders_the_same_prompts(
     agent = AgentConfig(name="helper", role="helper", model=str(tmp_path / "base"))
     policy = Policy.open([agent], ModelConfig(device="cpu"), LoraConfig(rank=2), 0)
     assert policy.lineup.stop_token_ids("helper") == (EOS,)
-    assert policy.lineup.max_length("helper") == recipe.CONTEXT
+    assert policy.lineup.max_length("helper") == CONTEXT
     for problem in problems[:4]:
         seen = RECIPE.env.observe(problem, "helper", [], "helper")
         assert (
             list(policy.lineup.render("helper", seen))
-            == recipe._tokenize(trained.tokenizer, Example(render_plain_text(seen), ""))[0]
+            == tokenize_example(trained.tokenizer, Example(render_plain_text(seen), ""))[0]
         )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
-from magrpo.files import hub
 from pipelines import cli
 from pipelines.arguments import locate_config
 from pipelines.commands.inputs import check_inputs
@@ -26,21 +26,38 @@ GOOD = {
     "canonical_solution": "    return x + 1\n",
 }
 HUB = ("agents.0.model=owner/base", "agents.1.model=owner/base")
+NOBODY = "http://127.0.0.1:9"
+"""The address of a hub that refuses connections."""
+# Checks the inputs of the embedded run; says what is wrong, or how the hub's libraries are left.
+CHECK = """
+import sys
+from huggingface_hub import constants
+from magrpo.config.run import load_config
+from magrpo.errors import ConfigError
+from magrpo.files.hub import find_hub_obstacle
+from pipelines.arguments import locate_config
+from pipelines.commands.inputs import check_inputs
+try:
+    check_inputs(load_config(locate_config("embedded"), sys.argv[1:]))
+    print("offline:" if constants.is_offline_mode() else "online:", find_hub_obstacle())
+except ConfigError as error:
+    print(error)
+"""
+# Starts a run, then plans it.
+RUN_AND_PLAN = """
+import sys
+from pipelines.cli import main
+refused, planned = main(sys.argv[1:]), main([*sys.argv[1:], "--dry-run"])
+print(f"exit codes {refused} and {planned}")
+"""
 
 
-def use_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Let this process ask the hub at ``url``."""
-    for name, value in {"ENDPOINT": url, "HF_HUB_OFFLINE": False}.items():
-        monkeypatch.setattr(constants, name, value)
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A hub that refuses connections, and an empty cache."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    use_hub(monkeypatch, "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub, "_reason_offline", "HF_HUB_OFFLINE is set")
+def run_with_hub(script: str, arguments: Sequence[str], url: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script that asks the hub at ``url`` and has its caches in ``cache``."""
+    hub = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(cache), "HF_DATASETS_CACHE": str(cache)}
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=os.environ | hub, capture_output=True, text=True
+    )
 
 
 def write_problems(path: Path, count: int = 60) -> Path:
@@ -60,14 +77,13 @@ BROKEN = {
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]], ids=["run", "plan"])
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_file_is_refused_before_anything_starts(
-    case: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    case: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, message = BROKEN[case]
     path = write_problems(tmp_path / "problems.jsonl", 10)
     if text is not None:
         path.write_text(text)
     root = tmp_path / "runs"
-    monkeypatch.setattr("pipelines.commands.train.launch_run", lambda *_, **__: pytest.fail("the run started"))
     arguments = ["embedded", "problems.kind=humaneval", f"problems.source={path}", f"root={root}", *flags]
     assert cli.main(["train", *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -99,46 +115,34 @@ def test_folders_that_hold_no_model_or_no_weights(tmp_path: Path) -> None:
         check_inputs(load_config(locate_config("embedded"), ["agents.main.start_from=/nowhere"]))
 
 
-@pytest.mark.usefixtures("no_network")
-def test_a_model_that_is_neither_cached_nor_to_be_had_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_inputs(load_config(locate_config("embedded"), HUB))
-    said = str(caught.value)
+def test_a_model_that_is_neither_cached_nor_to_be_had_is_refused(tmp_path: Path) -> None:
+    said = run_with_hub(CHECK, HUB, NOBODY, tmp_path).stdout
     assert said.startswith("agent 'helper': model = 'owner/base': no such folder, no such model in the cache of the ")
     assert "127.0.0.1 does not answer ([Errno 111] Connection refused); give the folder of a copy" in said
-    with pytest.raises(ConfigError, match=r"model = 'coopcode-bas': did you mean 'coopcode-base'[?] no such folder"):
-        check_inputs(load_config(locate_config("embedded"), ["agents.0.model=coopcode-bas"]))
+    said = run_with_hub(CHECK, ["agents.0.model=coopcode-bas"], NOBODY, tmp_path).stdout
+    assert "model = 'coopcode-bas': did you mean 'coopcode-base'? no such folder" in said
 
 
-@pytest.mark.usefixtures("no_network")
 def test_cached_models_are_used_without_asking_the_hub(tmp_path: Path) -> None:
-    snapshot = tmp_path / "cache" / "models--owner--base" / "snapshots" / "1"
+    snapshot = tmp_path / "models--owner--base" / "snapshots" / "1"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("1")
-    check_inputs(load_config(locate_config("embedded"), HUB))
-    assert constants.is_offline_mode()
-    assert "does not answer" in hub.find_hub_obstacle()
+    said = run_with_hub(CHECK, HUB, NOBODY, tmp_path).stdout
+    assert said.startswith("offline: 127.0.0.1 does not answer")
 
 
-def test_a_hub_that_answers_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_answers_is_left_to_the_run(tmp_path: Path) -> None:
     with answering(401, "text/html") as url:
-        use_hub(monkeypatch, url)
-        assert hub.find_hub_obstacle() == ""
-        check_inputs(load_config(locate_config("embedded"), HUB))
+        assert run_with_hub(CHECK, HUB, url, tmp_path).stdout == "online: \n"
 
 
-@pytest.mark.usefixtures("no_network")
-def test_data_of_the_hub_are_planned_without_and_needed_by_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+def test_data_of_the_hub_are_planned_without_and_needed_by_a_run(tmp_path: Path) -> None:
     arguments = ["train", "writing_embedded", "problems.kind=tldr", f"root={tmp_path / 'runs'}"]
-    assert cli.main(arguments) == 2
+    done = run_with_hub(RUN_AND_PLAN, arguments, NOBODY, tmp_path / "cache")
     missing = "the data set trl-lib/tldr is not in the cache of the Hugging Face hub, and 127.0.0.1 does not answer"
-    assert f"problems: {missing}" in capsys.readouterr().err
-    assert cli.main([*arguments, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert f"\nproblems could not be read: {missing}" in said
-    assert ": the run would be refused\n" in said
+    assert f"problems: {missing}" in done.stderr
+    assert f"\nproblems could not be read: {missing}" in done.stdout
+    assert ": the run would be refused\n" in done.stdout
+    assert done.stdout.endswith("exit codes 2 and 0\n")

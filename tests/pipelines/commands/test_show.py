@@ -23,7 +23,7 @@ from magrpo.training.closing import print_entry
 from magrpo.training.recorder import NOTE, describe_run
 from magrpo.types import EvalReport, Interval
 from pipelines.cli import main
-from pipelines.commands.show import _evaluations_table
+from pipelines.commands.show import tabulate_evaluations
 from tests.pipelines.micro import write_config
 
 
@@ -62,7 +62,7 @@ def test_a_split_that_an_evaluation_lacks_has_a_dash_in_its_own_column() -> None
     incomplete = EvalReport(0, (), measure("test/sampled"))
     del incomplete.summary["test/sampled"]["pass_at_1"]
     complete = EvalReport(1, (), measure("test/sampled", "ood/sampled"))
-    table = _evaluations_table([incomplete, complete], narrow=True)
+    table = tabulate_evaluations([incomplete, complete], narrow=True)
     cells = [list(column.cells) for column in table.columns]
     assert cells == [["0", "1"], ["50.0", "50.0"], ["-", "50.0"], ["-", "25.0%"]]
 

@@ -10,22 +10,19 @@ import time
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from prefect.client.schemas.actions import DeploymentScheduleCreate
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.utilities.callables import parameter_schema
 
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
 from magrpo.process.children import list_family
 from magrpo.run.store import RunStore
-from magrpo.training.execute import execute
-from pipelines.flows import schedule as schedules
-from pipelines.flows.schedule import build_schedule, scheduled
+from magrpo.training.execute import Result, execute
+from pipelines.flows.schedule import build_schedule, execute_scheduled_run, name_run, scheduled
 from pipelines.flows.study import study
 from pipelines.flows.timetable import Timetable
 from pipelines.flows.train import train
@@ -60,23 +57,28 @@ def test_every_field_of_a_deployments_form_is_described() -> None:
         assert [name for name, field in fields.items() if not field.get("description")] == []
 
 
-def test_a_scheduled_run_that_is_refused_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
-    monkeypatch.setattr(schedules, "flow_run", SimpleNamespace(scheduled_start_time=datetime(2026, 1, 2, tzinfo=UTC)))
-    monkeypatch.setattr(schedules, "deployment", SimpleNamespace(id=str(uuid4())))
-    monkeypatch.setattr(schedules, "_cancel_waiting_runs", lambda *_: None)
-    monkeypatch.setattr(
-        schedules, "execute_in_flow", lambda root, run_id: execute(root, run_id, lambda run_step: run_step, {})
-    )
-    state = scheduled.fn(config, ["rollout.max_new_tokens=64"], str(root), "nightly")
+def test_a_scheduled_run_is_named_after_the_time_at_which_it_was_due() -> None:
+    assert name_run("nightly", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "nightly-20260102-030405"
+
+
+def test_a_scheduled_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    config, root, run_id = str(write_config(tmp_path, iterations=1)), tmp_path / "runs", "nightly"
+
+    def attempt(overrides: list[str]) -> State[None] | None:
+        def execute_here(root: Path, run_id: str) -> Result:
+            return execute(root, run_id, lambda run_step: run_step, {})
+
+        return execute_scheduled_run(config, overrides, str(root), run_id, "", execute_here)
+
+    state = attempt(["rollout.max_new_tokens=64"])
     assert state is not None
     assert state.type == StateType.CANCELLED
     assert str(state.message).startswith("ConfigError: problems: ")
-    assert list(root.glob("nightly-*")) == []
-    RunStore.create(load_config(Path(config), ["rollout.max_new_tokens=64"]), "nightly-20260102-000000")
+    assert list(root.glob("nightly*")) == []
+    RunStore.create(load_config(Path(config), ["rollout.max_new_tokens=64"]), run_id)
     with pytest.raises(ConfigError, match="problems: "):
-        scheduled.fn(config, [], str(root), "nightly")
-    assert len(list(root.glob("nightly-*"))) == 1, "another call made it"
+        attempt([])
+    assert len(list(root.glob("nightly*"))) == 1, "another call made it"
 
 
 def completed(root: Path) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ from magrpo.files.locks import lock_folder
 from magrpo.process.children import list_family, send_signal
 from magrpo.run.steps import Step
 from pipelines.flows.local_server import LocalServer, ServerError
-from pipelines.flows.schedule import FLOW, _cancel_waiting_runs
+from pipelines.flows.schedule import FLOW, cancel_waiting_runs
 from pipelines.flows.train import mark_killed
 from tests.pipelines.micro import STAGES, command, fail_stage, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
@@ -227,7 +227,7 @@ def test_runs_of_another_flow_whose_deployment_has_the_same_name_stay(flows: Flo
                 deployed, state=Scheduled(scheduled_time=datetime.now(UTC) - timedelta(hours=1))
             )
             runs.append(run.id)
-        _cancel_waiting_runs(same_name, "skipped")
+        cancel_waiting_runs(same_name, "skipped")
         assert [client.read_flow_run(run).state_type for run in runs] == [StateType.CANCELLED, StateType.SCHEDULED]
 
 
