@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -238,6 +239,39 @@ def test_tables_that_were_measured_differently_are_not_pooled(
     said = capsys.readouterr().err
     assert f"run copy: {message}" in said
     assert "make both tables with the same configuration" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("rollout.temperature", "1.0", "0.5"),
+        ("eval.num_samples", "3", "4"),
+        ("model.head_dtype", '"auto"', '"float32"'),
+        ("agents.0.model", '"[^"]+/[^"]+"', '"other"'),
+    ],
+)
+def test_tables_that_were_sampled_differently_are_not_pooled(
+    copies: Path, key: str, old: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copies / "copy" / "config.json"
+    name = key.rpartition(".")[2]
+    path.write_text(re.sub(f'"{name}": {old}', f'"{name}": {new}', path.read_text()))
+    assert main(["compare", "table", "copy", "--root", str(copies)]) == 2
+    before, after = (value.strip('"') for value in (old, new))
+    message = (
+        f"run copy has {key} = {after}, but run table has {before}, so the two cannot be pooled; make both tables "
+    )
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_tables_may_differ_in_the_seeds_of_their_samples(copies: Path) -> None:
+    path = copies / "copy" / "config.json"
+    tree = json.loads(path.read_text())
+    tree["eval"]["seed"] += 1
+    tree["eval"]["every"] += 1
+    path.write_text(json.dumps(tree))
+    with blank_pictures():
+        assert main(["compare", "table", "copy", "--root", str(copies), "--output", str(copies / "page")]) == 0
 
 
 def test_tables_of_other_problems_with_equal_names_are_not_pooled(
