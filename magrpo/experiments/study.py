@@ -124,7 +124,7 @@ class Study:
 
     def _read_finished(self, runs: Sequence[StudyRun]) -> list[StudiedRun]:
         """Read the runs that are finished and have the outcome in all of their evaluations."""
-        table = read_table(self.folder)
+        table = read_table(self.folder, self.config)
         found = []
         for run in runs:
             store, known = self.find_store(run.run_id), table.get(run.run_id)

@@ -6,9 +6,12 @@ The table, ``study.csv``, is also the study's memory of finished runs whose fold
 from __future__ import annotations
 
 import csv
+import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -66,6 +69,18 @@ class StudiedRun:
         """Return tokens and value of each evaluation."""
         return [(tokens, values[quantity]) for _, tokens, values in self.evaluations]
 
+    def find_damage(self, study: StudyConfig) -> str:
+        """Return why no finished run has such evaluations; nothing if one may have."""
+        budget = study.pilot_tokens if self.is_pilot else study.tokens
+        iterations, tokens, values = zip(*self.evaluations, strict=True)
+        rise = all(one < other for one, other in pairwise(iterations)) and list(tokens) == sorted(tokens)
+        if (iterations[0], tokens[0]) != (0, 0) or not rise:
+            return "its iterations and tokens do not rise from 0"
+        if tokens[-1] < budget:
+            return f"its last evaluation is after {tokens[-1]:,} tokens, but its budget is {budget:,}"
+        is_finite = all(math.isfinite(value) for of_one in values for value in of_one.values())
+        return "" if is_finite else "an evaluation has a value that is not a number"
+
     def measure(self, study: StudyConfig, tokens: int) -> float:
         """Measure the study's outcome for a budget of ``tokens``."""
         curve = self.curve(study.quantity)
@@ -84,20 +99,24 @@ def read_studied_run(store: RunStore, arm: str, seed: int, rate: float | None, *
     return StudiedRun(store.run_id, arm, seed, rate, is_pilot, evaluations)
 
 
-def read_table(folder: Path) -> dict[str, StudiedRun]:
+def read_table(folder: Path, study: StudyConfig) -> dict[str, StudiedRun]:
     """Read the runs of a study's table, by name; none if there is no table. Raises ConfigError if it is damaged."""
     path = folder / TABLE
     if not path.exists():
         return {}
     runs: dict[str, StudiedRun] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                values = {name: float(row[name]) for name in QUANTITIES if row[name]}
-                rate = float(row["optim.lr"]) if row["optim.lr"] else None
-                begun = StudiedRun(row["run"], row["arm"], int(row["seed"]), rate, row["kind"] == "pilot", [])
-                run = runs.setdefault(begun.run_id, begun)
-                run.evaluations.append((int(row["iteration"]), int(row["tokens"]), values))
+        text = path.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            raise ValueError("it ends within a line")
+        for row in csv.DictReader(io.StringIO(text)):
+            if None in row.values():
+                raise ValueError("a line has too few cells")
+            values = {name: float(row[name]) for name in QUANTITIES if row[name]}
+            rate = float(row["optim.lr"]) if row["optim.lr"] else None
+            begun = StudiedRun(row["run"], row["arm"], int(row["seed"]), rate, row["kind"] == "pilot", [])
+            run = runs.setdefault(begun.run_id, begun)
+            run.evaluations.append((int(row["iteration"]), int(row["tokens"]), values))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}: not a table of this program ({reason}); restore it or delete it") from None
@@ -105,6 +124,9 @@ def read_table(folder: Path) -> dict[str, StudiedRun]:
 
 
 @dataclass(frozen=True, slots=True)
+    for run in runs.values():
+        if damage := run.find_damage(study):
+            raise ConfigError(f"{path}: run {run.run_id}: {damage}; restore it or delete it")
 class ArmResult:
     """The outcome of an arm over its seeds, and its test against the reference; fractions of the maximum."""
 

@@ -497,3 +497,34 @@ def test_a_killed_study_goes_on_through_prefect(tmp_path: Path) -> None:
     page = Page((tmp_path / "runs" / "studies" / "tiny" / "study.html").read_text())
     assert "missing" not in page.text
     assert "crossed" in page.text
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("s-loo-s1,1,120,", "s-loo-s1,1,90,", "run s-loo-s1: its last evaluation is after 90 tokens, .* budget is 100"),
+        ("s-loo-s1,0,0,", "s-loo-s1,2,0,", "run s-loo-s1: its iterations and tokens do not rise from 0"),
+        ("s-loo-s1,0,0,", "s-loo-s1,0,130,", "run s-loo-s1: its iterations and tokens do not rise from 0"),
+        ("s-loo-s1,0,0,0.4,", "s-loo-s1,0,0,nan,", "run s-loo-s1: an evaluation has a value that is not a number"),
+        ("0.5\n", "0.5", "not a table of this program .*ends within a line"),
+        (",0.5\n", "\n", "not a table of this program .*a line has too few cells"),
+    ],
+)
+def test_a_damaged_table_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    study = load(write_study(tmp_path, *FOUR_RUNS))
+    run_study(study, Runner(), QUIET)
+    table = study.folder / "study.csv"
+    before, found, after = table.read_text().rpartition(old)
+    assert found
+    table.write_text(before + new + after)
+    with pytest.raises(ConfigError, match=f"{table}: {message}.*; restore it or delete it"):
+        list_finished(study)
+
+
+def test_a_table_cut_off_after_a_line_is_refused(tmp_path: Path) -> None:
+    study = load(write_study(tmp_path, *FOUR_RUNS))
+    run_study(study, Runner(), QUIET)
+    table = study.folder / "study.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ConfigError, match="run s-loo-s1: its last evaluation is after 0 tokens"):
+        list_finished(study)
+
+
