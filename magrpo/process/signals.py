@@ -34,11 +34,16 @@ def find_exit_code(error: KeyboardInterrupt) -> int:
     return 128 + error.number if isinstance(error, EndedBySignal) else _CTRL_C
 
 
-def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error is an interrupt, or was raised while one was handled, for example by a second signal."""
+def find_interrupt(error: BaseException | None) -> BaseException | None:
+    """Find the interrupt that ``error`` is or during whose handling it was raised, for example by a second signal."""
     while isinstance(error, Exception):
         error = error.__context__
-    return error is not None
+    return error
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is an interrupt, or was raised while one was handled."""
+    return find_interrupt(error) is not None
 
 
 @contextmanager

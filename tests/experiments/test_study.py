@@ -24,6 +24,7 @@ from magrpo.errors import ConfigError
 from magrpo.experiments.study import Study, fix_study, load_study
 from magrpo.experiments.study_runs import execute_run, run_study
 from magrpo.process.children import list_family, wait_for_end
+from magrpo.process.signals import EndedBySignal
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.study import StudiedRun, StudyReport
 from magrpo.run.files import is_finished
@@ -287,6 +288,27 @@ def test_a_run_without_the_outcome_has_failed(tmp_path: Path) -> None:
     failures = run_study(study, partial(make_run, is_judged=False), QUIET)
     assert failures["s-loo-pilot-lr0.01-s7"] == "its evaluations have no pass_at_1"
     assert "no pass_at_1" in Page((study.folder / "study.html").read_text()).text
+
+
+def test_an_error_while_an_interrupt_is_handled_ends_the_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, made = load(write_study(tmp_path, *FOUR_RUNS)), []
+
+    def run(store: RunStore, *, local: bool) -> None:
+        made.append(store.run_id)
+        try:
+            raise EndedBySignal(signal.SIGTERM)
+        finally:
+            raise RuntimeError("the engine did not close")
+
+    monkeypatch.setattr("pipelines.commands.study.run_stages", run)
+    assert main(["study", str(study.path), "--local"]) == 128 + signal.SIGTERM
+    assert len(made) == 1
+    assert "ended by SIGTERM; finished work is kept. Resume with:" in capsys.readouterr().out
+    assert not list(study.folder.glob("*.error.txt")), "an interrupt is no failure"
+    [parent] = MlflowClient(f"sqlite:///{study.root / 'mlflow.db'}").search_runs(["1"], "tags.`magrpo.study` = 's'")
+    assert parent.info.status == "KILLED"
 
 
 FOUR_RUNS = ("rates = [1e-2, 2e-2]", "rates = [1e-2]"), ("seeds = [0, 1, 2]", "seeds = [0, 1]")
