@@ -28,7 +28,7 @@ from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.charts import Curve, budget_panels
 from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, print_banners, print_tables, write_page
 from magrpo.run.store import RunStore
-from magrpo.types import Interval
+from magrpo.types import ROUNDING, Interval
 
 QUANTITIES = ("return", "pass_at_1")
 """Quantities of an evaluation that the page shows, as far as the runs have them."""
@@ -40,6 +40,10 @@ _NUM_POINTS = 13
 _TWO_SEEDS = (
     "With two seeds Student's t has one degree of freedom, so an interval reaches 12.7 standard errors or more to each "
     "side: this shows how a study works, not which arm is better."
+)
+_NO_SPREAD = (
+    "The difference is the same in every seed, as happens by chance where outcomes take few values, so its spread over "
+    "other seeds is unknown: take more seeds, or evaluate more problems."
 )
 _PAIRED = "Differences are paired by seed, p is that of the paired t test"
 _CORRECTED = (
@@ -224,6 +228,8 @@ class StudyReport:
             f"{seeds}, adjusted p = {arm.p:.2g})."
         )
         advice = _TWO_SEEDS if len(self.study.seeds) == 2 else ""
+        if arm.difference.high - arm.difference.low <= ROUNDING < abs(arm.difference.mean):
+            advice = _NO_SPREAD
         return Banner(f"{arm.name} against {reference.name}", word, sentence, advice)
 
     # --------------------------------------------------------------------------------------------------------- tables

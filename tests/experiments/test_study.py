@@ -456,6 +456,16 @@ def test_one_arm_has_a_mean_over_seeds() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- the table
+@pytest.mark.parametrize("num_seeds", [2, 3])
+def test_equal_differences_decide_nothing(num_seeds: int) -> None:
+    """Outcomes that take few values may differ by the same value in every seed, by luck."""
+    report = report_of({"base": [0.5, 0.6, 0.7][:num_seeds], "arm": [0.6, 0.7, 0.8][:num_seeds]})
+    [banner] = report.list_banners()
+    assert banner.word == "no reliable difference"
+    assert "the same in every seed" in banner.advice
+    assert report.arms[1].p == 1.0
+
+
 def test_a_finished_run_may_be_deleted(tmp_path: Path) -> None:
     """Or executed elsewhere: the folder of the study remembers it."""
     study, runner = load(write_study(tmp_path)), Runner()
