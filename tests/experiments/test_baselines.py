@@ -296,6 +296,16 @@ def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
     table = BaselineTable(config, [replace_return(by_name["naive"], 0.2), replace_return(by_name["magrpo"], 0.9)])
     banner = table.judge_rows()
     assert banner.word == "clear winner"
+    two = [replace_return(result, value, 2) for result, value in zip(table.rows, (0.2, 0.9), strict=True)]
+    banner_of_two = BaselineTable(config, two).judge_rows()
+    assert banner_of_two.word == "no clear winner"
+    assert "over 2 problems, and a verdict needs 6" in banner_of_two.sentence
+    one = BaselineTable(
+        config, [replace_return(result, value, 1) for result, value in zip(two, (0.2, 0.9), strict=True)]
+    )
+    assert "[" not in one.judge_rows().sentence
+    assert one.console_table().rows[1][:3] == ("MAGRPO", "90.0", "+70.0")
+    assert "a single problem has no interval" in one.console_table().note
     assert banner.sentence == (
         "MAGRPO reaches 90.0 % of the maximum; naive concatenation reaches 20.0 "
         "(difference +70.0 percentage points, [+70.0, +70.0])."
@@ -310,11 +320,11 @@ def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
     )
 
 
-def replace_return(result: BaselineResult, value: float) -> BaselineResult:
-    """The row with the same return on every problem."""
+def replace_return(result: BaselineResult, value: float, num_problems: int = 6) -> BaselineResult:
+    """The row with the same return on every one of so many problems."""
     changed = replace(result)
     for key, means in changed.means.items():
-        changed.means[key] = {**means, "return": dict.fromkeys(means["return"], value)}
+        changed.means[key] = {**means, "return": {f"problem/{index}": value for index in range(num_problems)}}
     return changed
 
 
