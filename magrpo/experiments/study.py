@@ -248,6 +248,8 @@ def fix_study(study: Study) -> dict[str, Any]:
     keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != json.loads(json.dumps(now.get(key)))]
     if keys:
         changes = "\n".join(f"  {key}: {_show(then, key)} -> {_show(now, key)}" for key in keys)
+    if not (isinstance(record, dict) and {"when", "digest", "fixed"} <= record.keys()):
+        raise ConfigError(f"{path} is damaged: restore it from a backup")
         raise ConfigError(
             f"{study.path}: study {study.name} was fixed on {record['when']}, before its first run, and has changed:\n"
             f"{changes}\nundo the change, or start another study: --name NAME"

@@ -241,6 +241,14 @@ def test_configurations_of_one_name_in_two_folders_are_both_fixed(tmp_path: Path
     fix_study(load(path))
 
 
+def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
+    study = load(write_study(tmp_path))
+    study.folder.mkdir(parents=True)
+    (study.folder / "study.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"study.json is damaged: restore it from a backup"):
+        fix_study(study)
+
+
 def test_a_study_leaves_other_runs_alone(tmp_path: Path) -> None:
     study = load(write_study(tmp_path))
     RunStore.create(load_config(tmp_path / "run.toml"), "s-loo-s1")
