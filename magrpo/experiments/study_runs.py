@@ -71,7 +71,7 @@ def run_study(study: Study, run_one: RunOne, console: Console, workers: int = 1)
         parent = open_tracker()
         rates = study.choose_rates()
         report = StudyReport(study.name, study.config, study.read_finished(rates), rates, failures, record)
-        for path in report.write_files(study.folder):
+        for path in report.write_files(study.folder, study.read_remembered()):
             parent.artifact(path, "study")
         report.print(console, study.folder)
         parent.close(status)

@@ -69,10 +69,6 @@ class StudiedRun:
         """Whether every evaluation measured ``quantity``."""
         return all(quantity in values for _, _, values in self.evaluations)
 
-    def curve(self, quantity: str) -> list[tuple[float, float]]:
-        """Return tokens and value of each evaluation."""
-        return [(tokens, values[quantity]) for _, tokens, values in self.evaluations]
-
     def find_damage(self, study: StudyConfig) -> str:
         """Return why no finished run has such evaluations; nothing if one may have."""
         budget = study.pilot_tokens if self.is_pilot else study.tokens
@@ -84,6 +80,10 @@ class StudiedRun:
             return f"its last evaluation is after {tokens[-1]:,} tokens, but its budget is {budget:,}"
         is_finite = all(math.isfinite(value) for of_one in values for value in of_one.values())
         return "" if is_finite else "an evaluation has a value that is not a number"
+
+    def curve(self, quantity: str) -> list[tuple[float, float]]:
+        """Return tokens and value of each evaluation."""
+        return [(tokens, values[quantity]) for _, tokens, values in self.evaluations]
 
     def measure(self, study: StudyConfig, tokens: int) -> float:
         """Measure the study's outcome for a budget of ``tokens``."""
@@ -124,13 +124,13 @@ def read_table(folder: Path, study: StudyConfig) -> dict[str, StudiedRun]:
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}: not a table of this program ({reason}); restore it or delete it") from None
+    for run in runs.values():
+        if damage := run.find_damage(study):
+            raise ConfigError(f"{path}: run {run.run_id}: {damage}; restore it or delete it")
     return runs
 
 
 @dataclass(frozen=True, slots=True)
-    for run in runs.values():
-        if damage := run.find_damage(study):
-            raise ConfigError(f"{path}: run {run.run_id}: {damage}; restore it or delete it")
 class ArmResult:
     """The outcome of an arm over its seeds, and its test against the reference; fractions of the maximum."""
 
@@ -342,14 +342,20 @@ class StudyReport:
         return curves
 
     # ---------------------------------------------------------------------------------------------------------- output
-    def write_files(self, folder: Path) -> list[Path]:
-        """Write ``study.html`` and ``study.csv``, which has every evaluation of every finished run."""
+    def write_files(self, folder: Path, remembered: Sequence[StudiedRun]) -> list[Path]:
+        """Write ``study.html`` and ``study.csv``, which has every evaluation of every finished run.
+
+        Those of ``remembered`` are kept, too: an arm is not ready while one of its pilots is repeated.
+        """
         page, table = folder / "study.html", folder / TABLE
+        known = {run.run_id for run in self.runs}
+        kept = [*self.runs, *(run for run in remembered if run.run_id not in known)]
         write_page(page, f"Study {self.name}", list(self._list_sections()))
         rows = [
             (run.arm, kind, run.rate, run.seed, run.run_id, iteration, tokens, *map(values.get, QUANTITIES))
-            for kind, runs in (("pilot", self.pilots), ("reported", self.reported))
-            for run in runs
+            for kind in ("pilot", "reported")
+            for run in kept
+            if run.is_pilot == (kind == "pilot")
             for iteration, tokens, values in run.evaluations
         ]
         figures.write_csv(table, _COLUMNS, rows)

@@ -290,14 +290,6 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
     check_tracking(study, names)
 
 
-def test_a_run_without_the_outcome_has_failed(tmp_path: Path) -> None:
-    changes = ("seeds = [0, 1, 2]", "seeds = [0]"), ('"final_return"', '"final_pass_at_1"')
-    study = load(write_study(tmp_path, *changes))
-    failures = run_study(study, partial(make_run, is_judged=False), QUIET)
-    assert failures["s-loo-pilot-lr0.01-s7"] == "its evaluations have no pass_at_1"
-    assert "no pass_at_1" in Page((study.folder / "study.html").read_text()).text
-
-
 def test_an_error_while_an_interrupt_is_handled_ends_the_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +309,14 @@ def test_an_error_while_an_interrupt_is_handled_ends_the_study(
     assert not list(study.folder.glob("*.error.txt")), "an interrupt is no failure"
     [parent] = MlflowClient(f"sqlite:///{study.root / 'mlflow.db'}").search_runs(["1"], "tags.`magrpo.study` = 's'")
     assert parent.info.status == "KILLED"
+
+
+def test_a_run_without_the_outcome_has_failed(tmp_path: Path) -> None:
+    changes = ("seeds = [0, 1, 2]", "seeds = [0]"), ('"final_return"', '"final_pass_at_1"')
+    study = load(write_study(tmp_path, *changes))
+    failures = run_study(study, partial(make_run, is_judged=False), QUIET)
+    assert failures["s-loo-pilot-lr0.01-s7"] == "its evaluations have no pass_at_1"
+    assert "no pass_at_1" in Page((study.folder / "study.html").read_text()).text
 
 
 FOUR_RUNS = ("rates = [1e-2, 2e-2]", "rates = [1e-2]"), ("seeds = [0, 1, 2]", "seeds = [0, 1]")
@@ -456,14 +456,6 @@ def test_two_seeds_are_said_to_be_few() -> None:
     assert "12.7 standard errors" in report.outcome_table().note
 
 
-def test_one_arm_has_a_mean_over_seeds() -> None:
-    report = report_of({"only": [0.1, 0.2, 0.3]}, "final_return")
-    [banner] = report.list_banners()
-    assert banner.word == "measured"
-    assert report.outcome_table().rows[0][3].startswith("40.0 [")
-
-
-# ------------------------------------------------------------------------------------------------------- the table
 @pytest.mark.parametrize("num_seeds", [2, 3])
 def test_equal_differences_decide_nothing(num_seeds: int) -> None:
     """Outcomes that take few values may differ by the same value in every seed, by luck."""
@@ -474,6 +466,14 @@ def test_equal_differences_decide_nothing(num_seeds: int) -> None:
     assert report.arms[1].p == 1.0
 
 
+def test_one_arm_has_a_mean_over_seeds() -> None:
+    report = report_of({"only": [0.1, 0.2, 0.3]}, "final_return")
+    [banner] = report.list_banners()
+    assert banner.word == "measured"
+    assert report.outcome_table().rows[0][3].startswith("40.0 [")
+
+
+# ------------------------------------------------------------------------------------------------------- the table
 def test_a_finished_run_may_be_deleted(tmp_path: Path) -> None:
     """Or executed elsewhere: the folder of the study remembers it."""
     study, runner = load(write_study(tmp_path)), Runner()
@@ -495,6 +495,25 @@ def test_a_finished_run_may_be_deleted(tmp_path: Path) -> None:
     check_report(there)
 
 
+def test_an_interrupt_while_a_pilot_is_repeated_drops_no_reported_run(tmp_path: Path) -> None:
+    study, runner = load(write_study(tmp_path)), Runner()
+    run_study(study, runner, QUIET)
+    table = study.folder / "study.csv"
+    lines = sorted(table.read_text().splitlines())
+    for seed in (0, 1, 2):
+        shutil.rmtree(study.root / f"s-loo-s{seed}")
+    pilot = "s-loo-pilot-lr0.02-s7"
+    shutil.rmtree(study.root / pilot / "stages")
+    runner.errors = {pilot: KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, runner, QUIET)
+    assert sorted(table.read_text().splitlines()) == [line for line in lines if pilot not in line]
+    runner.made = []
+    assert run_study(study, runner, QUIET) == {}
+    assert runner.made == [pilot]
+    assert sorted(table.read_text().splitlines()) == lines
+
+
 def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = load(write_study(tmp_path, *FOUR_RUNS))
     run_study(study, Runner(), QUIET)
@@ -511,32 +530,6 @@ def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.C
         fix_study(study)
 
 
-def list_finished(study: Study) -> list[str]:
-    return [run.run_id for run in study.read_finished(study.choose_rates())]
-
-
-# -------------------------------------------------------------------------------------------------------------- Prefect
-@pytest.mark.slow
-def test_a_killed_study_goes_on_through_prefect(tmp_path: Path) -> None:
-    """The shipped study, as a newcomer starts it, killed in its third run."""
-    log, again = tmp_path / "log", tmp_path / "again"
-    arguments = ["study", "tiny", "--root", str(tmp_path / "runs")]
-    process = start(arguments, log)
-    wait_until(lambda: log.exists() and "[3/8]" in log.read_text())
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    stages = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("tiny-*/stages/*/*/_SUCCESS")}
-    assert len({path.parents[3] for path in stages}) >= 2
-    process = start(arguments, again)
-    process.join()
-    assert process.exitcode == 0, again.read_text()
-    text = again.read_text()
-    assert text.count("finished already") == 2
-    assert {path: path.stat().st_mtime_ns for path in stages} == stages, "nothing was computed again"
-    page = Page((tmp_path / "runs" / "studies" / "tiny" / "study.html").read_text())
-    assert "missing" not in page.text
-    assert "crossed" in page.text
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -568,3 +561,29 @@ def test_a_table_cut_off_after_a_line_is_refused(tmp_path: Path) -> None:
         list_finished(study)
 
 
+def list_finished(study: Study) -> list[str]:
+    return [run.run_id for run in study.read_finished(study.choose_rates())]
+
+
+# -------------------------------------------------------------------------------------------------------------- Prefect
+@pytest.mark.slow
+def test_a_killed_study_goes_on_through_prefect(tmp_path: Path) -> None:
+    """The shipped study, as a newcomer starts it, killed in its third run."""
+    log, again = tmp_path / "log", tmp_path / "again"
+    arguments = ["study", "tiny", "--root", str(tmp_path / "runs")]
+    process = start(arguments, log)
+    wait_until(lambda: log.exists() and "[3/8]" in log.read_text())
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    stages = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("tiny-*/stages/*/*/_SUCCESS")}
+    assert len({path.parents[3] for path in stages}) >= 2
+    process = start(arguments, again)
+    process.join()
+    assert process.exitcode == 0, again.read_text()
+    text = again.read_text()
+    assert text.count("finished already") == 2
+    assert {path: path.stat().st_mtime_ns for path in stages} == stages, "nothing was computed again"
+    page = Page((tmp_path / "runs" / "studies" / "tiny" / "study.html").read_text())
+    assert "missing" not in page.text
+    assert "crossed" in page.text
