@@ -18,7 +18,7 @@ from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import format_duration
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.store import RunStore
-from magrpo.tracking.wall_time import sum_attempts
+from magrpo.tracking.wall_time import WallTime, sum_attempts
 from pipelines.cli import main
 from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
 from tests.pipelines.micro import blank_pictures, write_config
@@ -242,7 +242,11 @@ def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.M
     assert list_run_costs(one)["GPU-hours"] == "0.00"
     stages = [(0, "update", {"start/gpus": 1.0}), (1, "rollout.0", {"time/rollout_s": 1800.0})]
     monkeypatch.setattr(RunStore, "stage_metrics", lambda _: stages)
-    assert list_run_costs(one)["GPU-hours"] == "0.50"
+    hours = "magrpo.reports.comparison_tables.read_wall_time"
+    monkeypatch.setattr(hours, lambda _: WallTime(seconds=900.0, num_attempts=1))
+    assert list_run_costs(one)["GPU-hours"] == "0.25", "stages may take place at the same time"
+    monkeypatch.setattr(hours, lambda _: None)
+    assert list_run_costs(one)["GPU-hours"] == "-"
 
 
 def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
