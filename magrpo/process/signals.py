@@ -35,9 +35,16 @@ def find_exit_code(error: KeyboardInterrupt) -> int:
 
 
 def find_interrupt(error: BaseException | None) -> BaseException | None:
-    """Find the interrupt that ``error`` is or during whose handling it was raised, for example by a second signal."""
+    """Find the interrupt that ``error`` is or during whose handling it was raised, for example by a second signal.
+
+    Timeouts of asyncio and closed generators are no interrupts.
+    """
+    from asyncio import CancelledError  # asyncio takes a twentieth of a second, which --help need not spend
+
     while isinstance(error, Exception):
         error = error.__context__
+        while isinstance(error, (CancelledError, GeneratorExit)):
+            error = error.__context__
     return error
 
 

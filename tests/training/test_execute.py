@@ -103,8 +103,11 @@ class States(Observer):
     def attempt_started(self, attempt: Attempt) -> None:
         self.states.append(attempt.state)
 
+    def team_promoted(self, text: str) -> None:
+        raise AssertionError("there is no team")
+
     def attempt_ended(self, error: BaseException | None) -> None:
-        pass
+        assert isinstance(error, Reached)
 
 
 def test_a_run_that_ends_during_warm_up_says_so_when_it_starts(
