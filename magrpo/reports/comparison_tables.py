@@ -28,7 +28,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
     keys = figures.sort_summary_keys(shared_keys([run.last.summary for run in runs]))
     yield PageSection(_run_table(runs, HEADLINE))
     labels = [run.run_id for run in runs]
-    rows = [(key, *values) for key, values in list_differences(runs).items()]
+    rows = [(key, *map(str, values)) for key, values in list_differences(runs).items()]
     note = "" if rows else "None: the configurations are equal."
     title = "Configuration, where it differs"
     configuration = ReportTable(title, ("key", *labels), rows, note, text=True)

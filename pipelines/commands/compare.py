@@ -76,7 +76,7 @@ def _compare_trainings(stores: Sequence[RunStore], folder: Path, console: Consol
     print_tables([summary_table(runs)], console)
     differing = list_differences(runs)
     for key, values in list(differing.items())[:NUM_PRINTED]:
-        console.print(f"{key}: {', '.join(values)}", markup=False)
+        console.print(f"{key}: {', '.join(map(str, values))}", markup=False)
     if len(differing) > NUM_PRINTED:
         console.print(f"and {len(differing) - NUM_PRINTED} more keys of the configuration differ")
     _print_written(folder / "compare.html", console)

@@ -40,7 +40,7 @@ class Summary:
     returns: tuple[float, ...]
     started_s: float
     seconds: float | None
-    config: Mapping[str, str]
+    config: Mapping[str, object]
 
 
 def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
@@ -119,7 +119,7 @@ def _describe_summary(run: Summary) -> dict[str, object]:
         "run": run.name,
         "state": run.state,
         "iterations": run.iterations,
-        "num_iterations": int(run.config.get("train.num_iterations", 0)),
+        "num_iterations": run.config.get("train.num_iterations", 0),
         "returns": run.returns,
         "started": datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds"),
         "seconds": run.seconds,
@@ -127,7 +127,7 @@ def _describe_summary(run: Summary) -> dict[str, object]:
     }
 
 
-def _describe_configs(configs: Sequence[Mapping[str, str]]) -> tuple[str, list[str]]:
+def _describe_configs(configs: Sequence[Mapping[str, object]]) -> tuple[str, list[str]]:
     """Describe how configurations differ, after the title of that column.
 
     Where many keys differ, problems and models describe the runs, followed by differences among runs equal in these.
@@ -142,7 +142,7 @@ def _describe_configs(configs: Sequence[Mapping[str, str]]) -> tuple[str, list[s
     return "task", [f"{task}\n{lines[number]}".rstrip() for number, task in enumerate(tasks)]
 
 
-def _list_differences(configs: Sequence[Mapping[str, str]]) -> list[str]:
+def _list_differences(configs: Sequence[Mapping[str, object]]) -> list[str]:
     """List each configuration's differing ``key=value`` lines; empty if none differ, or many do."""
     keys = list_differing_keys(configs)
     if not 0 < len(keys) <= MAX_KEYS:
@@ -150,11 +150,11 @@ def _list_differences(configs: Sequence[Mapping[str, str]]) -> list[str]:
     return ["\n".join(f"{key}={config.get(key, '(none)')}" for key in keys) for config in configs]
 
 
-def _describe_task(config: Mapping[str, str]) -> str:
+def _describe_task(config: Mapping[str, object]) -> str:
     """``coopcode, coopcode-base``: the problems and the base models."""
-    models = [value for key, value in config.items() if re.fullmatch(r"agents\.\d+\.model", key)]
+    models = [str(value) for key, value in config.items() if re.fullmatch(r"agents\.\d+\.model", key)]
     names = dict.fromkeys(model.rstrip("/").rpartition("/")[2] for model in models)
-    return ", ".join([config.get("problems.kind", "?"), *names])
+    return ", ".join([str(config.get("problems.kind", "?")), *names])
 
 
 def format_runs(runs: Sequence[Summary], width: int) -> Table:

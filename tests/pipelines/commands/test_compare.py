@@ -119,7 +119,7 @@ def test_compare_for_scripts(root: Path, tmp_path: Path, capsys: pytest.CaptureF
         assert main(["compare", "one", "two", "--json", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert [run["run"] for run in tree["runs"]] == ["one", "two"]
-    assert tree["configuration"] == {"train.seed": ["0", "1"]}
+    assert tree["configuration"] == {"train.seed": [0, 1]}
     [comparison] = tree["comparisons"]
     assert (comparison["label"], comparison["reference"], comparison["quantity"]) == ("two", "one", "return")
     means = [run["evaluation"]["test/sampled"]["return"]["mean"] for run in tree["runs"]]

@@ -52,6 +52,11 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_listed(
     out, told = capsys.readouterr()
     iterations = {run["run"]: run["iterations"] for run in json.loads(out)}
     assert iterations == {"whole": 1, "records": 1, "foreign": 1}
+    values = json.loads(out)[0]["config"]
+    assert values["train.num_iterations"] == config.train.num_iterations
+    assert values["rollout.keep_support"] is False
+    assert values["train.max_tokens"] is None
+    assert values["lora.target_modules"] == list(config.lora.target_modules)
     lines = sorted(line for line in told.splitlines() if "skipped" in line)
     assert [line.partition(" skipped: ")[2].removeprefix(str(root)).split()[0] for line in lines] == [
         "/config/config.json",
