@@ -35,16 +35,16 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
         run: Ids of runs; each is compared with the first.
         output: Folder to write to; by default ROOT/comparisons/RUN-vs-RUN.
     """
-    names = run
-    if not 2 <= len(names) <= len(COLOURS):
-        raise ConfigError(f"compare takes 2 to {len(COLOURS)} runs, got {len(names)}")
+    if not 2 <= len(run) <= len(COLOURS):
+        raise ConfigError(f"compare takes 2 to {len(COLOURS)} runs, got {len(run)}")
+    stores = [RunStore.open(root, name) for name in run]
+    names = [store.run_id for store in stores]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"compare: run {twice} is named twice")
     folder = output or root / "comparisons" / "-vs-".join(names)[:200]
     console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:
         console.width = 160
-    stores = [RunStore.open(root, name) for name in names]
     tables = [store.run_id for store in stores if makes_tables(store.config())]
     if tables and len(tables) < len(stores):
         raise ConfigError(

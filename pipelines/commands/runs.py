@@ -75,13 +75,13 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
     """
     store = RunStore.open(root, run)
     with hold_run(store):
-        tracker = MlflowTracker(store.config().tracking, root, run, store.path)
+        tracker = MlflowTracker(store.config().tracking, root, store.run_id, store.path)
         tracker.flush()
     if not tracker.is_connected or tracker.num_undelivered:
         waiting = format_count(tracker.num_undelivered, "records") if tracker.num_undelivered else "the records"
-        print(f"{waiting} of {run} still wait in the outbox for {hide_password(tracker.uri)}")
+        print(f"{waiting} of {store.run_id} still wait in the outbox for {hide_password(tracker.uri)}")
         return 1
-    print(f"all records of {run} are delivered")
+    print(f"all records of {store.run_id} are delivered")
     return 0
 
 

@@ -81,7 +81,8 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "one", "two", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
+    names = [str(root / "one"), f"{root / 'two'}/"]  # as the shell completes them
+    assert main(["compare", *names, "--root", str(root), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     text = (tmp_path / "out" / "compare.html").read_text(encoding="utf-8")
     page = Page(text)
@@ -284,8 +285,9 @@ def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
         (["one", "zzzz"], "no run 'zzzz' in {root}; the newest runs there: one, two"),
         (["one"], "compare takes 2 to 6 runs, got 1"),
         (["one", "two", "one"], "compare: run one is named twice"),
+        (["one", "{root}/one"], "compare: run one is named twice"),
     ],
 )
 def test_a_mistake_is_one_line(root: Path, names: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *names, "--root", str(root)]) == 2
+    assert main(["compare", *(name.format(root=root) for name in names), "--root", str(root)]) == 2
     assert capsys.readouterr().err == f"magrpo: {message.format(root=root)}\n"

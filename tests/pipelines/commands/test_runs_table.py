@@ -110,11 +110,13 @@ def test_an_argument_that_is_no_name_of_a_run_is_refused(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which names these are is tested with the store."""
-    run = "../other/run"
-    arguments = [run, "b"] if command == "compare" else [run]
-    assert main([command, *arguments, "--root", str(tmp_path / "runs")]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"magrpo: run name '{run}' ")
+    root = tmp_path / "runs"
+    for run, told in (("[x]", "run name '[x]' "), (f"{tmp_path}/other/x", f"{tmp_path}/other/x is not in {root}: ")):
+        arguments = [run, "b"] if command == "compare" else [run]
+        assert main([command, *arguments, "--root", str(root)]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"magrpo: {told}")
+    assert line.endswith(f"--root {tmp_path}/other")
     assert list(tmp_path.iterdir()) == []
 
 
