@@ -133,16 +133,15 @@ def _student_interval(mean: float, variance: float, freedom: float, error: float
 def paired_p_value(differences: Sequence[float]) -> float:
     """The two-sided p-value of the paired t test that the mean of ``differences``, two at least, is 0.
 
-    It is 1 for a mean that rounding may have made, and 0 for differences without any spread.
+    It is 1 for a mean that rounding may have made. It is also 1 for differences without a spread beyond rounding, which
+    outcomes of few values have by chance: they leave the spread over other seeds unknown.
     """
     from scipy.special import stdtr  # half a second, which commands that print no interval need not spend
 
     count, mean = len(differences), fmean(differences)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (count - 1))
-    if abs(mean) <= ROUNDING:
+    if min(abs(mean), deviation) <= ROUNDING:
         return 1.0
-    if deviation == 0:
-        return 0.0
     return float(2 * stdtr(count - 1, -abs(mean) / (deviation / math.sqrt(count))))
 
 
@@ -154,7 +153,7 @@ class HolmTest:
     """The adjusted p-value: the smallest familywise error at which the procedure rejects this test."""
     error: float
     """The error of the test's interval: that of the step that rejected it, or of the step that stopped. The interval of
-    this error excludes 0 exactly where the procedure rejects."""
+    this error excludes 0 exactly where the procedure rejects, unless the differences have no spread."""
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[HolmTest]:

@@ -6,7 +6,7 @@ An evaluation is a run without training iterations that starts from trained weig
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ def create_evaluation(source: Source, name: str | None) -> RunStore:
     if config is not None:
         return _create_run(config, source, name)
     run = RunStore.open(source.root, source.run)
+    source = replace(source, run=run.run_id)
     iteration = choose_checkpoint(run, source.checkpoint)
     tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
     for agent in tree["agents"]:
@@ -81,6 +82,7 @@ def create_baselines(
     config = source.load_file()
     if config is None:
         run = RunStore.open(root, source.run)
+        source = replace(source, run=run.run_id)
         tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
         if tree["train"]["num_iterations"] == 0:
             raise ConfigError(f"run {source.run} does not train; name the run that trained its agents, or a file")

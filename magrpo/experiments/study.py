@@ -114,6 +114,10 @@ class Study:
         """Read the finished runs, pilots first; ``rates`` are those that :meth:`choose_rates` chose."""
         return self._read_finished([*self.list_pilots(), *self.list_ready(rates)])
 
+    def read_remembered(self) -> list[StudiedRun]:
+        """Read the runs of the table whose folders are gone, whether or not their arm is ready."""
+        return [run for name, run in read_table(self.folder, self.config).items() if not self.find_store(name).exists()]
+
     def list_ready(self, rates: Mapping[str, float | None]) -> list[StudyRun]:
         """List the reported runs of the arms whose rates are known."""
         ready = [(arm, seed, name) for arm, seed, name in self.list_reported() if arm.name in rates]
@@ -124,7 +128,7 @@ class Study:
 
     def _read_finished(self, runs: Sequence[StudyRun]) -> list[StudiedRun]:
         """Read the runs that are finished and have the outcome in all of their evaluations."""
-        table = read_table(self.folder)
+        table = read_table(self.folder, self.config)
         found = []
         for run in runs:
             store, known = self.find_store(run.run_id), table.get(run.run_id)
@@ -244,6 +248,8 @@ def fix_study(study: Study) -> dict[str, Any]:
         study.folder.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(first, indent=1).encode())
     record: dict[str, Any] = read_json(path)
+    if not (isinstance(record, dict) and {"when", "digest", "fixed"} <= record.keys()):
+        raise ConfigError(f"{path} is damaged: restore it from a backup")
     then: dict[str, object] = record["fixed"]
     keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != json.loads(json.dumps(now.get(key)))]
     if keys:

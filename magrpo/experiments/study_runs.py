@@ -23,7 +23,7 @@ from magrpo.errors import first_line
 from magrpo.experiments.study import Study, StudyRun, fix_study
 from magrpo.process.environment import set_verbosity
 from magrpo.process.parent import exit_with_parent
-from magrpo.process.signals import find_exit_code, raise_on_signals
+from magrpo.process.signals import find_exit_code, find_interrupt, is_interrupt, raise_on_signals
 from magrpo.progress.activity import end_startup
 from magrpo.reports.study import StudyReport
 from magrpo.run.files import keep_place, read_place
@@ -63,15 +63,15 @@ def run_study(study: Study, run_one: RunOne, console: Console, workers: int = 1)
         waiting = [name for arm, _, name in reported if arm.name not in rates]
         failures |= dict.fromkeys(waiting, "not started: pilots of its arm are not finished")
         status = "FAILED" if failures else "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
+    except BaseException as error:
+        status = "KILLED" if is_interrupt(error) else "FAILED"
         raise
     finally:
         console.quiet = False  # --quiet hides the progress of the runs, not the result
         parent = open_tracker()
         rates = study.choose_rates()
         report = StudyReport(study.name, study.config, study.read_finished(rates), rates, failures, record)
-        for path in report.write_files(study.folder):
+        for path in report.write_files(study.folder, study.read_remembered()):
             parent.artifact(path, "study")
         report.print(console, study.folder)
         parent.close(status)
@@ -152,7 +152,9 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
                 parent = {PARENT_TAG: study.name, PARENT_FOLDER_TAG: find_folder_id(study.folder)}
                 outbox.append({"kind": "tags", "values": {**parent, FOLDER_TAG: uuid4().hex}})
         run_one(store)
-    except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
+    except Exception as error:
+        if is_interrupt(error):
+            raise
         traceback_file.write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(error).__name__}: {first_line(error)}"
     return "" if study.is_finished(run) else f"its evaluations have no {study.config.quantity}"
@@ -215,5 +217,8 @@ def _work(study: Study, run_one: RunOne, run: StudyRun, parent: int, sender: Con
     with raise_on_signals():
         try:
             sender.send(execute_run(study, run_one, run))
-        except KeyboardInterrupt as error:
-            sys.exit(find_exit_code(error))
+        except BaseException as error:
+            interrupt = find_interrupt(error)
+            if not isinstance(interrupt, KeyboardInterrupt):
+                raise
+            sys.exit(find_exit_code(interrupt))

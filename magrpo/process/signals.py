@@ -34,11 +34,23 @@ def find_exit_code(error: KeyboardInterrupt) -> int:
     return 128 + error.number if isinstance(error, EndedBySignal) else _CTRL_C
 
 
-def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error is an interrupt, or was raised while one was handled, for example by a second signal."""
+def find_interrupt(error: BaseException | None) -> BaseException | None:
+    """Find the interrupt that ``error`` is or during whose handling it was raised, for example by a second signal.
+
+    Timeouts of asyncio and closed generators are no interrupts.
+    """
+    from asyncio import CancelledError  # asyncio takes a twentieth of a second, which --help need not spend
+
     while isinstance(error, Exception):
         error = error.__context__
-    return error is not None
+        while isinstance(error, (CancelledError, GeneratorExit)):
+            error = error.__context__
+    return error
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is an interrupt, or was raised while one was handled."""
+    return find_interrupt(error) is not None
 
 
 @contextmanager

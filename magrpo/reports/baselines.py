@@ -13,6 +13,7 @@ from magrpo.algo.stats import cross_play_values, crossed_interval
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.reports import figures
+from magrpo.reports.budget import format_count
 from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
     PAPER,
@@ -25,6 +26,7 @@ from magrpo.reports.evaluations import (
     subtract_means,
 )
 from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, write_page
+from magrpo.reports.verdict import MIN_PROBLEMS
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
@@ -182,10 +184,14 @@ class BaselineTable:
         other = trained or others[0]
         lead = self._subtract(best, other, HEADLINE, quantity)
         assert lead is not None, "rows are evaluated on the same problems"
-        is_clear = lead.sign > 0 and figures.has_interval(self._num_runs)
+        mean, _, certainty = figures.format_difference(lead).partition(" ")
+        is_clear = lead.sign > 0
+        if self._num_runs == 1 and self._num_problems < MIN_PROBLEMS:
+            is_clear = False
+            certainty = f"over {format_count(self._num_problems, 'problems')}, and a verdict needs {MIN_PROBLEMS}"
+        elif not figures.has_interval(self._num_runs):
+            is_clear, certainty = False, "too few seeds for an interval"
         word = "clear winner" if is_clear else "no clear winner"
-        mean, _, interval = figures.format_difference(lead).partition(" ")
-        certainty = interval if figures.has_interval(self._num_runs) else "too few seeds for an interval"
         sentence = (
             f"{best.row.title} reaches {share}; {other.row.title} reaches {other.format_mean(quantity)} "
             f"(difference {mean} percentage points, {certainty})."
@@ -231,9 +237,18 @@ class BaselineTable:
     def _num_runs(self) -> int:
         return len(self.rows[0].other_runs) + 1
 
+    @property
+    def _num_problems(self) -> int:
+        """Number of held-out problems; the rows are evaluated on the same."""
+        return len(self.rows[0].means[HEADLINE][self._ranked_quantity])
+
+    def _has_interval(self, num_problems: int) -> bool:
+        """Whether there are enough runs for an interval over seeds, or in one run enough problems."""
+        return figures.has_interval(self._num_runs) and max(self._num_runs, num_problems) > 1
+
     def _describe_intervals(self) -> str:
         if self._num_runs == 1:
-            return "95 % intervals over problems"
+            return "95 % intervals over problems" if self._num_problems > 1 else "a single problem has no interval"
         if figures.has_interval(self._num_runs):
             return f"95 % intervals for new seeds on new problems, from {self._num_runs} runs"
         return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {figures.MIN_SEEDS}"
@@ -245,7 +260,7 @@ class BaselineTable:
         trained = [result.row.title for result in self.rows if result.row.name == "magrpo"]
         measured = "Joint return" if quantity == "return" else "Common parts"
         title = f"{measured}, percent of the maximum"
-        return dot_panel(title, dots, trained, with_intervals=figures.has_interval(self._num_runs))
+        return dot_panel(title, dots, trained, with_intervals=self._has_interval(self._num_problems))
 
     def list_tables(self) -> Iterator[ReportTable]:
         """Yield every table, the summary first."""
@@ -363,13 +378,14 @@ class BaselineTable:
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
         value = figures.format_interval(quantity, self._interval(result, key, quantity))
-        return figures.hide_interval(value, self._num_runs)
+        num_problems = max(map(len, result.list_means(key, quantity)), default=0)
+        return value if self._has_interval(num_problems) else value.partition(" [")[0]
 
     def _format_difference(self, result: BaselineResult, quantity: str) -> str:
         """Format the difference to the reference on held-out problems, sampled."""
         difference = self._subtract_reference(result, HEADLINE, quantity)
-        if difference is not None and not figures.has_interval(self._num_runs):
-            return figures.hide_interval(figures.format_difference(difference), self._num_runs)
+        if difference is not None and not self._has_interval(self._num_problems):
+            return figures.format_difference(difference).partition(" [")[0]
         return figures.format_tested_difference(difference)
 
 

@@ -47,7 +47,7 @@ class RunComparison:
         return Banner(f"{self.label} against {self.reference}", self.word, self.sentence, self.advice)
 
 
-def list_differences(runs: Sequence[EvaluatedRun]) -> dict[str, list[str]]:
+def list_differences(runs: Sequence[EvaluatedRun]) -> dict[str, list[object]]:
     """Return the configuration keys that differ, each with its value in every run."""
     configs = [read_flat_config(run.store.path) for run in runs]
     return {key: [config.get(key, "(none)") for config in configs] for key in list_differing_keys(configs)}

@@ -15,6 +15,7 @@ from magrpo.reports.page import PageSection, ReportTable
 from magrpo.reports.verdict import judge_run
 from magrpo.run.comparability import score_alike
 from magrpo.run.steps import STAGES, TRAINING_STAGES
+from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import HEADLINE
 
 NUM_KEYS = 12
@@ -27,7 +28,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
     keys = figures.sort_summary_keys(shared_keys([run.last.summary for run in runs]))
     yield PageSection(_run_table(runs, HEADLINE))
     labels = [run.run_id for run in runs]
-    rows = [(key, *values) for key, values in list_differences(runs).items()]
+    rows = [(key, *map(str, values)) for key, values in list_differences(runs).items()]
     note = "" if rows else "None: the configurations are equal."
     title = "Configuration, where it differs"
     configuration = ReportTable(title, ("key", *labels), rows, note, text=True)
@@ -42,7 +43,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
     costs = [list_run_costs(run) for run in runs]
     names = dict.fromkeys(name for of_run in costs for name in of_run)
     rows = [(name, *(of_run.get(name, figures.UNDEFINED) for of_run in costs)) for name in names]
-    note = "Stages in seconds, all iterations together; tokens are those sampled."
+    note = "Stages in seconds, all iterations together; tokens are those sampled. GPU-hours are of wall time."
     yield PageSection(ReportTable("Cost", ("", *labels), rows, note), folded=True)
 
 
@@ -99,4 +100,6 @@ def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
     costs["tokens generated, evaluation"] = f"{evaluated:,}"
     needed = [stage for stage in TRAINING_STAGES if STAGES[stage].is_needed(run.config)]
     costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *needed, "evaluate", "report")}
-    return costs | {"all": figures.format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}
+    wall_time = read_wall_time(run.store.path)
+    hours = figures.UNDEFINED if wall_time is None else f"{gpus * wall_time.seconds / 3600:.2f}"
+    return costs | {"all": figures.format_duration(total), "GPU-hours": hours}

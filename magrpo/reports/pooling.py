@@ -1,12 +1,14 @@
 """Checks before tables of baselines are pooled: they must differ in nothing but seeds."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from magrpo.config.run import REFERENCE, BaselineRow
+from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.errors import ConfigError
 from magrpo.reports.baselines import BaselineResult
-from magrpo.run.comparability import score_alike
+from magrpo.run.comparability import score_alike, select_protocol
+from magrpo.run.config_diff import flatten_tree
 from magrpo.run.files import read_held_out
 from magrpo.run.store import RunStore
 from magrpo.types import Problem
@@ -15,6 +17,8 @@ Tables = Mapping[str, Sequence[BaselineResult]]
 """The rows of each table, by the name of its run."""
 _COMPARED_APART = {"name", "title", "agents", "reward", "penalty"}
 """Fields of a row that may differ between seeds, or that :func:`score_alike` compares."""
+_OF_ROWS = ("env.", "reward.", "penalty.")
+"""Beginnings of keys of a run whose values rows have of their own."""
 
 
 def read_evaluated(store: RunStore, results: Sequence[BaselineResult]) -> dict[str, Problem]:
@@ -33,6 +37,20 @@ def check_rows_match(tables: Tables) -> None:
                 raise ConfigError(
                     f"run {run}: row {row.name!r} has another {', '.join(differing)} than in run {first}, so the two "
                     "cannot be pooled; make both tables with the same configuration"
+                )
+
+
+def check_settings_match(configs: Mapping[str, RunConfig]) -> None:
+    """Raise ConfigError if the runs of two tables sampled or scored their answers in different ways."""
+    (first, config), *others = configs.items()
+    expected = _list_settings(config)
+    for run, settings in ((run, _list_settings(other)) for run, other in others):
+        for key in dict.fromkeys([*expected, *settings]):
+            value, wanted = settings.get(key, "(none)"), expected.get(key, "(none)")
+            if value != wanted:
+                raise ConfigError(
+                    f"run {run} has {key} = {value}, but run {first} has {wanted}, so the two cannot be pooled; make "
+                    "both tables with the same configuration"
                 )
 
 
@@ -59,6 +77,14 @@ def _list_differences(one: BaselineRow, other: BaselineRow) -> list[str]:
     fields = [field for field in BaselineRow.model_fields if field not in _COMPARED_APART]
     found = [field for field in fields if getattr(one, field) != getattr(other, field)]
     return found if score_alike(one, other) else ["reward or penalty", *found]
+
+
+def _list_settings(config: RunConfig) -> dict[str, object]:
+    """List by dotted key what the evaluation of every row depends on, except its seed and the weights of its agents."""
+    settings = flatten_tree(select_protocol(json.loads(config.resolved())))
+    del settings["eval.seed"]
+    settings |= {f"agents.{index}.model": agent.model for index, agent in enumerate(config.agents)}
+    return {key: value for key, value in settings.items() if not key.startswith(_OF_ROWS)}
 
 
 def _find_trained_runs(results: Sequence[BaselineResult]) -> dict[str, set[str]]:

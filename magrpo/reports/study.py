@@ -6,9 +6,12 @@ The file, ``study.csv``, is also the study's memory of finished runs whose folde
 from __future__ import annotations
 
 import csv
+import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,7 +28,7 @@ from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.charts import Curve, budget_panels
 from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, print_banners, print_tables, write_page
 from magrpo.run.store import RunStore
-from magrpo.types import Interval
+from magrpo.types import ROUNDING, Interval
 
 QUANTITIES = ("return", "pass_at_1")
 """Quantities of an evaluation that the page shows, as far as the runs have them."""
@@ -37,6 +40,10 @@ _NUM_POINTS = 13
 _TWO_SEEDS = (
     "With two seeds Student's t has one degree of freedom, so an interval reaches 12.7 standard errors or more to each "
     "side: this shows how a study works, not which arm is better."
+)
+_NO_SPREAD = (
+    "The difference is the same in every seed, as happens by chance where outcomes take few values, so its spread over "
+    "other seeds is unknown: take more seeds, or evaluate more problems."
 )
 _PAIRED = "Differences are paired by seed, p is that of the paired t test"
 _CORRECTED = (
@@ -62,6 +69,18 @@ class StudiedRun:
         """Whether every evaluation measured ``quantity``."""
         return all(quantity in values for _, _, values in self.evaluations)
 
+    def find_damage(self, study: StudyConfig) -> str:
+        """Return why no finished run has such evaluations; nothing if one may have."""
+        budget = study.pilot_tokens if self.is_pilot else study.tokens
+        iterations, tokens, values = zip(*self.evaluations, strict=True)
+        rise = all(one < other for one, other in pairwise(iterations)) and list(tokens) == sorted(tokens)
+        if (iterations[0], tokens[0]) != (0, 0) or not rise:
+            return "its iterations and tokens do not rise from 0"
+        if tokens[-1] < budget:
+            return f"its last evaluation is after {tokens[-1]:,} tokens, but its budget is {budget:,}"
+        is_finite = all(math.isfinite(value) for of_one in values for value in of_one.values())
+        return "" if is_finite else "an evaluation has a value that is not a number"
+
     def curve(self, quantity: str) -> list[tuple[float, float]]:
         """Return tokens and value of each evaluation."""
         return [(tokens, values[quantity]) for _, tokens, values in self.evaluations]
@@ -84,23 +103,30 @@ def read_studied_run(store: RunStore, arm: str, seed: int, rate: float | None, *
     return StudiedRun(store.run_id, arm, seed, rate, is_pilot, evaluations)
 
 
-def read_table(folder: Path) -> dict[str, StudiedRun]:
+def read_table(folder: Path, study: StudyConfig) -> dict[str, StudiedRun]:
     """Read the runs of a study's table, by name; none if there is no table. Raises ConfigError if it is damaged."""
     path = folder / TABLE
     if not path.exists():
         return {}
     runs: dict[str, StudiedRun] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                values = {name: float(row[name]) for name in QUANTITIES if row[name]}
-                rate = float(row["optim.lr"]) if row["optim.lr"] else None
-                begun = StudiedRun(row["run"], row["arm"], int(row["seed"]), rate, row["kind"] == "pilot", [])
-                run = runs.setdefault(begun.run_id, begun)
-                run.evaluations.append((int(row["iteration"]), int(row["tokens"]), values))
+        text = path.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            raise ValueError("it ends within a line")
+        for row in csv.DictReader(io.StringIO(text)):
+            if None in row.values():
+                raise ValueError("a line has too few cells")
+            values = {name: float(row[name]) for name in QUANTITIES if row[name]}
+            rate = float(row["optim.lr"]) if row["optim.lr"] else None
+            begun = StudiedRun(row["run"], row["arm"], int(row["seed"]), rate, row["kind"] == "pilot", [])
+            run = runs.setdefault(begun.run_id, begun)
+            run.evaluations.append((int(row["iteration"]), int(row["tokens"]), values))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}: not a table of this program ({reason}); restore it or delete it") from None
+    for run in runs.values():
+        if damage := run.find_damage(study):
+            raise ConfigError(f"{path}: run {run.run_id}: {damage}; restore it or delete it")
     return runs
 
 
@@ -202,6 +228,8 @@ class StudyReport:
             f"{seeds}, adjusted p = {arm.p:.2g})."
         )
         advice = _TWO_SEEDS if len(self.study.seeds) == 2 else ""
+        if arm.difference.high - arm.difference.low <= ROUNDING < abs(arm.difference.mean):
+            advice = _NO_SPREAD
         return Banner(f"{arm.name} against {reference.name}", word, sentence, advice)
 
     # --------------------------------------------------------------------------------------------------------- tables
@@ -314,14 +342,20 @@ class StudyReport:
         return curves
 
     # ---------------------------------------------------------------------------------------------------------- output
-    def write_files(self, folder: Path) -> list[Path]:
-        """Write ``study.html`` and ``study.csv``, which has every evaluation of every finished run."""
+    def write_files(self, folder: Path, remembered: Sequence[StudiedRun]) -> list[Path]:
+        """Write ``study.html`` and ``study.csv``, which has every evaluation of every finished run.
+
+        Those of ``remembered`` are kept, too: an arm is not ready while one of its pilots is repeated.
+        """
         page, table = folder / "study.html", folder / TABLE
+        known = {run.run_id for run in self.runs}
+        kept = [*self.runs, *(run for run in remembered if run.run_id not in known)]
         write_page(page, f"Study {self.name}", list(self._list_sections()))
         rows = [
             (run.arm, kind, run.rate, run.seed, run.run_id, iteration, tokens, *map(values.get, QUANTITIES))
-            for kind, runs in (("pilot", self.pilots), ("reported", self.reported))
-            for run in runs
+            for kind in ("pilot", "reported")
+            for run in kept
+            if run.is_pilot == (kind == "pilot")
             for iteration, tokens, values in run.evaluations
         ]
         figures.write_csv(table, _COLUMNS, rows)

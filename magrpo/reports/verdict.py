@@ -89,7 +89,7 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
         f"in {format_count(iterations, 'iterations')}, {format_difference(gain)} percentage points (95 % interval, "
         f"paired over {format_count(num_problems, 'problems')}){rest}"
     )
-    advice = _advise(word, num_problems, iterations, config)
+    advice = _advise(word, num_problems, reports[-1].policy_version, config)
     return Verdict(word, sentence, advice, first, last, gain, num_problems)
 
 
@@ -125,12 +125,12 @@ def _describe_rest(faults: Sequence[str], unmoved: Mapping[str, float]) -> str:
     return rest
 
 
-def _advise(word: Word, num_problems: int, iterations: int, config: RunConfig) -> str:
+def _advise(word: Word, num_problems: int, iteration: int, config: RunConfig) -> str:
     if word.startswith("better"):
         return ""
     if word == "worse":
         return "try a smaller learning rate (optim.lr) or other seeds (magrpo study)"
-    parts = [f"train more iterations (train.num_iterations, now {iterations})"]
+    parts = [_advise_on_length(iteration, config)]
     if config.eval.max_problems is not None and config.eval.max_problems <= num_problems:
         parts.append(f"evaluate more problems (eval.max_problems, now {config.eval.max_problems})")
     else:
@@ -139,3 +139,14 @@ def _advise(word: Word, num_problems: int, iterations: int, config: RunConfig) -
     too_few = f"{format_count(num_problems, 'problems')}: too few for a verdict, {MIN_PROBLEMS} are needed; "
     advice = ", ".join(parts)
     return too_few + advice if num_problems < MIN_PROBLEMS else advice
+
+
+def _advise_on_length(iteration: int, config: RunConfig) -> str:
+    """Advise a run whose last evaluation is that of ``iteration`` to train longer."""
+    planned, max_tokens = config.train.num_iterations, config.train.max_tokens
+    if iteration < planned:
+        limit = "" if max_tokens is None else "at most "
+        return f"let the run finish (after {iteration} of {limit}{planned} iterations)"
+    if max_tokens is not None:
+        return f"train longer (train.max_tokens, now {max_tokens}, within train.num_iterations)"
+    return f"train more iterations (train.num_iterations, now {planned})"

@@ -1,11 +1,26 @@
 """Whether the results of two configurations can be compared."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.interfaces import RewardPlugin
 from magrpo.rewards.common import ProgramReward, ScaledReward
 
 HasReward = RunConfig | BaselineRow
 """A configuration with a reward and penalties."""
+_SECTIONS = ("eval", "env", "reward", "penalty", "sandbox", "engine", "model", "rollout")
+"""Sections of a configuration on which an evaluation depends."""
+_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens")
+"""Keys of ``rollout`` on which an evaluation depends."""
+
+
+def select_protocol(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Select from the sections of a configuration what an evaluation depends on, except problems and agents."""
+    protocol = {name: dict(tree[name]) for name in _SECTIONS}
+    protocol["eval"].pop("every", None)
+    protocol["rollout"] = {key: value for key, value in protocol["rollout"].items() if key in _SAMPLING}
+    return protocol
 
 
 def score_alike(first: HasReward, other: HasReward) -> bool:

@@ -36,13 +36,12 @@ def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
     return dict(walk("", tree))
 
 
-def read_flat_config(folder: Path) -> dict[str, str]:
+def read_flat_config(folder: Path) -> dict[str, object]:
     """Read the configuration in a run directory by dotted key, unvalidated, so that other versions' files are readable.
 
     Raises ConfigError if it is damaged, or is not the configuration of a run.
     """
-    tree = RunStore(folder.parent, folder.name).config_tree()
-    return {key: str(value) for key, value in flatten_tree(tree).items()}
+    return flatten_tree(RunStore(folder.parent, folder.name).config_tree())
 
 
 def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
@@ -66,7 +65,11 @@ def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
                 yield f"{key} = {hide_secrets(key, value)} (default {default})"
 
 
-def list_differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
+def list_differing_keys(configs: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the keys whose values differ between flat configurations, without :data:`LOCATION_KEYS`."""
     keys = dict.fromkeys(key for config in configs for key in config)
-    return [key for key in keys if key not in LOCATION_KEYS and len({config.get(key) for config in configs}) > 1]
+    return [
+        key
+        for key in keys
+        if key not in LOCATION_KEYS and any(config.get(key) != configs[0].get(key) for config in configs)
+    ]

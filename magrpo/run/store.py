@@ -102,10 +102,18 @@ class RunStore:
 
     @classmethod
     def open(cls, root: Path, run_id: str) -> RunStore:
-        """Open an existing run directory.
+        """Open an existing run directory, by its name or by its path below ``root``.
 
-        Raises ConfigError if ``run_id`` is no valid name or has no run; it suggests similar names, or the newest runs.
+        Raises ConfigError if ``run_id`` is no valid name, is a path to elsewhere, or has no run; it suggests similar
+        names, or the newest runs.
         """
+        if os.sep in run_id:
+            path = Path(run_id)
+            if (folder := path.parent.resolve()) != root.resolve():
+                raise ConfigError(
+                    f"{run_id} is not in {root}: name its folder of runs, --root {shlex.quote(shorten_path(folder))}"
+                )
+            run_id = path.name
         store = cls(root, check_run_name(run_id))
         if not store.exists():
             runs = sorted((path.parent for path in root.glob(f"*/{CONFIG}")), key=lambda run: run.stat().st_mtime)

@@ -164,7 +164,11 @@ class MlflowSink:
         from mlflow.entities import Param  # takes seconds
 
         # MLflow cannot change a parameter. In reverse order, the first of several values is the one that stays.
-        values = {key: value[:_PARAM_LENGTH] for record in records[::-1] for key, value in record["values"].items()}
+        values = {
+            _name_param(key): value[:_PARAM_LENGTH]
+            for record in records[::-1]
+            for key, value in record["values"].items()
+        }
         known = self._client.get_run(self.mlflow_run_id).data.params
         changed = sorted(key for key, value in values.items() if known.get(key, value) != value)
         if changed:
@@ -222,6 +226,11 @@ class MlflowSink:
             self._client.update_run(self.mlflow_run_id, status=status)
             if self.watches_system and self._monitor is None:
                 self._monitor = start_monitor(self.uri, self.mlflow_run_id)
+
+
+def _name_param(key: str) -> str:
+    """Return the name of the parameter ``key`` with the characters that MLflow takes, not as a path to elsewhere."""
+    return re.sub(r"(^|/)(\.{0,2}/)+|[^\w/. :-]", "_", key)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def execute(
     """
     store = RunStore.open(root, run_id)
     config = store.config()
-    attempt = Attempt(store, config.notify, RunState.begin(config))
+    attempt = Attempt(store, config.notify, RunState.begin(store.planned_config()))
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, wrap, tags, observers)
         with _correct_status(store, tags.get(FLOW_RUN_URL)):
@@ -114,6 +114,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
         config = store.config()  # read after the champion and the precision, which may have changed it
         check_place(config, place)
         set_aside_stale(store, config)
+        config = store.config()  # training may now last longer than before
         for warning in config.list_warnings():
             log.warning("%s", warning)
         for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):

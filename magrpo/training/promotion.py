@@ -15,6 +15,7 @@ from pathlib import Path
 from magrpo.config.run import RunConfig
 from magrpo.progress.activity import show_activity
 from magrpo.reports.evaluations import mean_returns
+from magrpo.run.comparability import select_protocol
 from magrpo.run.files import AGENTS, PROMOTE, REGISTER, describe_start, read_evaluation, split_file
 from magrpo.run.manifest import digest
 from magrpo.run.store import CONFIG, Pointer, RunStore
@@ -128,12 +129,8 @@ class _Candidate:
 
     def _protocol(self) -> str:
         """Digest everything an evaluation depends on except the agents; equal digests allow a comparison by problem."""
-        sections = ("eval", "env", "reward", "penalty", "sandbox", "engine", "model", "rollout")
         # Differences from the defaults only: an option that a new version adds changes nothing.
-        tree = {name: list_changes(getattr(self.config, name)) for name in sections}
-        tree["eval"].pop("every", None)
-        sampling = ("temperature", "top_p", "top_k", "max_new_tokens")
-        tree["rollout"] = {key: value for key, value in tree["rollout"].items() if key in sampling}
+        tree = select_protocol({name: list_changes(section) for name, section in self.config})
         changed = {name: section for name, section in tree.items() if section}
         problems = self.store.file_digest(self.outcome.problems, split_file("test"))
         return digest(changed, problems, read_prompts(self.config))

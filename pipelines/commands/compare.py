@@ -17,7 +17,7 @@ from magrpo.reports.comparison import judge_difference, list_differences
 from magrpo.reports.comparison_tables import comparison_sections, summary_table
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.page import PageSection, Pictures, print_banners, print_tables, write_page
-from magrpo.reports.pooling import check_rows_match, list_repeated_rows, read_evaluated
+from magrpo.reports.pooling import check_rows_match, check_settings_match, list_repeated_rows, read_evaluated
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
@@ -35,16 +35,16 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
         run: Ids of runs; each is compared with the first.
         output: Folder to write to; by default ROOT/comparisons/RUN-vs-RUN.
     """
-    names = run
-    if not 2 <= len(names) <= len(COLOURS):
-        raise ConfigError(f"compare takes 2 to {len(COLOURS)} runs, got {len(names)}")
+    if not 2 <= len(run) <= len(COLOURS):
+        raise ConfigError(f"compare takes 2 to {len(COLOURS)} runs, got {len(run)}")
+    stores = [RunStore.open(root, name) for name in run]
+    names = [store.run_id for store in stores]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"compare: run {twice} is named twice")
     folder = output or root / "comparisons" / "-vs-".join(names)[:200]
     console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:
         console.width = 160
-    stores = [RunStore.open(root, name) for name in names]
     tables = [store.run_id for store in stores if makes_tables(store.config())]
     if tables and len(tables) < len(stores):
         raise ConfigError(
@@ -76,7 +76,7 @@ def _compare_trainings(stores: Sequence[RunStore], folder: Path, console: Consol
     print_tables([summary_table(runs)], console)
     differing = list_differences(runs)
     for key, values in list(differing.items())[:NUM_PRINTED]:
-        console.print(f"{key}: {', '.join(values)}", markup=False)
+        console.print(f"{key}: {', '.join(map(str, values))}", markup=False)
     if len(differing) > NUM_PRINTED:
         console.print(f"and {len(differing) - NUM_PRINTED} more keys of the configuration differ")
     _print_written(folder / "compare.html", console)
@@ -105,9 +105,10 @@ def _print_written(page: Path, console: Console) -> None:
 
 def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Console) -> dict[str, Any]:
     """Pool the rows that all runs of baselines have into one table."""
+    configs = {store.run_id: store.config() for store in stores}
     tables: dict[str, list[BaselineResult]] = {}
     for store in stores:
-        config = store.config()
+        config = configs[store.run_id]
         if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
             raise ConfigError(f"run {store.run_id} is not finished; resume it: {store.format_command('resume')}")
         tables[store.run_id] = read_baselines(store, config)
@@ -119,6 +120,7 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
                 f"run {store.run_id} was evaluated on other problems than {first}, so they cannot be compared"
             )
     check_rows_match(tables)
+    check_settings_match(configs)
     repeated = list_repeated_rows(tables)
     runs = [[result for result in results if result.row.name not in repeated] for results in tables.values()]
     pooled = pool_baselines(runs, {name: entry.title for name, entry in BASELINES.items()})
@@ -126,7 +128,7 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
     rows = [result.row.name for results in runs for result in results]
     others = {name: "not in all of the runs" for name in rows if name not in names}
     others |= dict.fromkeys(sorted(repeated), "two of the runs load the same weights, so they are no two seeds")
-    config = stores[0].config()
+    config = configs[stores[0].run_id]
     baselines = config.baselines.model_copy(update={"left_out": {**config.baselines.left_out, **others}})
     table = BaselineTable(config.model_copy(update={"baselines": baselines}), pooled)
     table.write_files(folder, f"Agents and baselines of {', '.join(store.run_id for store in stores)}")

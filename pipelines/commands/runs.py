@@ -41,7 +41,7 @@ class Summary:
     returns: tuple[float, ...]
     started_s: float
     seconds: float | None
-    config: Mapping[str, str]
+    config: Mapping[str, object]
 
 
 def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
@@ -76,13 +76,13 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
     """
     store = RunStore.open(root, run)
     with hold_run(store):
-        tracker = MlflowTracker(store.config().tracking, root, run, store.path)
+        tracker = MlflowTracker(store.config().tracking, root, store.run_id, store.path)
         tracker.flush()
     if not tracker.is_connected or tracker.num_undelivered:
         waiting = format_count(tracker.num_undelivered, "records") if tracker.num_undelivered else "the records"
-        print(f"{waiting} of {run} still wait in the outbox for {hide_password(tracker.uri)}")
+        print(f"{waiting} of {store.run_id} still wait in the outbox for {hide_password(tracker.uri)}")
         return 1
-    print(f"all records of {run} are delivered")
+    print(f"all records of {store.run_id} are delivered")
     return 0
 
 
@@ -120,7 +120,7 @@ def _describe_summary(run: Summary) -> dict[str, object]:
         "run": run.name,
         "state": run.state,
         "iterations": run.iterations,
-        "num_iterations": int(run.config.get("train.num_iterations", 0)),
+        "num_iterations": run.config.get("train.num_iterations", 0),
         "returns": run.returns,
         "started": datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds"),
         "seconds": run.seconds,
@@ -128,7 +128,7 @@ def _describe_summary(run: Summary) -> dict[str, object]:
     }
 
 
-def _describe_configs(configs: Sequence[Mapping[str, str]]) -> tuple[str, list[str]]:
+def _describe_configs(configs: Sequence[Mapping[str, object]]) -> tuple[str, list[str]]:
     """Return the title of a column, and a text for each configuration that says how it differs from the others.
 
     Where many keys differ, problems and models describe the runs, followed by differences among runs equal in these.
@@ -143,7 +143,7 @@ def _describe_configs(configs: Sequence[Mapping[str, str]]) -> tuple[str, list[s
     return "task", [f"{task}\n{lines[number]}".rstrip() for number, task in enumerate(tasks)]
 
 
-def _list_differences(configs: Sequence[Mapping[str, str]]) -> list[str]:
+def _list_differences(configs: Sequence[Mapping[str, object]]) -> list[str]:
     """List each configuration's differing ``key=value`` lines; empty if none differ, or many do."""
     keys = list_differing_keys(configs)
     if not 0 < len(keys) <= MAX_KEYS:
@@ -151,11 +151,11 @@ def _list_differences(configs: Sequence[Mapping[str, str]]) -> list[str]:
     return ["\n".join(f"{key}={config.get(key, '(none)')}" for key in keys) for config in configs]
 
 
-def _describe_task(config: Mapping[str, str]) -> str:
+def _describe_task(config: Mapping[str, object]) -> str:
     """``coopcode, coopcode-base``: the problems and the base models."""
-    models = [value for key, value in config.items() if re.fullmatch(r"agents\.\d+\.model", key)]
+    models = [str(value) for key, value in config.items() if re.fullmatch(r"agents\.\d+\.model", key)]
     names = dict.fromkeys(model.rstrip("/").rpartition("/")[2] for model in models)
-    return ", ".join([config.get("problems.kind", "?"), *names])
+    return ", ".join([str(config.get("problems.kind", "?")), *names])
 
 
 def format_runs(runs: Sequence[Summary], width: int) -> Table:

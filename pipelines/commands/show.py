@@ -107,7 +107,7 @@ def _collect_facts(
         "folder": str(store.path),
         "state": summary.state,
         "iterations": summary.iterations,
-        "num_iterations": int(summary.config["train.num_iterations"]),
+        "num_iterations": summary.config["train.num_iterations"],
         "place": read_place(store).describe(),
         "verdict": judge_evaluations(reports, config) if reports else None,
         "findings": read_findings(store),

@@ -1,5 +1,6 @@
 """``magrpo study``: executes a study, or goes on with it, and compares its arms."""
 
+import logging
 import shlex
 from functools import partial
 
@@ -9,6 +10,7 @@ from magrpo.config.place import Place
 from magrpo.experiments.study import Study, fix_study
 from magrpo.experiments.study_runs import run_study
 from magrpo.process.environment import shorten_path
+from magrpo.process.signals import find_interrupt
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.reports.budget import format_count
 from magrpo.run.files import keep_place
@@ -18,6 +20,8 @@ from pipelines.commands.inputs import check_inputs
 from pipelines.commands.train import check_given_place, report_interrupt, resume_command
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
+
+log = logging.getLogger(__name__)
 
 
 def start_study(study: Study, place: Place | None, workers: int, *, local: bool) -> int:
@@ -45,8 +49,12 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
     with hold_run(study.folder_store):
         try:
             failures = _run_locally(study, console, workers) if local else _run_flow(study, workers)
-        except KeyboardInterrupt as error:
-            return report_interrupt(error, again, console)
+        except BaseException as error:
+            interrupt = find_interrupt(error)
+            if not isinstance(interrupt, KeyboardInterrupt):
+                raise
+            log.info("", exc_info=True)  # with --verbose
+            return report_interrupt(interrupt, again, console)
     if failures:
         retry = f"failed runs have tracebacks in {folder}/RUN.error.txt. To retry them:\n  {again}"
         console.print(f"failed: {failures}\n{retry}", markup=False, soft_wrap=True)

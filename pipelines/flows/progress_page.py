@@ -97,7 +97,7 @@ class ProgressPage(Observer):
     def _update_progress(self, client: SyncPrefectClient) -> None:
         """Create the progress artifact, or update it if the state has changed."""
         state = self._attempt.state
-        done = state.trained_iterations / max(state.num_iterations, 1)
+        done = (state.trained_iterations + state.finished_rows) / max(state.num_iterations + state.num_rows, 1)
         percent = 100.0 if self._ending == "finished" else 100.0 * done
         lines = (self._ending or state.describe_step(), state.describe_returns(), self._mlflow_link())
         text = "\n\n".join(filter(None, lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -240,6 +241,39 @@ def test_tables_that_were_measured_differently_are_not_pooled(
     assert "make both tables with the same configuration" in said
 
 
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("rollout.temperature", "1.0", "0.5"),
+        ("eval.num_samples", "3", "4"),
+        ("model.head_dtype", '"auto"', '"float32"'),
+        ("agents.0.model", '"[^"]+/[^"]+"', '"other"'),
+    ],
+)
+def test_tables_that_were_sampled_differently_are_not_pooled(
+    copies: Path, key: str, old: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copies / "copy" / "config.json"
+    name = key.rpartition(".")[2]
+    path.write_text(re.sub(f'"{name}": {old}', f'"{name}": {new}', path.read_text()))
+    assert main(["compare", "table", "copy", "--root", str(copies)]) == 2
+    before, after = (value.strip('"') for value in (old, new))
+    message = (
+        f"run copy has {key} = {after}, but run table has {before}, so the two cannot be pooled; make both tables "
+    )
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_tables_may_differ_in_the_seeds_of_their_samples(copies: Path) -> None:
+    path = copies / "copy" / "config.json"
+    tree = json.loads(path.read_text())
+    tree["eval"]["seed"] += 1
+    tree["eval"]["every"] += 1
+    path.write_text(json.dumps(tree))
+    with blank_pictures():
+        assert main(["compare", "table", "copy", "--root", str(copies), "--output", str(copies / "page")]) == 0
+
+
 def test_tables_of_other_problems_with_equal_names_are_not_pooled(
     copies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,6 +296,16 @@ def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
     table = BaselineTable(config, [replace_return(by_name["naive"], 0.2), replace_return(by_name["magrpo"], 0.9)])
     banner = table.judge_rows()
     assert banner.word == "clear winner"
+    two = [replace_return(result, value, 2) for result, value in zip(table.rows, (0.2, 0.9), strict=True)]
+    banner_of_two = BaselineTable(config, two).judge_rows()
+    assert banner_of_two.word == "no clear winner"
+    assert "over 2 problems, and a verdict needs 6" in banner_of_two.sentence
+    one = BaselineTable(
+        config, [replace_return(result, value, 1) for result, value in zip(two, (0.2, 0.9), strict=True)]
+    )
+    assert "[" not in one.judge_rows().sentence
+    assert one.console_table().rows[1][:3] == ("MAGRPO", "90.0", "+70.0")
+    assert "a single problem has no interval" in one.console_table().note
     assert banner.sentence == (
         "MAGRPO reaches 90.0 % of the maximum; naive concatenation reaches 20.0 "
         "(difference +70.0 percentage points, [+70.0, +70.0])."
@@ -276,11 +320,11 @@ def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
     )
 
 
-def replace_return(result: BaselineResult, value: float) -> BaselineResult:
-    """The row with the same return on every problem."""
+def replace_return(result: BaselineResult, value: float, num_problems: int = 6) -> BaselineResult:
+    """The row with the same return on every one of so many problems."""
     changed = replace(result)
     for key, means in changed.means.items():
-        changed.means[key] = {**means, "return": dict.fromkeys(means["return"], value)}
+        changed.means[key] = {**means, "return": {f"problem/{index}": value for index in range(num_problems)}}
     return changed
 
 

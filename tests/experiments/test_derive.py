@@ -9,7 +9,7 @@ import pytest
 
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
-from magrpo.experiments.derive import Source, create_evaluation
+from magrpo.experiments.derive import Source, create_baselines, create_evaluation
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.verdict import judge_run
 from magrpo.run.files import read_evaluation
@@ -75,6 +75,14 @@ def test_a_configuration_is_evaluated_untrained(trained: RunStore) -> None:
     store = create_evaluation(Source(str(root.parent / "run.toml"), None, root), "untrained")
     assert store.path == root / "untrained"
     assert [agent.start_from for agent in store.config().agents] == [None, None]
+
+
+def test_a_run_may_be_named_by_its_folder(trained: RunStore) -> None:
+    root = trained.path.parent
+    evaluated = create_evaluation(Source(f"{trained.path}/", None, root), None)
+    compared = create_baselines(Source(str(trained.path), None, root), "magrpo", None)
+    assert evaluated.run_id.startswith("source-eval-1")
+    assert compared.run_id.startswith("source-baselines")
 
 
 def test_a_mistake_is_one_clear_line(trained: RunStore, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from magrpo.errors import ConfigError
 from magrpo.experiments.study import Study, fix_study, load_study
 from magrpo.experiments.study_runs import execute_run, run_study
 from magrpo.process.children import list_family, wait_for_end
+from magrpo.process.signals import EndedBySignal
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.study import StudiedRun, StudyReport
 from magrpo.run.files import is_finished
@@ -240,6 +241,14 @@ def test_configurations_of_one_name_in_two_folders_are_both_fixed(tmp_path: Path
     fix_study(load(path))
 
 
+def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
+    study = load(write_study(tmp_path))
+    study.folder.mkdir(parents=True)
+    (study.folder / "study.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"study.json is damaged: restore it from a backup"):
+        fix_study(study)
+
+
 def test_a_study_leaves_other_runs_alone(tmp_path: Path) -> None:
     study = load(write_study(tmp_path))
     RunStore.create(load_config(tmp_path / "run.toml"), "s-loo-s1")
@@ -279,6 +288,27 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
     assert sorted(runner.made) == sorted(names), "every run was made once"
     check_report(study)
     check_tracking(study, names)
+
+
+def test_an_error_while_an_interrupt_is_handled_ends_the_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, made = load(write_study(tmp_path, *FOUR_RUNS)), []
+
+    def run(store: RunStore, *, local: bool) -> None:
+        made.append(store.run_id)
+        try:
+            raise EndedBySignal(signal.SIGTERM)
+        finally:
+            raise RuntimeError("the engine did not close")
+
+    monkeypatch.setattr("pipelines.commands.study.run_stages", run)
+    assert main(["study", str(study.path), "--local"]) == 128 + signal.SIGTERM
+    assert len(made) == 1
+    assert "ended by SIGTERM; finished work is kept. Resume with:" in capsys.readouterr().out
+    assert not list(study.folder.glob("*.error.txt")), "an interrupt is no failure"
+    [parent] = MlflowClient(f"sqlite:///{study.root / 'mlflow.db'}").search_runs(["1"], "tags.`magrpo.study` = 's'")
+    assert parent.info.status == "KILLED"
 
 
 def test_a_run_without_the_outcome_has_failed(tmp_path: Path) -> None:
@@ -426,6 +456,16 @@ def test_two_seeds_are_said_to_be_few() -> None:
     assert "12.7 standard errors" in report.outcome_table().note
 
 
+@pytest.mark.parametrize("num_seeds", [2, 3])
+def test_equal_differences_decide_nothing(num_seeds: int) -> None:
+    """Outcomes that take few values may differ by the same value in every seed, by luck."""
+    report = report_of({"base": [0.5, 0.6, 0.7][:num_seeds], "arm": [0.6, 0.7, 0.8][:num_seeds]})
+    [banner] = report.list_banners()
+    assert banner.word == "no reliable difference"
+    assert "the same in every seed" in banner.advice
+    assert report.arms[1].p == 1.0
+
+
 def test_one_arm_has_a_mean_over_seeds() -> None:
     report = report_of({"only": [0.1, 0.2, 0.3]}, "final_return")
     [banner] = report.list_banners()
@@ -455,6 +495,25 @@ def test_a_finished_run_may_be_deleted(tmp_path: Path) -> None:
     check_report(there)
 
 
+def test_an_interrupt_while_a_pilot_is_repeated_drops_no_reported_run(tmp_path: Path) -> None:
+    study, runner = load(write_study(tmp_path)), Runner()
+    run_study(study, runner, QUIET)
+    table = study.folder / "study.csv"
+    lines = sorted(table.read_text().splitlines())
+    for seed in (0, 1, 2):
+        shutil.rmtree(study.root / f"s-loo-s{seed}")
+    pilot = "s-loo-pilot-lr0.02-s7"
+    shutil.rmtree(study.root / pilot / "stages")
+    runner.errors = {pilot: KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, runner, QUIET)
+    assert sorted(table.read_text().splitlines()) == [line for line in lines if pilot not in line]
+    runner.made = []
+    assert run_study(study, runner, QUIET) == {}
+    assert runner.made == [pilot]
+    assert sorted(table.read_text().splitlines()) == lines
+
+
 def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = load(write_study(tmp_path, *FOUR_RUNS))
     run_study(study, Runner(), QUIET)
@@ -469,6 +528,37 @@ def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.C
     (study.folder / "study.json").unlink()
     with pytest.raises(ConfigError, match=r"study.csv: no study.json beside it says what was fixed before its runs"):
         fix_study(study)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("s-loo-s1,1,120,", "s-loo-s1,1,90,", "run s-loo-s1: its last evaluation is after 90 tokens, .* budget is 100"),
+        ("s-loo-s1,0,0,", "s-loo-s1,2,0,", "run s-loo-s1: its iterations and tokens do not rise from 0"),
+        ("s-loo-s1,0,0,", "s-loo-s1,0,130,", "run s-loo-s1: its iterations and tokens do not rise from 0"),
+        ("s-loo-s1,0,0,0.4,", "s-loo-s1,0,0,nan,", "run s-loo-s1: an evaluation has a value that is not a number"),
+        ("0.5\n", "0.5", "not a table of this program .*ends within a line"),
+        (",0.5\n", "\n", "not a table of this program .*a line has too few cells"),
+    ],
+)
+def test_a_damaged_table_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    study = load(write_study(tmp_path, *FOUR_RUNS))
+    run_study(study, Runner(), QUIET)
+    table = study.folder / "study.csv"
+    before, found, after = table.read_text().rpartition(old)
+    assert found
+    table.write_text(before + new + after)
+    with pytest.raises(ConfigError, match=f"{table}: {message}.*; restore it or delete it"):
+        list_finished(study)
+
+
+def test_a_table_cut_off_after_a_line_is_refused(tmp_path: Path) -> None:
+    study = load(write_study(tmp_path, *FOUR_RUNS))
+    run_study(study, Runner(), QUIET)
+    table = study.folder / "study.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ConfigError, match="run s-loo-s1: its last evaluation is after 0 tokens"):
+        list_finished(study)
 
 
 def list_finished(study: Study) -> list[str]:

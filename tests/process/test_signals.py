@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.process.signals import EndedBySignal, describe_interrupt, find_exit_code, raise_on_signals
+from magrpo.process.signals import EndedBySignal, describe_interrupt, find_exit_code, is_interrupt, raise_on_signals
 from tests.pipelines.micro import command, write_config
 
 WAITING = """
@@ -51,6 +52,20 @@ def test_a_signal_is_raised_once(number: signal.Signals, code: int) -> None:
         signal.signal(number, before)
     assert (find_exit_code(raised.value), describe_interrupt(raised.value)) == (code, f"ended by {number.name}")
     assert (find_exit_code(KeyboardInterrupt()), describe_interrupt(KeyboardInterrupt())) == (130, "interrupted")
+
+
+def test_an_error_is_an_interrupt_if_one_was_handled_and_a_timeout_is_none() -> None:
+    def fail(first: BaseException) -> BaseException:
+        error = ValueError("while it was handled")
+        error.__context__ = first
+        return error
+
+    assert is_interrupt(KeyboardInterrupt())
+    assert is_interrupt(fail(fail(EndedBySignal(signal.SIGTERM))))
+    assert is_interrupt(fail(SystemExit()))
+    assert not is_interrupt(ValueError())
+    assert not is_interrupt(fail(asyncio.CancelledError())), "as a timeout of asyncio"
+    assert not is_interrupt(fail(GeneratorExit()))
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored() -> None:

@@ -74,6 +74,23 @@ def test_advice_names_the_key_that_limits_the_evaluation(config: RunConfig) -> N
     assert "in 1 iteration, +0.0 [+0.0, +0.0] percentage points" in verdict.sentence
 
 
+@pytest.mark.parametrize(
+    ("iterations", "max_tokens", "advice"),
+    [
+        (6, None, "train more iterations (train.num_iterations, now 6), "),
+        (6, 5000, "train longer (train.max_tokens, now 5000, within train.num_iterations), "),
+        (9, None, "let the run finish (after 6 of 9 iterations), "),
+        (9, 5000, "let the run finish (after 6 of at most 9 iterations), "),
+    ],
+)
+def test_advice_names_what_ends_training(iterations: int, max_tokens: int | None, advice: str) -> None:
+    overrides = [f"train.num_iterations={iterations}", "optim.schedule=constant"]
+    config = load_config(CONFIG, [*overrides, *([f"train.max_tokens={max_tokens}"] if max_tokens else [])])
+    same = {f"test/{index}": 0.5 for index in range(8)}
+    reports = [make_report(config, version, same) for version in (3, 6)]
+    assert judge_evaluations(reports, config).advice.startswith(advice)
+
+
 def test_an_interval_that_touches_0_is_no_reliable_change() -> None:
     assert judge_gain(Interval(0.1, 0.0, 0.2), 50) == "no reliable change"
     assert judge_gain(Interval(0.1, 0.001, 0.2), 50) == "better"

@@ -98,7 +98,7 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     folder.mkdir()
     (folder / "weights").write_text("w")
     tracker = _tracker(tmp_path)
-    tracker.params({"train.seed": 0, "env.prompt": "x" * 7000})
+    tracker.params({"train.seed": 0, "env.prompt": "x" * 7000, "../a+b.toml: root": "runs"})
     tracker.tags({"colour": "blue"})
     tracker.dataset("coopcode", data, "f" * 64, "train")
     tracker.artifact(data, "problems")
@@ -121,7 +121,7 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_name == "run-1"
     assert run.info.status == "FINISHED"
-    assert run.data.params == {"train.seed": "0", "env.prompt": "x" * 6000}
+    assert run.data.params == {"train.seed": "0", "env.prompt": "x" * 6000, "_a_b.toml: root": "runs"}
     assert run.data.tags["colour"] == "blue"
     assert run.data.tags["magrpo.run_id"] == "run-1"
     history = client.get_metric_history(run.info.run_id, "reward/joint")

@@ -7,7 +7,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from magrpo.config.run import load_config
+from magrpo.config.run import RunConfig, load_config
+from magrpo.progress.state import Attempt, Observer, RunState
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.outbox import read_outbox
@@ -73,6 +74,40 @@ def test_an_attempt_that_fails_after_its_last_stage_is_not_recorded_as_finished(
 
 class Reached(Exception):
     """The loop would begin."""
+
+
+def test_training_that_is_repeated_may_last_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ``train.max_tokens`` ended it, and its outputs are set aside because they were made another way."""
+    config = load_config(write_config(tmp_path, iterations=5), ["train.max_tokens=1000"])
+    store = RunStore.create(config, "stale")
+    store.commit("00000/prepare", "another key", lambda _: {})
+    assert store.end_training(2).train.num_iterations == 2
+    states: list[RunState] = []
+
+    def begin(config: RunConfig, *_: object) -> None:
+        assert config.train.num_iterations == 5
+        raise Reached
+
+    monkeypatch.setattr("magrpo.training.execute.run_steps", begin)
+    with pytest.raises(Reached):
+        execute(store.path.parent, "stale", lambda run_step: run_step, {}, observers=[States(states)])
+    assert states[0].num_iterations == 5, "what the console shows"
+
+
+class States(Observer):
+    """Collects the state of every attempt."""
+
+    def __init__(self, states: list[RunState]) -> None:
+        self.states = states
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        self.states.append(attempt.state)
+
+    def team_promoted(self, text: str) -> None:
+        raise AssertionError("there is no team")
+
+    def attempt_ended(self, error: BaseException | None) -> None:
+        assert isinstance(error, Reached)
 
 
 def test_a_run_that_ends_during_warm_up_says_so_when_it_starts(

@@ -18,7 +18,7 @@ from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import format_duration
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.store import RunStore
-from magrpo.tracking.wall_time import sum_attempts
+from magrpo.tracking.wall_time import WallTime, sum_attempts
 from pipelines.cli import main
 from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
 from tests.pipelines.micro import blank_pictures, write_config
@@ -81,7 +81,8 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "one", "two", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
+    names = [str(root / "one"), f"{root / 'two'}/"]  # as the shell completes them
+    assert main(["compare", *names, "--root", str(root), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     text = (tmp_path / "out" / "compare.html").read_text(encoding="utf-8")
     page = Page(text)
@@ -119,7 +120,7 @@ def test_compare_for_scripts(root: Path, tmp_path: Path, capsys: pytest.CaptureF
         assert main(["compare", "one", "two", "--json", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert [run["run"] for run in tree["runs"]] == ["one", "two"]
-    assert tree["configuration"] == {"train.seed": ["0", "1"]}
+    assert tree["configuration"] == {"train.seed": [0, 1]}
     [comparison] = tree["comparisons"]
     assert (comparison["label"], comparison["reference"], comparison["quantity"]) == ("two", "one", "return")
     means = [run["evaluation"]["test/sampled"]["return"]["mean"] for run in tree["runs"]]
@@ -242,7 +243,11 @@ def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.M
     assert list_run_costs(one)["GPU-hours"] == "0.00"
     stages = [(0, "update", {"start/gpus": 1.0}), (1, "rollout.0", {"time/rollout_s": 1800.0})]
     monkeypatch.setattr(RunStore, "stage_metrics", lambda _: stages)
-    assert list_run_costs(one)["GPU-hours"] == "0.50"
+    hours = "magrpo.reports.comparison_tables.read_wall_time"
+    monkeypatch.setattr(hours, lambda _: WallTime(seconds=900.0, num_attempts=1))
+    assert list_run_costs(one)["GPU-hours"] == "0.25", "stages may take place at the same time"
+    monkeypatch.setattr(hours, lambda _: None)
+    assert list_run_costs(one)["GPU-hours"] == "-"
 
 
 def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
@@ -280,8 +285,9 @@ def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
         (["one", "zzzz"], "no run 'zzzz' in {root}; the newest runs there: one, two"),
         (["one"], "compare takes 2 to 6 runs, got 1"),
         (["one", "two", "one"], "compare: run one is named twice"),
+        (["one", "{root}/one"], "compare: run one is named twice"),
     ],
 )
 def test_a_mistake_is_one_line(root: Path, names: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *names, "--root", str(root)]) == 2
+    assert main(["compare", *(name.format(root=root) for name in names), "--root", str(root)]) == 2
     assert capsys.readouterr().err == f"magrpo: {message.format(root=root)}\n"

@@ -52,6 +52,11 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_listed(
     out, told = capsys.readouterr()
     iterations = {run["run"]: run["iterations"] for run in json.loads(out)}
     assert iterations == {"whole": 1, "records": 1, "foreign": 1}
+    values = json.loads(out)[0]["config"]
+    assert values["train.num_iterations"] == config.train.num_iterations
+    assert values["rollout.keep_support"] is False
+    assert values["train.max_tokens"] is None
+    assert values["lora.target_modules"] == list(config.lora.target_modules)
     lines = sorted(line for line in told.splitlines() if "skipped" in line)
     assert [line.partition(" skipped: ")[2].removeprefix(str(root)).split()[0] for line in lines] == [
         "/config/config.json",
@@ -105,11 +110,13 @@ def test_an_argument_that_is_no_name_of_a_run_is_refused(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which names these are is tested with the store."""
-    run = "../other/run"
-    arguments = [run, "b"] if command == "compare" else [run]
-    assert main([command, *arguments, "--root", str(tmp_path / "runs")]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"magrpo: run name '{run}' ")
+    root = tmp_path / "runs"
+    for run, told in (("[x]", "run name '[x]' "), (f"{tmp_path}/other/x", f"{tmp_path}/other/x is not in {root}: ")):
+        arguments = [run, "b"] if command == "compare" else [run]
+        assert main([command, *arguments, "--root", str(root)]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"magrpo: {told}")
+    assert line.endswith(f"--root {tmp_path}/other")
     assert list(tmp_path.iterdir()) == []
 
 

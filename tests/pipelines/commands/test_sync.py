@@ -69,6 +69,6 @@ def test_records_of_a_deleted_experiment_wait_until_it_is_restored(
     assert remedy in caplog.text
     assert "still wait in the outbox" in capsys.readouterr().out
     client.restore_experiment("1")
-    assert main(["sync", "one", "--root", str(root)]) == 0
+    assert main(["sync", str(root / "one"), "--root", str(root)]) == 0
     [run] = client.search_runs(["1"])
     assert [point.value for point in client.get_metric_history(run.info.run_id, "reward/joint")] == [1.0, 2.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import MagicMock
 from uuid import uuid4
 
 import pytest
@@ -25,6 +26,22 @@ def test_a_server_that_is_away_is_one_warning(tmp_path: Path, caplog: pytest.Log
         pass
     warnings = [record.getMessage() for record in caplog.records if record.name == "pipelines.flows.progress_page"]
     assert warnings == ["Prefect's page of the run is not up to date: ConnectError"]
+
+
+@pytest.mark.parametrize(
+    ("state", "percent"),
+    [
+        (RunState(4, CodingReward(), trained_iterations=1), 25.0),
+        (RunState(0, CodingReward(), num_rows=4, finished_rows=3), 75.0),
+        (RunState(0, CodingReward()), 0.0),
+    ],
+)
+def test_the_page_shows_the_share_that_is_done(tmp_path: Path, state: RunState, percent: float) -> None:
+    config = load_config(write_config(tmp_path))
+    page, client = ProgressPage("run", uuid4()), MagicMock()
+    page._attempt = Attempt(RunStore.create(config, "run"), config.notify, state)
+    page._update_progress(client)
+    assert client.create_artifact.call_args.args[0].data == percent
 
 
 def test_keys_are_those_that_prefect_allows() -> None:
