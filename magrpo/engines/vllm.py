@@ -58,6 +58,9 @@ _SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TOKENIZERS_PARALLELISM": "false",
 }
+_CPU_SETTINGS = {
+    "TORCH_COMPILE_DISABLE": "1",  # only a count of logits would be compiled, which keeps the first batch waiting
+}
 
 
 class VllmEngine(Plugin):
@@ -195,11 +198,13 @@ class VllmClient:
         """Start these servers; returns when they are ready."""
         self._lineup.release_cached_memory()
         command = [sys.executable, "-m", "magrpo.engines.vllm_server", str(os.getpid())]
+        on_cpu = self._lineup.device.type == "cpu"
+        environment = {**os.environ, **_SETTINGS, **(_CPU_SETTINGS if on_cpu else {})}
         # On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
-        for together in [[i] for i in numbers] if self._lineup.device.type == "cuda" else [numbers]:
+        for together in [numbers] if on_cpu else [[i] for i in numbers]:
             for i in together:
                 log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
-                self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
+                self._servers[i] = Child(command, log, environment)
                 self._servers[i].name = f"the vLLM server of {', '.join(self._agents[i])}"
             self._call({i: CreateEngine(self._engine_arguments(self._agents[i])) for i in together}, _START_DEADLINE_S)
 

@@ -7,6 +7,7 @@ imported only here; the engine core runs in this process.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -91,8 +92,11 @@ class VllmServer:
     """One vLLM engine and the adapters it serves."""
 
     def __init__(self, start: CreateEngine) -> None:
+        gc.disable()
         from vllm import LLM  # defers vllm, which is optional
 
+        gc.freeze()  # vLLM collects garbage six times while it starts, and would look at all that is loaded each time
+        gc.enable()
         self._llm: vllm.LLM = LLM(**start.engine)
         self._llm.collective_rpc("watch_truncation")
         self._adapters: dict[int, dict[str, LoRARequest]] = defaultdict(dict)

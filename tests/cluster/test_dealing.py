@@ -114,13 +114,16 @@ def deal(crew: Crew, pieces: list[int]) -> dict[int, Any]:
         return {pieces[number]: result for number, result in results}
 
 
-def test_a_piece_that_three_actors_die_over_is_given_up_and_others_are_done(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_piece_that_three_actors_die_over_is_given_up_and_others_are_done(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     crew = open_crew(cluster, tmp_path)
     results = deal(crew, [1, 2, -1, 3, 13])
     lost = results.pop(-1)
     assert isinstance(lost, Lost)
     assert lost.message
     assert results == {1: 2, 2: 4, 3: 6, 13: 26}, "13 is repeated by a restarted actor"
+    assert caplog.text.count("of the workers was lost") == 4, "each death costs the piece at work, and no other"
     assert deal(crew, list(range(8))) == {number: 2 * number for number in range(8)}
     crew.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import time
 from collections.abc import Iterator
@@ -56,3 +57,12 @@ def test_a_startup_knows_when_the_command_began(clock: Clock) -> None:
             clock.now += 2.0
     assert end_startup() == 1000.0
     assert end_startup() == clock.now, "the next run has a clock of its own"
+
+
+def test_no_garbage_is_collected_until_the_startup_ends() -> None:
+    assert gc.isenabled()
+    begin_startup(quiet=True)
+    assert not gc.isenabled()
+    end_startup()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0, "what is loaded is not looked at again"
