@@ -75,7 +75,8 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
                 assert isinstance(base, nn.Linear)
                 [adapter] = layer.active_adapters
                 with torch.no_grad():
-                    weight = base.weight + layer.get_delta_weight(adapter)
+                    # In place: a third tensor for each layer leaves holes in the heap that the next ones do not fit.
+                    weight = layer.get_delta_weight(adapter).add_(base.weight)
                 plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
                 plain.weight = nn.Parameter(weight, requires_grad=False)
                 plain.bias = base.bias
