@@ -132,7 +132,7 @@ def test_a_run_is_quiet_verbose_and_listed_as_json(
     assert {run["run"] for run in listed} == {"quiet", "loud"}
     for run in listed:
         assert (run["state"], run["iterations"], run["num_iterations"], len(run["returns"])) == ("finished", 1, 1, 2)
-        assert run["config"]["train.seed"] == "0"
+        assert run["config"]["train.seed"] == 0
 
 
 def record_of_step(line: str) -> bool:
