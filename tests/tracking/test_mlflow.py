@@ -61,9 +61,11 @@ def test_a_run_that_is_delivered_later_began_with_its_first_record(tmp_path: Pat
 def test_runs_of_two_studies_of_one_name_have_parents_of_their_own(tmp_path: Path, uri: str) -> None:
     config, client = TrackingConfig(uri=uri), MlflowClient(uri)
     roots = tmp_path / "one", tmp_path / "two"
-    parents = [MlflowTracker(config, root, "s", root / "studies" / "s", STUDY_TAG) for root in roots]
-    for parent in parents:
+    parents = []
+    for root in roots:
+        parent = MlflowTracker(config, root, "s", root / "studies" / "s", STUDY_TAG)
         parent.close("FINISHED")
+        parents.append(parent)
     for root, parent in zip(roots, parents, strict=True):
         run = MlflowTracker(config, root, "a", root / "a")
         run.tags({PARENT_TAG: "s", PARENT_FOLDER_TAG: find_folder_id(root / "studies" / "s")})
