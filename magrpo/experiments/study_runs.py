@@ -152,7 +152,7 @@ def execute_run(study: Study, run_one: RunOne, run: StudyRun) -> str:
                 parent = {PARENT_TAG: study.name, PARENT_FOLDER_TAG: find_folder_id(study.folder)}
                 outbox.append({"kind": "tags", "values": {**parent, FOLDER_TAG: uuid4().hex}})
         run_one(store)
-    except Exception as error:
+    except Exception as error:  # whatever ends one run, the others are made, unless the study is to end
         if is_interrupt(error):
             raise
         traceback_file.write_text(traceback.format_exc(), encoding="utf-8")

@@ -64,7 +64,7 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem:
         if text is not None or question.tests:
             raise ConfigError("--problem names a problem of the run: leave out PROBLEM and --test")
         return find_problem(load_asked_problems(asked), question.problem)
-    if text is None and sys.stdin is not None and not sys.stdin.isatty():  # the shell closes it with <&-: None
+    if text is None and sys.stdin is not None and not sys.stdin.isatty():  # None if the shell closed it with <&-
         try:
             given = sys.stdin.read()
         except UnicodeDecodeError as error:
