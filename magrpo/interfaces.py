@@ -80,7 +80,8 @@ class Reward(Protocol):
     def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
         """The joint reward, with each part of ``maxima`` and none above its maximum. A pure function.
 
-        ``texts`` holds the latest completion of each role, perhaps from an earlier turn.
+        ``texts`` holds the latest completion of each role, perhaps from an earlier turn. The program may have invented
+        a report that is ``forgeable``: count none of its tests as passed.
         """
 
 

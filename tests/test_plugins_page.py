@@ -14,7 +14,7 @@ from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
-from magrpo.types import Request
+from magrpo.types import Problem, Request
 from tests.fakes import ScriptedEngine, render
 from tests.process_state import use_modules
 
@@ -62,6 +62,20 @@ def test_the_examples_make_a_rollout_with_rewards(config: RunConfig) -> None:
     seen = [bytes(prompt.token_ids).decode() for prompt in levels[-1][0].prompts.values()]
     assert ["# feedback\n3 tests pass" in text for text in seen] == [config.env.num_turns == 2] * 2
     assert ["return aux(n) + 4" in text for text in seen] == [False, config.env.num_turns == 2]
+
+
+def test_a_forged_test_earns_nothing(config: RunConfig) -> None:
+    problem = Problem("t", "", "root", "def check(candidate):\n    assert abs(candidate(4) - 2) < 1e-6\n")
+    forger = "class Root:\n    __sub__ = __abs__ = lambda self, *_: self\n    __lt__ = lambda self, _: True\n"
+    texts = {"helper": forger, "main": "def root(n):\n    return Root()\n"}
+    reward, sandbox = config.reward, PoolSandbox(workers=1).open()
+    try:
+        [report] = sandbox.run(list(reward.executions(problem, texts, {}).values()))
+    finally:
+        sandbox.close()
+    assert (report.status, report.forgeable) == ("pass", True)
+    assert reward.price(problem, texts, {"program": report}).parts == {"tests": 0.0, "brevity": 0.0}
+    assert not reward.passed({"program": report})
 
 
 def test_the_reference_solutions_pass(config: RunConfig) -> None:
