@@ -61,6 +61,19 @@ def test_rows_of_another_form_become_problems(own_data: Path) -> None:
         names["check"](lambda text: text[:3])  # type: ignore[operator]
 
 
+def test_the_commands_of_the_paper_repeat_its_turns() -> None:
+    [table, *_] = read_page("paper").split("\n## ")
+    rows = re.findall(r"\| (\d) \| ([^|]+) \|$", table, re.MULTILINE)
+    assert len(rows) == 7
+    command: list[str] = []
+    for turns, cell in rows:
+        [words] = (words.split() for words in code(cell))
+        command = words[2:] if words[0] == "magrpo" else [*command[:1], *words]
+        config = load_config(ROOT / command[0], command[1:])
+        assert config.env.num_turns == int(turns), cell
+        assert (config.rollout.tree, config.algo.gamma) == ("full", 0.9) or turns == "1", cell
+
+
 def test_the_configuration_of_own_model_is_one(tmp_path: Path) -> None:
     [(name, text)] = NAMED.findall(read_page("own-model"))
     (tmp_path / name).write_text(text)
