@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import magrpo
 from magrpo.config.run import load_config
 from tests.process_state import use_modules
-from tests.test_docs import code
+from tests.test_docs import DOCUMENTS, code
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -78,6 +79,15 @@ def test_the_configuration_of_own_model_is_one(tmp_path: Path) -> None:
     [(name, text)] = NAMED.findall(read_page("own-model"))
     (tmp_path / name).write_text(text)
     load_config(tmp_path / name)
+
+
+def test_examples_train_adapters_at_a_rate_for_adapters() -> None:
+    """Those of published models; the default rate is for whole models."""
+    for page in DOCUMENTS:
+        for block in re.findall(r"^```toml\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+            keys = tomllib.loads(block)
+            if any("/" in agent["model"] for agent in keys.get("agents", ())):
+                assert keys.get("optim", {}).get("lr", 0.0) >= 1e-4, page
 
 
 def test_the_programs_of_the_readme_fare_as_it_says() -> None:

@@ -150,7 +150,7 @@ class OptimConfig(Section):
     """AdamW, one optimizer for each agent."""
 
     lr: float = Field(2e-5, gt=0)
-    """Peak learning rate."""
+    """Peak learning rate. The default is for whole models; adapters need about ten times as much."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning-rate schedule after warm-up; ``linear`` and ``cosine`` reach 0 after the last iteration."""
     warmup_iterations: int = Field(0, ge=0)
