@@ -505,7 +505,7 @@ def schedule(
         config: TOML file, or the name of a shipped configuration; read again for every run.
         cron: Cron expression: minute, hour, day, month, day of the week.
         interval: Time between starts: 90s, 30m, 6h, 1d.
-        timezone: Time zone of the schedule.
+        timezone: Time zone of the cron expression; the names of runs are in UTC.
         limit: Maximum number of runs at the same time.
         name: Name of the schedule and prefix of its runs' names; by default the file's name.
         place: Cluster file (TOML) that says where to run, read again for every run; by default one process.
