@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
+from magrpo.plugins import MEMBERS
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
@@ -31,6 +32,10 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / name).write_text(text)
     use_modules(monkeypatch, tmp_path, *(name.removesuffix(".py") for name in FILES))
     return load_config(tmp_path / "mine.toml", request.param)
+
+
+def test_the_page_names_every_member_that_a_plug_in_must_have() -> None:
+    assert {name for names in MEMBERS.values() for name in names} <= set(re.findall(r"`(\w+)`", PAGE))
 
 
 def test_the_examples_make_a_rollout_with_rewards(config: RunConfig) -> None:
