@@ -62,6 +62,14 @@ def test_rows_of_another_form_become_problems(own_data: Path) -> None:
         names["check"](lambda text: text[:3])  # type: ignore[operator]
 
 
+def test_pages_activate_the_environment_before_they_leave_its_folder() -> None:
+    """Because ``.venv/bin/python`` is not there in a folder of one's own."""
+    for name, leaves in (("tutorial", "Make an empty folder"), ("own-data", "check_solutions.py")):
+        page = read_page(name)
+        assert "source .venv/bin/activate" in page[: page.index(leaves)], name
+        assert ".venv/bin/" not in page[page.index(leaves) :], name
+
+
 def test_the_commands_of_the_paper_repeat_its_turns() -> None:
     [table, *_] = read_page("paper").split("\n## ")
     rows = re.findall(r"\| (\d) \| ([^|]+) \|$", table, re.MULTILINE)
