@@ -65,7 +65,8 @@ class RegistryConfig(Section):
     """The trained team as a registered model in MLflow, and the champion among its versions."""
 
     model: str | None = Field(None, pattern=r"^[A-Za-z0-9][\w.-]*$")
-    """Name of the registered model; every finished run adds its agents as one version. None: register nothing."""
+    """Name of the registered model; every finished training run adds its agents as one version. None:
+    register nothing."""
     continue_from_champion: bool = False
     """Start every agent from the champion's weights, or untrained if there is no champion yet."""
     promote: bool = False
