@@ -7,7 +7,7 @@ A run directory, ``<root>/<run_id>``::
     lock                              held by the process that works on the run
     stages/00007/rollout.0/           one folder for each step; :mod:`magrpo.run.store` commits it
         groups.jsonl.gz  _SUCCESS     its files and their manifest
-    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``
+    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage`` or an edit of prompts
     report.html                       the page for people; :mod:`magrpo.reports.publish` writes it when the run ends
     tracking.jsonl                    records for MLflow, and when each attempt began and ended
     agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
