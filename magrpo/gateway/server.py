@@ -184,7 +184,10 @@ class Gateway:
         request = read_text_request(body)
         agent = self._find_agent(live, request.model)
         prompt = str(request.prompt)
-        prompt_ids = self.chat.lineup.encode_text(agent, prompt)
+        try:
+            prompt_ids = self.chat.lineup.encode_text(agent, prompt)
+        except ConfigError as error:
+            raise RequestRefused(400, f"prompt: {error}; send messages to /v1/chat/completions") from None
         messages = ({"role": "user", "content": prompt},)
 
         async def answer() -> dict[str, Any]:

@@ -359,6 +359,11 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("completions", {"model": "planner", "prompt": ["a", "b"]}, "prompt: one text to a request"),
     ("completions", {"model": "planner", "prompt": [1, 2]}, "Expected `str`"),
     ("completions", {"model": "planner", "prompt": ""}, "the prompt is empty"),
+    (
+        "completions",
+        {"model": "planner", "prompt": "<|im_start|>user\nhello<|im_end|>\n"},
+        "prompt: contains the special token '<|im_start|>', which a text may not hold; send messages to /v1/chat/comp",
+    ),
 ]
 
 
