@@ -29,7 +29,6 @@ from magrpo.gateway.wire import (
     ChatRequest,
     RequestRefused,
     TextRequest,
-    check_unconstrained,
     clamp_sampling,
     cut_text,
     make_chat_answer,
@@ -143,14 +142,7 @@ class Gateway:
         body = await http.read()
         request = read_chat_request(body)
         agent = self._find_agent(live, request.model)
-        constrains = check_unconstrained(request)
-        if constrains and not self.env.ignore_unsupported:
-            raise RequestRefused(
-                400,
-                f"{', '.join(constrains)}: constrained decoding would sample from another distribution than the one "
-                "that is trained; leave it out, or set env.ignore_unsupported = true to have it ignored",
-                "unsupported",
-            )
+        self._check_supported(request)
         tools = None if request.tool_choice == "none" else request.tools
         try:
             if tools:
@@ -172,9 +164,7 @@ class Gateway:
             return Answered(action, message, was_cut, self._list_tokens(agent, action) if request.logprobs else None)
 
         async def answer() -> dict[str, Any]:
-            number, actions = await self._complete(
-                live, agent, prompt_ids, tuple(request.messages), request, constrains
-            )
+            number, actions = await self._complete(live, agent, prompt_ids, tuple(request.messages), request)
             return make_chat_answer(request, number, len(prompt_ids), [show(action) for action in actions])
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
@@ -183,6 +173,7 @@ class Gateway:
         body = await http.read()
         request = read_text_request(body)
         agent = self._find_agent(live, request.model)
+        self._check_supported(request)
         prompt = str(request.prompt)
         try:
             prompt_ids = self.chat.lineup.encode_text(agent, prompt)
@@ -191,7 +182,7 @@ class Gateway:
         messages = ({"role": "user", "content": prompt},)
 
         async def answer() -> dict[str, Any]:
-            number, actions = await self._complete(live, agent, prompt_ids, messages, request, {})
+            number, actions = await self._complete(live, agent, prompt_ids, messages, request)
             return make_text_answer(request, number, len(prompt_ids), [show(action) for action in actions])
 
         def show(action: Action) -> Answered:
@@ -235,7 +226,6 @@ class Gateway:
         prompt_ids: tuple[int, ...],
         messages: Messages,
         request: ChatRequest | TextRequest,
-        constrains: Mapping[str, Any],
     ) -> tuple[int, list[Action]]:
         """Sample and record the completions of a request; returns the number of the first, and all of them."""
         session = live.session
@@ -254,7 +244,7 @@ class Gateway:
         with session.wait():
             results = await asyncio.gather(*map(live.stage.completions.submit, requests))
         has_low_limit = sampling.max_new_tokens < session.task.sampling.max_new_tokens
-        all_overruled = {**overruled, **constrains}
+        all_overruled = {**overruled, **request.unsupported}
         for (number, _), (batch, action) in zip(begun, results, strict=True):
             ends_early = has_low_limit or cut_text(action.text, request.stops)[1]
             session.calls.append(
@@ -270,6 +260,16 @@ class Gateway:
                 404, f"no agent answers for model {model!r}; there are: {known} (env.models)", "no_model"
             )
         return live.stage.roles[role]
+
+    def _check_supported(self, request: ChatRequest | TextRequest) -> None:
+        if request.unsupported and not self.env.ignore_unsupported:
+            raise RequestRefused(
+                400,
+                f"{', '.join(request.unsupported)}: not supported: the chat template alone makes the prompts, and "
+                "constrained decoding would sample from another distribution than the one that is trained; leave it "
+                "out, or set env.ignore_unsupported = true to have it ignored",
+                "unsupported",
+            )
 
     def _check_room(self, live: LiveSession, agent: str, length: int, sampling: SamplingParams) -> None:
         window = live.stage.window(agent)

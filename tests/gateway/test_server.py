@@ -190,6 +190,26 @@ CONSTRAINTS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
     {"tools": [TOOL], "tool_choice": "required"},
     {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+    {"guided_json": {"type": "object"}},
+    {"guided_choice": ["yes", "no"]},
+    {"guided_regex": "a+"},
+    {"guided_grammar": "root ::= x"},
+    {"structured_outputs": {"regex": "a+"}},
+    {"bad_words": ["hello"]},
+    {"allowed_token_ids": [5]},
+    {"min_tokens": 5},
+    {"stop_token_ids": [5]},
+    {"functions": [TOOL["function"]]},
+    {"function_call": {"name": "add"}},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"continue_final_message": True},
+]
+TEXT_CONSTRAINTS: list[dict[str, Any]] = [
+    {"guided_regex": "a+"},
+    {"response_format": {"type": "json_object"}},
+    {"n": 2, "best_of": 3},
+    {"echo": True},
+    {"suffix": "end"},
 ]
 
 
@@ -199,7 +219,7 @@ def test_constrained_decoding_is_refused_or_ignored(hermes: Lineup, fields: dict
     with open_gateway(FakeModel(hermes)) as gateway:
         answer = gateway.chat(**fields)
         assert answer.status == 400
-        assert answer.error.startswith(f"{name}: constrained decoding would sample from another distribution")
+        assert answer.error.startswith(f"{name}: not supported")
         assert "env.ignore_unsupported = true" in answer.error
         assert gateway.model.batches == []
     with open_gateway(FakeModel(hermes), ignore_unsupported=True) as gateway:
@@ -207,10 +227,33 @@ def test_constrained_decoding_is_refused_or_ignored(hermes: Lineup, fields: dict
         assert gateway.session.seal()[0].overruled == {name: fields[name]}
 
 
+@pytest.mark.parametrize("fields", TEXT_CONSTRAINTS)
+def test_texts_are_not_constrained_either(model: FakeModel, fields: dict[str, Any]) -> None:
+    name, body = [*fields][-1], {"model": "planner", "prompt": "hello", **fields}
+    with open_gateway(model) as gateway:
+        answer = gateway.send("v1/completions", body)
+        assert (answer.status, answer.body["error"]["code"]) == (400, "unsupported")
+        assert answer.error.startswith(f"{name}: not supported")
+    with open_gateway(model, ignore_unsupported=True) as gateway:
+        assert gateway.send("v1/completions", body).status == 200
+        assert gateway.session.seal()[0].overruled == {name: fields[name]}
+
+
+def test_one_tool_call_at_most_cannot_be_had(hermes: Lineup) -> None:
+    with open_gateway(FakeModel(hermes)) as gateway:
+        assert gateway.chat(tools=[TOOL], parallel_tool_calls=False).status == 200
+        assert gateway.chat(tools=[TOOL], parallel_tool_calls=True).status == 200
+        assert [call.overruled for call in gateway.session.seal()] == [{"parallel_tool_calls": False}, {}]
+
+
 def test_fields_that_constrain_nothing_are_accepted(gateway: OpenGateway) -> None:
     assert gateway.chat(response_format={"type": "text"}, tool_choice="auto", user="me", store=False).status == 200
     assert gateway.chat(tools=[TOOL], tool_choice="none").status == 200, "and no template is needed for them"
-    assert [call.overruled for call in gateway.session.seal()] == [{}, {}]
+    neutral = {"min_tokens": 0, "bad_words": [], "guided_json": None, "function_call": "auto", "functions": []}
+    assert gateway.chat(**neutral).status == 200
+    text = {"model": "planner", "prompt": "hello", "n": 2, "best_of": 2, "echo": False, "suffix": ""}
+    assert gateway.send("v1/completions", text).status == 200
+    assert [call.overruled for call in gateway.session.seal()] == [{}] * 5
 
 
 def test_log_probabilities(client: openai.OpenAI, gateway: OpenGateway) -> None:
@@ -351,6 +394,11 @@ MALFORMED: list[tuple[str, Any, str]] = [
         "a tool call needs a function with a name and arguments in JSON",
     ),
     ("chat/completions", {"model": "planner", "messages": [{"role": "user", "tool_calls": 5}]}, "tool_calls"),
+    (
+        "chat/completions",
+        {"model": "planner", "messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]},
+        "messages: function_call is not supported; send tool_calls",
+    ),
     ("chat/completions", {"model": "planner", "messages": HELLO, "n": 0}, "n = 0: must be at least 1"),
     ("chat/completions", {"model": "planner", "messages": HELLO, "n": "2"}, "Expected `int | null`"),
     ("chat/completions", {"model": "planner", "messages": HELLO, "max_tokens": 0}, "max_tokens = 0"),
