@@ -3,8 +3,8 @@
     POST /s/TOKEN/v1/chat/completions    POST /s/TOKEN/v1/completions    GET /s/TOKEN/v1/models    POST /s/TOKEN/run
 
 The token is that of an episode. A client that drops the path of its base URL may send the token as its API key instead,
-to the same routes without ``/s/TOKEN``. A completion is recorded when it was sampled, whether or not its client still
-listens. The server listens on the loopback address only.
+to the same routes without ``/s/TOKEN``. Any other path is refused, with the names of these. A completion is recorded
+when it was sampled, whether or not its client still listens. The server listens on the loopback address only.
 """
 
 from __future__ import annotations
@@ -92,11 +92,13 @@ class Gateway:
     async def start(self) -> None:
         """Listen on a free port of the loopback address."""
         app = web.Application(client_max_size=_MAX_BODY)
-        for prefix in ("", "/s/{token}"):
+        for prefix in ("/s/{token}", ""):  # the first route that matches answers
             app.router.add_post(f"{prefix}/v1/chat/completions", self._guard(self._answer_chat))
             app.router.add_post(f"{prefix}/v1/completions", self._guard(self._answer_text))
             app.router.add_get(f"{prefix}/v1/models", self._guard(self._list_models))
+            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._guard(self._show_model))
             app.router.add_post(f"{prefix}/run", self._guard(self._run_code))
+            app.router.add_route("*", f"{prefix}/{{path:.*}}", self._guard(self._refuse_path))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=_BACKLOG).start()
@@ -297,8 +299,20 @@ class Gateway:
 
     async def _list_models(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
         names = [*live.stage.roles, *self.env.models]
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "magrpo"} for name in names]
-        return _json({"object": "list", "data": models})
+        return _json({"object": "list", "data": [_describe_model(name) for name in names]})
+
+    async def _show_model(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
+        name = http.match_info["model"]
+        self._find_agent(live, name)
+        return _json(_describe_model(name))
+
+    async def _refuse_path(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
+        raise RequestRefused(
+            404,
+            f"the gateway does not serve {http.method} /{http.match_info['path']}; it serves /v1/chat/completions, "
+            "/v1/completions and /v1/models: use the chat-completions model of your library",
+            "not_served",
+        )
 
     # ------------------------------------------------------------------------------------------------------ programs
     async def _run_code(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
@@ -320,6 +334,10 @@ def _has_usable_calls(message: Mapping[str, Any]) -> bool:
         and isinstance(function.get("arguments", {}), Mapping)
         for function in functions
     )
+
+
+def _describe_model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "magrpo"}
 
 
 def _json(value: Mapping[str, Any] | ExecutionReport) -> web.Response:

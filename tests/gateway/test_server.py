@@ -110,6 +110,20 @@ def test_the_async_client_and_equal_requests_as_separate_samples(gateway: OpenGa
 
 def test_models(client: openai.OpenAI) -> None:
     assert [one.id for one in client.models.list()] == ["planner", "coder", "gpt-4o"]
+    assert client.models.retrieve("gpt-4o") == [*client.models.list()][2]
+    with pytest.raises(openai.NotFoundError, match="no agent answers for model 'gpt-5'"):
+        client.models.retrieve("gpt-5")
+
+
+def test_what_is_not_served_is_named(client: openai.OpenAI, gateway: OpenGateway) -> None:
+    served = "it serves /v1/chat/completions, /v1/completions and /v1/models: use the chat-completions model"
+    with pytest.raises(openai.NotFoundError, match=f"the gateway does not serve POST /v1/responses; {served}"):
+        client.responses.create(model="planner", input="hello")
+    right = {"Authorization": f"Bearer {gateway.TOKEN}"}
+    for path, headers in [("chat/completions", {}), ("/v1/embeddings", right), ("/s/secret/", {})]:
+        answer = gateway.send(path, {}, headers)
+        assert (answer.status, answer.body["error"]["code"]) == (404, "not_served")
+    assert gateway.send("v1/chat/completions", method="GET").error.startswith("the gateway does not serve GET /v1/chat")
 
 
 def test_agents_answer_for_model_names(gateway: OpenGateway, client: openai.OpenAI) -> None:
