@@ -117,8 +117,8 @@ class CodeRequest(msgspec.Struct):
     """The body of ``POST /run``: a program to run in the sandbox."""
 
     source: str
-    entry_point: str = ""
-    test: str = ""
+    entry_point: str
+    test: str
 
 
 def read_chat_request(body: bytes) -> ChatRequest:
@@ -142,7 +142,10 @@ def read_text_request(body: bytes) -> TextRequest:
 
 def read_code_request(body: bytes) -> CodeRequest:
     """Read a request to run a program. Raises RequestRefused."""
-    return _decode(body, CodeRequest)
+    request = _decode(body, CodeRequest)
+    if not request.entry_point:
+        raise RequestRefused(400, "entry_point: must name a function of the source, which the test calls")
+    return request
 
 
 def _decode(body: bytes, form: type[FormT]) -> FormT:

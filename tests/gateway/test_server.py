@@ -305,7 +305,11 @@ def test_code_runs_in_the_sandbox(gateway: OpenGateway) -> None:
     assert (execution.source, execution.entry_point) == ("def f(): ...", "f")
     assert gateway.session.waited_s > 0, "the time does not count against the limit"
     assert gateway.session.num_asked == 0, "no agent was asked"
-    assert gateway.send("run", {"entry_point": "f"}).status == 400
+    whole = {"source": "def f(): ...", "entry_point": "f", "test": ""}
+    for name in whole:
+        answer = gateway.send("run", {key: value for key, value in whole.items() if key != name})
+        assert (answer.status, f"missing required field `{name}`" in answer.error) == (400, True)
+    assert "entry_point: must name a function" in gateway.send("run", {**whole, "entry_point": ""}).error
 
 
 # ------------------------------------------------------------------------------------------------- sessions and access
