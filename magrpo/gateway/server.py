@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -157,13 +158,14 @@ class Gateway:
             raise RequestRefused(400, "messages: too deeply nested") from None
 
         def show(action: Action) -> Answered:
-            content, was_cut = cut_text(action.text, request.stops)
-            message: Mapping[str, Any] = {"content": content}
+            text, was_cut = cut_text(action.text, request.stops)
+            message: Mapping[str, Any] = {"content": text}
             if tools:
                 text, was_cut = cut_text(self.chat.read_text(agent, action.token_ids), request.stops)
                 parsed = self.chat.parse(agent, prompt_ids, text, tools)
                 message = parsed if _has_usable_calls(parsed) else message
-            return Answered(action, message, was_cut, self._list_tokens(agent, action) if request.logprobs else None)
+            tokens = self._list_tokens(agent, action, len(text) if was_cut else None) if request.logprobs else None
+            return Answered(action, message, was_cut, tokens)
 
         async def answer() -> dict[str, Any]:
             number, actions = await self._complete(live, agent, prompt_ids, tuple(request.messages), request)
@@ -188,14 +190,18 @@ class Gateway:
             return make_text_answer(request, number, len(prompt_ids), [show(action) for action in actions])
 
         def show(action: Action) -> Answered:
-            content, was_cut = cut_text(action.text, request.stops)
-            tokens = None if request.logprobs is None else self._list_tokens(agent, action)
-            return Answered(action, {"content": content}, was_cut, tokens)
+            text, was_cut = cut_text(action.text, request.stops)
+            length = len(text) if was_cut else None
+            tokens = None if request.logprobs is None else self._list_tokens(agent, action, length)
+            return Answered(action, {"content": text}, was_cut, tokens)
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
-    def _list_tokens(self, agent: str, action: Action) -> list[str]:
-        return decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids)
+    def _list_tokens(self, agent: str, action: Action, length: int | None) -> list[str]:
+        """The text that each token adds; of a text that was cut to ``length`` characters, the tokens before the cut."""
+        pieces = decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids)
+        ends = accumulate(map(len, pieces))
+        return [piece for piece, end in zip(pieces, ends, strict=True) if length is None or end <= length]
 
     async def _answer_once(
         self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]

@@ -244,7 +244,12 @@ class Answered(NamedTuple):
     was_cut: bool
     """Whether the client sees only what stands before a stop."""
     tokens: Sequence[str] | None
-    """The text that each token adds; None if log-probabilities were not asked for."""
+    """The text that each token adds, up to a stop; None if log-probabilities were not asked for."""
+
+    @property
+    def logps(self) -> Sequence[float]:
+        """The log-probability of each of ``tokens``."""
+        return self.action.sampling_logps[: len(self.tokens or ())]
 
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -277,7 +282,7 @@ def _chat_logprobs(answered: Answered) -> dict[str, Any] | None:
     return {
         "content": [
             {"token": token, "logprob": logp, "bytes": list(token.encode()) or None, "top_logprobs": []}
-            for token, logp in zip(answered.tokens, answered.action.sampling_logps, strict=True)
+            for token, logp in zip(answered.tokens, answered.logps, strict=True)
         ]
     }
 
@@ -288,7 +293,7 @@ def _text_logprobs(answered: Answered) -> dict[str, Any] | None:
     ends = list(accumulate(map(len, answered.tokens)))
     return {
         "tokens": answered.tokens,
-        "token_logprobs": answered.action.sampling_logps,
+        "token_logprobs": answered.logps,
         "text_offset": [0, *ends[:-1]],
         "top_logprobs": None,
     }

@@ -298,6 +298,20 @@ def test_log_probabilities_of_a_text(client: openai.OpenAI, gateway: OpenGateway
     assert len(answer.choices[0].text) == 10
 
 
+def test_log_probabilities_end_where_a_stop_cuts_the_text(client: openai.OpenAI, gateway: OpenGateway) -> None:
+    chat = client.chat.completions.create(model="planner", messages=HELLO, logprobs=True, stop="lo").choices[0]
+    text = client.completions.create(model="planner", prompt="hello", logprobs=0, stop="lo").choices[0]
+    assert (chat.message.content, text.text) == ("planner: hel", "planner: hel")
+    assert chat.logprobs is not None
+    assert chat.logprobs.content is not None
+    assert "".join(token.token for token in chat.logprobs.content) == "planner: hel"
+    logps = [*gateway.session.seal()[0].action.sampling_logps[:12]]
+    assert [token.logprob for token in chat.logprobs.content] == logps
+    assert text.logprobs is not None
+    assert (text.logprobs.tokens, text.logprobs.token_logprobs) == ([*"planner: hel"], logps)
+    assert text.logprobs.text_offset == [*range(12)]
+
+
 def test_code_runs_in_the_sandbox(gateway: OpenGateway) -> None:
     answer = gateway.send("run", {"source": "def f(): ...", "entry_point": "f", "test": "def check(f): ..."})
     assert (answer.status, answer.body["status"]) == (200, "pass")
