@@ -59,8 +59,9 @@ class AgentProgram(Plugin):
     some episode does not. Longer waits make larger batches. With long ones the batches, and so the last bits of
     log-probabilities, do not depend on the load of the machine."""
     ignore_unsupported: bool = False
-    """Answer requests with ``response_format`` or a forced ``tool_choice`` as if they had none. If false, they are
-    refused, because constrained decoding would sample from another distribution than the one that is trained."""
+    """Answer requests with ``response_format``, a forced ``tool_choice`` and the like as if they had none. If false,
+    they are refused, because constrained decoding would sample from another distribution than the one that is
+    trained."""
     response_template: Path | None = None
     """JSON file that says how tool calls are read from a completion, in the form of transformers' response templates.
     None: the tokenizer's own, or the Hermes form if the chat template writes that."""

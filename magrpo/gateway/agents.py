@@ -76,10 +76,11 @@ class Agents(Mapping[str, Agent]):
     def __len__(self) -> int:
         return len(self.names)
 
-    def run_code(self, source: str, entry_point: str = "", test: str = "") -> dict[str, Any]:
+    def run_code(self, source: str, entry_point: str, test: str) -> dict[str, Any]:
         """Run a program in the run's sandbox; returns its :class:`~magrpo.types.ExecutionReport` as a dict.
 
-        ``test`` defines ``check(candidate)``, as in HumanEval, and is called with the function ``entry_point``.
+        ``test`` defines ``check(candidate)``, as in HumanEval, and is called with the function ``entry_point``, or is a
+        list of asserts. The report has the status of each assert, and nothing that the program prints.
         """
         body = {"source": source, "entry_point": entry_point, "test": test}
         return post_json(f"{self.url}/run", body, self.token)

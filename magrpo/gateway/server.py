@@ -3,8 +3,8 @@
     POST /s/TOKEN/v1/chat/completions    POST /s/TOKEN/v1/completions    GET /s/TOKEN/v1/models    POST /s/TOKEN/run
 
 The token is that of an episode. A client that drops the path of its base URL may send the token as its API key instead,
-to the same routes without ``/s/TOKEN``. A completion is recorded when it was sampled, whether or not its client still
-listens. The server listens on the loopback address only.
+to the same routes without ``/s/TOKEN``. Any other path is refused, with the names of these. A completion is recorded
+when it was sampled, whether or not its client still listens. The server listens on the loopback address only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -29,7 +30,6 @@ from magrpo.gateway.wire import (
     ChatRequest,
     RequestRefused,
     TextRequest,
-    check_unconstrained,
     clamp_sampling,
     cut_text,
     make_chat_answer,
@@ -93,11 +93,13 @@ class Gateway:
     async def start(self) -> None:
         """Listen on a free port of the loopback address."""
         app = web.Application(client_max_size=_MAX_BODY)
-        for prefix in ("", "/s/{token}"):
+        for prefix in ("/s/{token}", ""):  # the first route that matches answers
             app.router.add_post(f"{prefix}/v1/chat/completions", self._guard(self._answer_chat))
             app.router.add_post(f"{prefix}/v1/completions", self._guard(self._answer_text))
             app.router.add_get(f"{prefix}/v1/models", self._guard(self._list_models))
+            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._guard(self._show_model))
             app.router.add_post(f"{prefix}/run", self._guard(self._run_code))
+            app.router.add_route("*", f"{prefix}/{{path:.*}}", self._guard(self._refuse_path))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=_BACKLOG).start()
@@ -143,14 +145,7 @@ class Gateway:
         body = await http.read()
         request = read_chat_request(body)
         agent = self._find_agent(live, request.model)
-        constrains = check_unconstrained(request)
-        if constrains and not self.env.ignore_unsupported:
-            raise RequestRefused(
-                400,
-                f"{', '.join(constrains)}: constrained decoding would sample from another distribution than the one "
-                "that is trained; leave it out, or set env.ignore_unsupported = true to have it ignored",
-                "unsupported",
-            )
+        self._check_supported(request)
         tools = None if request.tool_choice == "none" else request.tools
         try:
             if tools:
@@ -163,18 +158,17 @@ class Gateway:
             raise RequestRefused(400, "messages: too deeply nested") from None
 
         def show(action: Action) -> Answered:
-            content, was_cut = cut_text(action.text, request.stops)
-            message: Mapping[str, Any] = {"content": content}
+            text, was_cut = cut_text(action.text, request.stops)
+            message: Mapping[str, Any] = {"content": text}
             if tools:
                 text, was_cut = cut_text(self.chat.read_text(agent, action.token_ids), request.stops)
                 parsed = self.chat.parse(agent, prompt_ids, text, tools)
                 message = parsed if _has_usable_calls(parsed) else message
-            return Answered(action, message, was_cut, self._list_tokens(agent, action) if request.logprobs else None)
+            tokens = self._list_tokens(agent, action, len(text) if was_cut else None) if request.logprobs else None
+            return Answered(action, message, was_cut, tokens)
 
         async def answer() -> dict[str, Any]:
-            number, actions = await self._complete(
-                live, agent, prompt_ids, tuple(request.messages), request, constrains
-            )
+            number, actions = await self._complete(live, agent, prompt_ids, tuple(request.messages), request)
             return make_chat_answer(request, number, len(prompt_ids), [show(action) for action in actions])
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
@@ -183,23 +177,31 @@ class Gateway:
         body = await http.read()
         request = read_text_request(body)
         agent = self._find_agent(live, request.model)
+        self._check_supported(request)
         prompt = str(request.prompt)
-        prompt_ids = self.chat.lineup.encode_text(agent, prompt)
+        try:
+            prompt_ids = self.chat.lineup.encode_text(agent, prompt)
+        except ConfigError as error:
+            raise RequestRefused(400, f"prompt: {error}; send messages to /v1/chat/completions") from None
         messages = ({"role": "user", "content": prompt},)
 
         async def answer() -> dict[str, Any]:
-            number, actions = await self._complete(live, agent, prompt_ids, messages, request, {})
+            number, actions = await self._complete(live, agent, prompt_ids, messages, request)
             return make_text_answer(request, number, len(prompt_ids), [show(action) for action in actions])
 
         def show(action: Action) -> Answered:
-            content, was_cut = cut_text(action.text, request.stops)
-            tokens = None if request.logprobs is None else self._list_tokens(agent, action)
-            return Answered(action, {"content": content}, was_cut, tokens)
+            text, was_cut = cut_text(action.text, request.stops)
+            length = len(text) if was_cut else None
+            tokens = None if request.logprobs is None else self._list_tokens(agent, action, length)
+            return Answered(action, {"content": text}, was_cut, tokens)
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
-    def _list_tokens(self, agent: str, action: Action) -> list[str]:
-        return decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids)
+    def _list_tokens(self, agent: str, action: Action, length: int | None) -> list[str]:
+        """The text that each token adds; of a text that was cut to ``length`` characters, the tokens before the cut."""
+        pieces = decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids)
+        ends = accumulate(map(len, pieces))
+        return [piece for piece, end in zip(pieces, ends, strict=True) if length is None or end <= length]
 
     async def _answer_once(
         self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]
@@ -232,7 +234,6 @@ class Gateway:
         prompt_ids: tuple[int, ...],
         messages: Messages,
         request: ChatRequest | TextRequest,
-        constrains: Mapping[str, Any],
     ) -> tuple[int, list[Action]]:
         """Sample and record the completions of a request; returns the number of the first, and all of them."""
         session = live.session
@@ -251,7 +252,7 @@ class Gateway:
         with session.wait():
             results = await asyncio.gather(*map(live.stage.completions.submit, requests))
         has_low_limit = sampling.max_new_tokens < session.task.sampling.max_new_tokens
-        all_overruled = {**overruled, **constrains}
+        all_overruled = {**overruled, **request.unsupported}
         for (number, _), (batch, action) in zip(begun, results, strict=True):
             ends_early = has_low_limit or cut_text(action.text, request.stops)[1]
             session.calls.append(
@@ -267,6 +268,16 @@ class Gateway:
                 404, f"no agent answers for model {model!r}; there are: {known} (env.models)", "no_model"
             )
         return live.stage.roles[role]
+
+    def _check_supported(self, request: ChatRequest | TextRequest) -> None:
+        if request.unsupported and not self.env.ignore_unsupported:
+            raise RequestRefused(
+                400,
+                f"{', '.join(request.unsupported)}: not supported: the chat template alone makes the prompts, and "
+                "constrained decoding would sample from another distribution than the one that is trained; leave it "
+                "out, or set env.ignore_unsupported = true to have it ignored",
+                "unsupported",
+            )
 
     def _check_room(self, live: LiveSession, agent: str, length: int, sampling: SamplingParams) -> None:
         window = live.stage.window(agent)
@@ -294,8 +305,20 @@ class Gateway:
 
     async def _list_models(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
         names = [*live.stage.roles, *self.env.models]
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "magrpo"} for name in names]
-        return _json({"object": "list", "data": models})
+        return _json({"object": "list", "data": [_describe_model(name) for name in names]})
+
+    async def _show_model(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
+        name = http.match_info["model"]
+        self._find_agent(live, name)
+        return _json(_describe_model(name))
+
+    async def _refuse_path(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
+        raise RequestRefused(
+            404,
+            f"the gateway does not serve {http.method} /{http.match_info['path']}; it serves /v1/chat/completions, "
+            "/v1/completions and /v1/models: use the chat-completions model of your library",
+            "not_served",
+        )
 
     # ------------------------------------------------------------------------------------------------------ programs
     async def _run_code(self, http: web.Request, live: LiveSession) -> web.StreamResponse:
@@ -317,6 +340,10 @@ def _has_usable_calls(message: Mapping[str, Any]) -> bool:
         and isinstance(function.get("arguments", {}), Mapping)
         for function in functions
     )
+
+
+def _describe_model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "magrpo"}
 
 
 def _json(value: Mapping[str, Any] | ExecutionReport) -> web.Response:

@@ -28,7 +28,20 @@ _NEUTRAL: Mapping[str, Any] = {
     "logit_bias": None,
 }
 """Fields that change the distribution, with a value that does not (None: the run's own, or none)."""
-
+_UNSUPPORTED: Mapping[str, Sequence[Any]] = {
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "function_call": ("auto", "none"),
+    **dict.fromkeys(
+        (
+            *("guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs"),
+            *("bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids", "ignore_eos"),
+            *("functions", "chat_template", "chat_template_kwargs", "continue_final_message", "echo", "suffix"),
+        ),
+        (False, 0, "", [], {}),
+    ),
+}
+"""Fields of OpenAI and vLLM that constrain decoding or reshape the prompt, with values besides None that do not."""
 
 FormT = TypeVar("FormT")
 
@@ -65,6 +78,9 @@ class _Options(msgspec.Struct):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    best_of: int | None = None
+    unsupported: dict[str, Any] = {}
+    """What the request asks for by :data:`_UNSUPPORTED`, and ``best_of`` above ``n``; set when it was read."""
 
     @property
     def num_answers(self) -> int:
@@ -86,7 +102,7 @@ class ChatRequest(_Options, kw_only=True):
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
 
 
@@ -101,8 +117,8 @@ class CodeRequest(msgspec.Struct):
     """The body of ``POST /run``: a program to run in the sandbox."""
 
     source: str
-    entry_point: str = ""
-    test: str = ""
+    entry_point: str
+    test: str
 
 
 def read_chat_request(body: bytes) -> ChatRequest:
@@ -126,16 +142,28 @@ def read_text_request(body: bytes) -> TextRequest:
 
 def read_code_request(body: bytes) -> CodeRequest:
     """Read a request to run a program. Raises RequestRefused."""
-    return _decode(body, CodeRequest)
+    request = _decode(body, CodeRequest)
+    if not request.entry_point:
+        raise RequestRefused(400, "entry_point: must name a function of the source, which the test calls")
+    return request
 
 
 def _decode(body: bytes, form: type[FormT]) -> FormT:
     try:
-        request = msgspec.convert(replace_surrogates(json.loads(body)), form)
+        fields = replace_surrogates(json.loads(body))
+        request = msgspec.convert(fields, form)
     except (ValueError, RecursionError) as error:  # msgspec's ValidationError is a ValueError
         raise RequestRefused(400, f"the request cannot be read: {error}") from None
-    if isinstance(request, _Options) and request.num_answers < 1:
-        raise RequestRefused(400, f"n = {request.n}: must be at least 1")
+    if isinstance(request, _Options):
+        if request.num_answers < 1:
+            raise RequestRefused(400, f"n = {request.n}: must be at least 1")
+        request.unsupported = {
+            name: fields[name]
+            for name, neutral in _UNSUPPORTED.items()
+            if fields.get(name) is not None and fields[name] not in neutral
+        }
+        if (request.best_of or 0) > request.num_answers:
+            request.unsupported["best_of"] = request.best_of
     return request
 
 
@@ -144,6 +172,8 @@ def _read_message(message: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestRefused(400, "messages: each needs a role")
+    if message.get("function_call"):
+        raise RequestRefused(400, "messages: function_call is not supported; send tool_calls")
     read: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
         "content": _read_content(message.get("content")),
@@ -191,8 +221,11 @@ def clamp_sampling(request: _Options, run: SamplingParams) -> tuple[SamplingPara
         if value is not None and value not in (_NEUTRAL[name], own.get(name)) and value != {}
     }
     limit = request.max_tokens
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        limit = request.max_completion_tokens
+    if isinstance(request, ChatRequest):
+        if request.tools and request.parallel_tool_calls is False:
+            overruled["parallel_tool_calls"] = False
+        if request.max_completion_tokens is not None:
+            limit = request.max_completion_tokens
     if limit is None or limit == run.max_new_tokens:
         return run, overruled
     if limit < 1:
@@ -200,16 +233,6 @@ def clamp_sampling(request: _Options, run: SamplingParams) -> tuple[SamplingPara
     if limit > run.max_new_tokens:
         overruled["max_tokens"] = limit
     return replace(run, max_new_tokens=min(limit, run.max_new_tokens)), overruled
-
-
-def check_unconstrained(request: ChatRequest) -> dict[str, Any]:
-    """Fields of the request that would constrain decoding; empty if there are none."""
-    constrains: dict[str, Any] = {}
-    if request.response_format is not None and request.response_format.get("type") != "text":
-        constrains["response_format"] = request.response_format
-    if request.tool_choice not in (None, "auto", "none"):
-        constrains["tool_choice"] = request.tool_choice
-    return constrains
 
 
 class Answered(NamedTuple):
@@ -221,7 +244,12 @@ class Answered(NamedTuple):
     was_cut: bool
     """Whether the client sees only what stands before a stop."""
     tokens: Sequence[str] | None
-    """The text that each token adds; None if log-probabilities were not asked for."""
+    """The text that each token adds, up to a stop; None if log-probabilities were not asked for."""
+
+    @property
+    def logps(self) -> Sequence[float]:
+        """The log-probability of each of ``tokens``."""
+        return self.action.sampling_logps[: len(self.tokens or ())]
 
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -254,7 +282,7 @@ def _chat_logprobs(answered: Answered) -> dict[str, Any] | None:
     return {
         "content": [
             {"token": token, "logprob": logp, "bytes": list(token.encode()) or None, "top_logprobs": []}
-            for token, logp in zip(answered.tokens, answered.action.sampling_logps, strict=True)
+            for token, logp in zip(answered.tokens, answered.logps, strict=True)
         ]
     }
 
@@ -265,7 +293,7 @@ def _text_logprobs(answered: Answered) -> dict[str, Any] | None:
     ends = list(accumulate(map(len, answered.tokens)))
     return {
         "tokens": answered.tokens,
-        "token_logprobs": answered.action.sampling_logps,
+        "token_logprobs": answered.logps,
         "text_offset": [0, *ends[:-1]],
         "top_logprobs": None,
     }

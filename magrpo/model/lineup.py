@@ -162,9 +162,14 @@ class Lineup:
         return token_ids
 
     def encode_text(self, agent: str, text: str) -> tuple[int, ...]:
-        """Encode a text that a completion continues, without a chat template; special tokens in it are replaced."""
+        """Encode a text that a completion continues, without a chat template.
+
+        Raises ConfigError if the text contains a special token of any agent, or as :meth:`render` does.
+        """
+        if special := self._uncontrolled.search(text):
+            raise ConfigError(f"contains the special token {special[0]!r}, which a text may not hold")
         entry = self._agents[agent]
-        token_ids = _encode_plain(entry.tokenizer, self._clean(text))
+        token_ids = _encode_plain(entry.tokenizer, text)
         self._check_vocabulary(entry, token_ids)
         return token_ids
 

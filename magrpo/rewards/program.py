@@ -22,6 +22,7 @@ _PARSE_CHARS = 8 * MAX_CHARS
 _FENCE = "```"
 _PYTHON = frozenset({"", "py", "python", "python3"})
 _MAY_BE_CALLABLE = ast.Lambda | ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.IfExp | ast.BoolOp
+_DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
 
@@ -68,13 +69,22 @@ def extract_module(text: str, defines: str, prompt: str = "", drop: str = "") ->
 
 @lru_cache(maxsize=1024)
 def extract_preamble(prompt: str, entry_point: str) -> Module:
-    """Extract the part of a prompt above the entry point: imports, constants and definitions."""
+    """Extract the imports and definitions of a prompt, and the constants above the entry point.
+
+    Other statements are examples (``result = add(1, 2)``): a program that begins with them calls the entry point before
+    it is defined.
+    """
     prompt = _clean_text(prompt)
     try:
         parse_source(prompt)
     except _UNPARSABLE:
         prompt = f"{prompt.rstrip()}\n    pass\n"
-    return _make_module(_parse_statements(prompt), drop=entry_point)
+    kept, is_above = [], True
+    for node, source in _parse_statements(prompt):
+        is_above = is_above and not (isinstance(node, ast.FunctionDef) and node.name == entry_point)
+        if isinstance(node, _DEFINES) or (is_above and not _reads_name(node, entry_point)):
+            kept.append((node, source))
+    return _make_module(kept, drop=entry_point)
 
 
 def separate_futures(source: str) -> Module:
@@ -276,6 +286,12 @@ def _list_bound_names(node: ast.stmt) -> set[str]:
         case ast.AnnAssign(target=ast.Name(id=name)):
             return {name}
     return set()
+
+
+def _reads_name(node: ast.stmt, name: str) -> bool:
+    """Whether a statement reads ``name`` as it runs, not only when a function that it makes is called."""
+    nodes = walk_own_scope(ast.Module([node], []))
+    return any(isinstance(part, ast.Name) and part.id == name for part in nodes)
 
 
 def _is_demonstration(node: ast.stmt) -> bool:

@@ -46,6 +46,10 @@ class ReturnedReward(Plugin):
             raise ValueError(
                 f"the program returned a dict with {', '.join(unknown)}; its keys are reward, parts, local"
             )
+        if {"reward", "parts"} <= fields.keys():
+            raise ValueError(
+                "the program returned both reward and parts; return one of them: the reward is the sum of the parts"
+            )
         parts = self._read_parts(fields.get("parts", fields.get("reward")))
         local = fields.get("local", {})
         if not isinstance(local, Mapping) or not all(map(_is_number, local.values())) or local.keys() - set(agents):

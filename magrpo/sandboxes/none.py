@@ -23,7 +23,8 @@ class _Nothing:
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
         if executions:
             raise ConfigError(
-                "sandbox.kind = 'none' runs no programs, but the reward needs them run; set sandbox.kind = 'pool'"
+                "sandbox.kind = 'none' runs no programs, but the reward, or run_code of the program in env.run, needs "
+                "them run; set sandbox.kind = 'pool'"
             )
         return []
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from magrpo.checks.runners import run_executions
 from magrpo.envs.program import AgentProgram
-from magrpo.errors import quote_value
+from magrpo.errors import ConfigError, quote_value
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.run import files
 from magrpo.stages.backend import Cache, ScoreStats, Team, collect_reports
@@ -146,9 +146,16 @@ def _settle_episode(episode: Episode, team: Team) -> Scored | None:
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:
     """The joint action with its price, in which local rewards are keyed by agent instead of role.
 
-    A program that returns local rewards names the roles, too.
+    A program that returns local rewards names the roles, too. Raises ConfigError if no agent has such a role, which is
+    possible for a program whose texts the reward prices.
     """
     local_by_role = scored.reward.local
+    if vacant := local_by_role.keys() - roles.values():
+        raise ConfigError(
+            f"reward: gives the roles {', '.join(sorted(vacant))} local rewards, but no agent has them; there are: "
+            f"{', '.join(roles.values())}; give each of these roles an agent (agents.N.role; env.models maps the names "
+            "that the program asks for), or turn local rewards off (reward.local_weight = 0)"
+        )
     local = {agent: local_by_role[role] for agent, role in roles.items() if role in local_by_role}
     return ScoredTurn(turn.picks, replace(scored.reward, local=local), scored.reports, scored.masked)
 

@@ -110,6 +110,20 @@ def test_the_async_client_and_equal_requests_as_separate_samples(gateway: OpenGa
 
 def test_models(client: openai.OpenAI) -> None:
     assert [one.id for one in client.models.list()] == ["planner", "coder", "gpt-4o"]
+    assert client.models.retrieve("gpt-4o") == [*client.models.list()][2]
+    with pytest.raises(openai.NotFoundError, match="no agent answers for model 'gpt-5'"):
+        client.models.retrieve("gpt-5")
+
+
+def test_what_is_not_served_is_named(client: openai.OpenAI, gateway: OpenGateway) -> None:
+    served = "it serves /v1/chat/completions, /v1/completions and /v1/models: use the chat-completions model"
+    with pytest.raises(openai.NotFoundError, match=f"the gateway does not serve POST /v1/responses; {served}"):
+        client.responses.create(model="planner", input="hello")
+    right = {"Authorization": f"Bearer {gateway.TOKEN}"}
+    for path, headers in [("chat/completions", {}), ("/v1/embeddings", right), ("/s/secret/", {})]:
+        answer = gateway.send(path, {}, headers)
+        assert (answer.status, answer.body["error"]["code"]) == (404, "not_served")
+    assert gateway.send("v1/chat/completions", method="GET").error.startswith("the gateway does not serve GET /v1/chat")
 
 
 def test_agents_answer_for_model_names(gateway: OpenGateway, client: openai.OpenAI) -> None:
@@ -190,6 +204,26 @@ CONSTRAINTS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
     {"tools": [TOOL], "tool_choice": "required"},
     {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+    {"guided_json": {"type": "object"}},
+    {"guided_choice": ["yes", "no"]},
+    {"guided_regex": "a+"},
+    {"guided_grammar": "root ::= x"},
+    {"structured_outputs": {"regex": "a+"}},
+    {"bad_words": ["hello"]},
+    {"allowed_token_ids": [5]},
+    {"min_tokens": 5},
+    {"stop_token_ids": [5]},
+    {"functions": [TOOL["function"]]},
+    {"function_call": {"name": "add"}},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"continue_final_message": True},
+]
+TEXT_CONSTRAINTS: list[dict[str, Any]] = [
+    {"guided_regex": "a+"},
+    {"response_format": {"type": "json_object"}},
+    {"n": 2, "best_of": 3},
+    {"echo": True},
+    {"suffix": "end"},
 ]
 
 
@@ -199,7 +233,7 @@ def test_constrained_decoding_is_refused_or_ignored(hermes: Lineup, fields: dict
     with open_gateway(FakeModel(hermes)) as gateway:
         answer = gateway.chat(**fields)
         assert answer.status == 400
-        assert answer.error.startswith(f"{name}: constrained decoding would sample from another distribution")
+        assert answer.error.startswith(f"{name}: not supported")
         assert "env.ignore_unsupported = true" in answer.error
         assert gateway.model.batches == []
     with open_gateway(FakeModel(hermes), ignore_unsupported=True) as gateway:
@@ -207,10 +241,33 @@ def test_constrained_decoding_is_refused_or_ignored(hermes: Lineup, fields: dict
         assert gateway.session.seal()[0].overruled == {name: fields[name]}
 
 
+@pytest.mark.parametrize("fields", TEXT_CONSTRAINTS)
+def test_texts_are_not_constrained_either(model: FakeModel, fields: dict[str, Any]) -> None:
+    name, body = [*fields][-1], {"model": "planner", "prompt": "hello", **fields}
+    with open_gateway(model) as gateway:
+        answer = gateway.send("v1/completions", body)
+        assert (answer.status, answer.body["error"]["code"]) == (400, "unsupported")
+        assert answer.error.startswith(f"{name}: not supported")
+    with open_gateway(model, ignore_unsupported=True) as gateway:
+        assert gateway.send("v1/completions", body).status == 200
+        assert gateway.session.seal()[0].overruled == {name: fields[name]}
+
+
+def test_one_tool_call_at_most_cannot_be_had(hermes: Lineup) -> None:
+    with open_gateway(FakeModel(hermes)) as gateway:
+        assert gateway.chat(tools=[TOOL], parallel_tool_calls=False).status == 200
+        assert gateway.chat(tools=[TOOL], parallel_tool_calls=True).status == 200
+        assert [call.overruled for call in gateway.session.seal()] == [{"parallel_tool_calls": False}, {}]
+
+
 def test_fields_that_constrain_nothing_are_accepted(gateway: OpenGateway) -> None:
     assert gateway.chat(response_format={"type": "text"}, tool_choice="auto", user="me", store=False).status == 200
     assert gateway.chat(tools=[TOOL], tool_choice="none").status == 200, "and no template is needed for them"
-    assert [call.overruled for call in gateway.session.seal()] == [{}, {}]
+    neutral = {"min_tokens": 0, "bad_words": [], "guided_json": None, "function_call": "auto", "functions": []}
+    assert gateway.chat(**neutral).status == 200
+    text = {"model": "planner", "prompt": "hello", "n": 2, "best_of": 2, "echo": False, "suffix": ""}
+    assert gateway.send("v1/completions", text).status == 200
+    assert [call.overruled for call in gateway.session.seal()] == [{}] * 5
 
 
 def test_log_probabilities(client: openai.OpenAI, gateway: OpenGateway) -> None:
@@ -241,6 +298,20 @@ def test_log_probabilities_of_a_text(client: openai.OpenAI, gateway: OpenGateway
     assert len(answer.choices[0].text) == 10
 
 
+def test_log_probabilities_end_where_a_stop_cuts_the_text(client: openai.OpenAI, gateway: OpenGateway) -> None:
+    chat = client.chat.completions.create(model="planner", messages=HELLO, logprobs=True, stop="lo").choices[0]
+    text = client.completions.create(model="planner", prompt="hello", logprobs=0, stop="lo").choices[0]
+    assert (chat.message.content, text.text) == ("planner: hel", "planner: hel")
+    assert chat.logprobs is not None
+    assert chat.logprobs.content is not None
+    assert "".join(token.token for token in chat.logprobs.content) == "planner: hel"
+    logps = [*gateway.session.seal()[0].action.sampling_logps[:12]]
+    assert [token.logprob for token in chat.logprobs.content] == logps
+    assert text.logprobs is not None
+    assert (text.logprobs.tokens, text.logprobs.token_logprobs) == ([*"planner: hel"], logps)
+    assert text.logprobs.text_offset == [*range(12)]
+
+
 def test_code_runs_in_the_sandbox(gateway: OpenGateway) -> None:
     answer = gateway.send("run", {"source": "def f(): ...", "entry_point": "f", "test": "def check(f): ..."})
     assert (answer.status, answer.body["status"]) == (200, "pass")
@@ -248,7 +319,11 @@ def test_code_runs_in_the_sandbox(gateway: OpenGateway) -> None:
     assert (execution.source, execution.entry_point) == ("def f(): ...", "f")
     assert gateway.session.waited_s > 0, "the time does not count against the limit"
     assert gateway.session.num_asked == 0, "no agent was asked"
-    assert gateway.send("run", {"entry_point": "f"}).status == 400
+    whole = {"source": "def f(): ...", "entry_point": "f", "test": ""}
+    for name in whole:
+        answer = gateway.send("run", {key: value for key, value in whole.items() if key != name})
+        assert (answer.status, f"missing required field `{name}`" in answer.error) == (400, True)
+    assert "entry_point: must name a function" in gateway.send("run", {**whole, "entry_point": ""}).error
 
 
 # ------------------------------------------------------------------------------------------------- sessions and access
@@ -351,6 +426,11 @@ MALFORMED: list[tuple[str, Any, str]] = [
         "a tool call needs a function with a name and arguments in JSON",
     ),
     ("chat/completions", {"model": "planner", "messages": [{"role": "user", "tool_calls": 5}]}, "tool_calls"),
+    (
+        "chat/completions",
+        {"model": "planner", "messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]},
+        "messages: function_call is not supported; send tool_calls",
+    ),
     ("chat/completions", {"model": "planner", "messages": HELLO, "n": 0}, "n = 0: must be at least 1"),
     ("chat/completions", {"model": "planner", "messages": HELLO, "n": "2"}, "Expected `int | null`"),
     ("chat/completions", {"model": "planner", "messages": HELLO, "max_tokens": 0}, "max_tokens = 0"),
@@ -359,6 +439,11 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("completions", {"model": "planner", "prompt": ["a", "b"]}, "prompt: one text to a request"),
     ("completions", {"model": "planner", "prompt": [1, 2]}, "Expected `str`"),
     ("completions", {"model": "planner", "prompt": ""}, "the prompt is empty"),
+    (
+        "completions",
+        {"model": "planner", "prompt": "<|im_start|>user\nhello<|im_end|>\n"},
+        "prompt: contains the special token '<|im_start|>', which a text may not hold; send messages to /v1/chat/comp",
+    ),
 ]
 
 

@@ -205,6 +205,24 @@ def test_preamble_is_what_stands_above_the_entry_point() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ('import math\n\ndef f(x):\n    """d"""\n\nr = f(1)\n', "import math"),
+        ("import math\n\ndef f(x):\n    ...\n\nx = int(input())\nfor y in [x]:\n    z = f(y)\n", "import math"),
+        ("import math\n\ndef f(x):\n    # TODO\n\nr = f(1)\n", "import math"),
+        ("Write f.\nr = f(1)\n", ""),
+        ("Write f.\nLIMIT = 3\ng = lambda x: f(x)\n", "LIMIT = 3\n\ng = lambda x: f(x)"),
+        (
+            "def g(x):\n    return f(x)\n\ndef f(x):\n    ...\n\nclass Box: ...",
+            "def g(x):\n    return f(x)\n\nclass Box: ...",
+        ),
+    ],
+)
+def test_examples_of_a_prompt_that_need_the_entry_point_are_left_out(prompt: str, expected: str) -> None:
+    assert extract_preamble(prompt, "f").source == expected
+
+
+@pytest.mark.parametrize(
     ("body", "expected"),
     [
         ("return x", True),

@@ -60,6 +60,7 @@ def test_several_parts(result: Any) -> None:
         (ReturnedReward(), {}, r"returned the parts \[\]; reward.maxima has outcome"),
         (ReturnedReward(), {"tests": 1.0}, r"returned the parts \['tests'\]; reward.maxima has outcome"),
         (ReturnedReward(), {"reward": 1.0, "locals": {}}, "a dict with locals; its keys are reward, parts, local"),
+        (ReturnedReward(), {"reward": 1.0, "parts": {"outcome": 0.5}}, "both reward and parts; return one of them"),
         (ReturnedReward(), {"local": {}}, "returned None for 'outcome'"),
         (ReturnedReward(), {"reward": 1.0, "local": None}, "returned local = None; it must map agents to finite num"),
         (ReturnedReward(), {"reward": 1.0, "local": {"nobody": 1.0}}, "it must map agents to finite numbers"),

@@ -76,3 +76,11 @@ def test_the_canonical_solution_gets_everything_in_the_sandbox(sandbox: Sandbox)
     texts = {"solo": problem.prompt + problem.canonical_solution}
     (scored,), _ = score_texts([(problem, texts)], reward=REWARD, sandbox=sandbox, cache={})
     assert scored.reward.parts == SOLO_MAXIMA
+
+
+def test_an_example_below_the_signature_does_not_hinder_a_right_answer(sandbox: Sandbox) -> None:
+    prompt = 'def add(a, b):\n    """Add."""\n\nresult = add(1, 2)\n'
+    problem = Problem("t/1", prompt, "add", "def check(candidate):\n    assert candidate(1, 2) == 3")
+    texts = {"solo": "def add(a, b):\n    return a + b"}
+    (scored,), _ = score_texts([(problem, texts)], reward=REWARD, sandbox=sandbox, cache={})
+    assert scored.reward.parts["tests"] == 1.0

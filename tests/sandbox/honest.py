@@ -37,6 +37,11 @@ PROGRAMS: dict[str, tuple[str, str]] = {
         "        return sum(pool.map(lambda _: n, range(n)))\n",
         _SIMPLE,
     ),
+    "called_from_several_threads": (
+        "def f(n):\n    return [n] * n\n",
+        "from concurrent.futures import ThreadPoolExecutor\ndef check(candidate):\n    with ThreadPoolExecutor(4) as pool:\n"
+        "        assert list(pool.map(candidate, range(50))) == [[n] * n for n in range(50)]\n",
+    ),
     "generator": ("def g(n):\n    for _ in range(n):\n        yield n\ndef f(n):\n    return sum(g(n))\n", _SIMPLE),
     "closure_and_cache": (
         "from functools import lru_cache\n@lru_cache(None)\ndef g(n):\n    return n if n < 2 else g(n - 1) + g(n - 2)\n"

@@ -141,6 +141,15 @@ HONEST = {
         "def f():\n    raise ExceptionGroup('two', [ValueError(1)])\n",
         "try:\n    f()\n    assert False\nexcept* ValueError:\n    assert True",
     ),
+    "has a signature": (
+        "def f(a, b=2):\n    f.calls = 1\n    return a\n",
+        "import inspect\nassert list(inspect.signature(f).parameters) == ['a', 'b']\nassert f(1) == 1\nassert f.calls == 1",
+    ),
+    "has the signature of its decorator": (
+        "from functools import wraps\ndef count(g):\n    @wraps(g)\n    def counted(*args):\n        return g(*args)\n"
+        "    return counted\n@count\ndef f(a, b):\n    return a\n",
+        "from inspect import signature\nassert str(signature(f)) == '(a, b)'\nassert f.__wrapped__(3, 4) == 3",
+    ),
     "is asynchronous": ("async def f(n):\n    return n\n", "import asyncio\nassert asyncio.run(f(3)) == 3"),
     "defines what the test reads": ("LIMIT = 3\ndef f(n):\n    return min(n, LIMIT)\n", "assert f(9) == LIMIT"),
 }  # fmt: skip

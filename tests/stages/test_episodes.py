@@ -18,6 +18,7 @@ from magrpo.errors import ConfigError, PluginFailed
 from magrpo.gateway.player import EpisodePlayer, PlayedEpisode, Services
 from magrpo.gateway.sessions import EpisodeTask
 from magrpo.interfaces import Reward
+from magrpo.rewards.coding import CodingReward
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.rewards.writing import WritingReward
 from magrpo.run.files import GROUPS, read_groups, read_scored, write_scores
@@ -80,7 +81,7 @@ class ScriptedPlayer:
 def make_team(reward: Reward | None = None, penalty: PenaltyConfig | None = None, **fields: Any) -> Team:
     """A team that writes texts for :class:`PassReward` unless there is another reward."""
     writes = ("helper", "main") if reward is None else ()
-    env = AgentProgram(run="my:program", writes=writes, **fields)
+    env = AgentProgram(run="my:program", **{"writes": writes, **fields})
     return Team(AGENTS, env, reward or PassReward(), penalty or PenaltyConfig())
 
 
@@ -239,6 +240,12 @@ def test_returned_rewards_pass_through() -> None:
         ["p", "c"],
     )
     assert [sample.returns for sample in samples["p"]] == [0.5, 1.25]
+
+
+def test_local_rewards_of_roles_without_an_agent_are_refused() -> None:
+    team = make_team(CodingReward(local_weight=1.0), writes=("helper", "main"))
+    with pytest.raises(ConfigError, match=r"roles helper, main local rewards.*: planner, coder; .*agents\.N\.role"):
+        score_one(team, made({"helper": "", "main": "def f(): return 1"}))
 
 
 def test_a_returned_reward_that_is_refused_is_a_failure() -> None:

@@ -160,5 +160,5 @@ def test_texts_are_judged_without_a_sandbox_and_there_is_no_pass_at_k() -> None:
 
 
 def test_a_reward_that_runs_programs_needs_a_sandbox() -> None:
-    with pytest.raises(ConfigError, match=r"kind = 'none' runs no programs, .* set sandbox.kind = 'pool'"):
+    with pytest.raises(ConfigError, match=r"kind = 'none' runs no programs, .*run_code.* set sandbox.kind = 'pool'"):
         NoSandbox().open().run([Execution("", "f", "")])

@@ -7,6 +7,7 @@ import ast
 import base64
 import builtins
 import gc
+import inspect
 import json
 import operator
 import re
@@ -255,6 +256,8 @@ class Local(recorder.Callee):
             return value
 
         if isinstance(function, FunctionType):
+            if not vars(function).keys() & {"__signature__", "__wrapped__"}:
+                function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # for the test
             update_wrapper(call, function).__dict__ = vars(function)
             self.entry = call
         else:  # a class, or an object that the test may use in ways other than calls, which go unnoticed

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 import time
 from typing import Any
 
@@ -57,6 +58,7 @@ class Proxy(Callee):
         self.measured = time.monotonic()
         self.watch = program[2]
         self.surroundings = Surroundings()
+        self.lock = threading.RLock()  # the test may call from several threads, and there is one channel
         self.entry = EntryPoint(program[1], self.call)
         self.entry_is_class = False
         self.spare: CandidateProcess | None = process
@@ -70,11 +72,15 @@ class Proxy(Callee):
         self._load()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the entry point; its exceptions arrive as their nearest builtin class.
+        """Call the entry point; its exceptions arrive as their nearest builtin class. Threads take turns.
 
         Raises:
             CandidateFailure: there is no answer. Inexpressible: the call needs an object that is not plain data.
         """
+        with self.lock:
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.failure:
             raise CandidateFailure(*self.failure)
         if self.entry_is_class:
