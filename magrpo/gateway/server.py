@@ -193,13 +193,13 @@ class Gateway:
 
         def show(action: Action) -> Answered:
             content, was_cut = cut_text(action.text, request.stops)
-            tokens = None if request.logprobs is None else self._list_tokens(agent, action)
+            tokens = None if request.logprobs is None else self._list_tokens(agent, action, prompt_ids)
             return Answered(action, {"content": content}, was_cut, tokens)
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
-    def _list_tokens(self, agent: str, action: Action) -> list[str]:
-        return decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids)
+    def _list_tokens(self, agent: str, action: Action, behind: Sequence[int] = ()) -> list[str]:
+        return decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids, behind)
 
     async def _answer_once(
         self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]
@@ -250,6 +250,8 @@ class Gateway:
         requests = [Request(agent, prompt_ids, sampling, seed) for _, seed in begun]
         with session.wait():
             results = await asyncio.gather(*map(live.stage.completions.submit, requests))
+        if isinstance(request, TextRequest):
+            results = [(batch, self.chat.continue_text(prompt_ids, action)) for batch, action in results]
         has_low_limit = sampling.max_new_tokens < session.task.sampling.max_new_tokens
         all_overruled = {**overruled, **constrains}
         for (number, _), (batch, action) in zip(begun, results, strict=True):
