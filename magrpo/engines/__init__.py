@@ -9,7 +9,7 @@ sampling, and making actions after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,9 +47,9 @@ class Completion(NamedTuple):
     support: Sequence[Sequence[int]] = ()
 
 
-def check_folders(weights: Mapping[str, Path], before: Collection[str]) -> None:
+def check_folders(weights: Mapping[str, Path], before: Set[str]) -> None:
     """Raise ConfigError if ``weights`` leaves out agents that had folders ``before``: they would keep those weights."""
-    if weights and (missing := [agent for agent in before if agent not in weights]):
+    if weights and (missing := sorted(before - weights.keys())):
         raise ConfigError(
             f"no folder of weights for {', '.join(missing)}, served with other weights before; give one for each agent"
         )

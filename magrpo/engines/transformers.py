@@ -114,7 +114,7 @@ class LocalWeights:
         policy = self._engine.policy
         with self._engine.lock, hold_cores(policy.device):
             if policy.sources != self._weights:
-                check_folders(self._weights, policy.agents if policy.sources is None else policy.sources)
+                check_folders(self._weights, set(policy.agents if policy.sources is None else policy.sources))
                 policy.load(self._version, self._weights)
             yield policy
 
