@@ -123,7 +123,8 @@ class Engine(Protocol):
         """Serve the weights of an update: a folder for each agent, in the format of peft or transformers.
 
         An agent without a folder acts with its base model. As many sets of weights may be open at once as the engine
-        was opened for. Raises EngineError if the engine died.
+        was opened for. Raises EngineError if the engine died. Raises ConfigError, here or in ``generate``, if some
+        agents have folders, but one that had a folder before has none.
         """
 
     def sleep(self) -> None:

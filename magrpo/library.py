@@ -277,14 +277,19 @@ class Sampler:
 
 @contextmanager
 def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) -> Iterator[Sampler]:
-    """Open the engine of ``config`` with folders of weights by agent; None: untrained, or ``start_from``.
+    """Open the engine of ``config`` with a folder of weights for each agent; None: untrained, or ``start_from``.
 
     >>> with open_engine(run.config, run.find_weights()) as sampler:
     ...     sampler.sample_joint_actions(problem, number=4)
+
+    Raises ConfigError if ``weights`` names other agents than ``config``.
     """
     from magrpo.gateway.player import open_player  # aiohttp
     from magrpo.model.policy import Policy  # torch and transformers
 
+    names = [agent.name for agent in config.agents]
+    if weights and sorted(weights) != sorted(names):
+        raise ConfigError(f"weights: needs a folder for each agent {', '.join(names)}; got {', '.join(weights)}")
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
     with (
         closing(runners.open_engine_plugin(config.engine, EngineHost.of(policy))) as engine,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 Split = Literal["train", "test", "ood"]
@@ -254,15 +255,20 @@ class Episode:
 
     def prompt_ids(self, number: int) -> tuple[int, ...]:
         """The whole prompt of call ``number``, in tokens."""
-        call = self.calls[number]
-        if call.extends < 0:
-            return call.prompt_ids
-        return (*self.prompt_ids(call.extends), *self.calls[call.extends].action.token_ids, *call.prompt_ids)
+        *earlier, last = self._list_chain(number)
+        begun = ((*call.prompt_ids, *call.action.token_ids) for call in earlier)
+        return (*chain.from_iterable(begun), *last.prompt_ids)
 
     def messages(self, number: int) -> tuple[dict[str, Any], ...]:
         """All messages of call ``number``."""
-        call = self.calls[number]
-        return call.messages if call.extends < 0 else (*self.messages(call.extends), *call.messages)
+        return tuple(message for call in self._list_chain(number) for message in call.messages)
+
+    def _list_chain(self, number: int) -> list[Call]:
+        """Call ``number`` after the calls that it extends, the first one first."""
+        calls = [self.calls[number]]
+        while calls[-1].extends >= 0:  # a loop: a program may ask more often than Python lets a function recurse
+            calls.append(self.calls[calls[-1].extends])
+        return calls[::-1]
 
 
 # --------------------------------------------------------------------------------------------------------- rollouts

@@ -76,6 +76,13 @@ def test_what_is_not_there_is_refused(config: magrpo.RunConfig, tmp_path: Path) 
         magrpo.train_run(other, "run")
 
 
+def test_an_engine_needs_the_weights_of_the_whole_team(config: magrpo.RunConfig, tmp_path: Path) -> None:
+    """Engines differ in the weights of an agent that is left out, and some ignore a name that they do not know."""
+    refused = pytest.raises(magrpo.ConfigError, match="a folder for each agent helper, main; got mian, helper")
+    with refused, magrpo.open_engine(config, {"mian": tmp_path, "helper": tmp_path}):
+        pass
+
+
 def test_a_new_run_that_is_refused_leaves_its_name_free(config: magrpo.RunConfig) -> None:
     rollout = config.rollout.model_copy(update={"max_new_tokens": 500})
     for _ in range(2):

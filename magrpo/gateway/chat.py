@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magrpo.errors import ConfigError, quote_error
 from magrpo.text import replace_surrogates
+from magrpo.types import Action
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,6 +53,15 @@ class Chat:
         for stop in self.lineup.stop_token_ids(agent):
             text = text.removesuffix(str(tokenizer.decode([stop])))
         return text
+
+    def continue_text(self, prompt_ids: Sequence[int], action: Action) -> Action:
+        """The completion of a text, with the space that decoders such as Llama 2's drop where a text begins."""
+        tokenizer = self.lineup.tokenizer(action.agent)
+        prompt, whole = (
+            str(tokenizer.decode([*ids], skip_special_tokens=True))
+            for ids in (prompt_ids, (*prompt_ids, *action.token_ids))
+        )
+        return replace(action, text=f" {action.text}") if whole == f"{prompt} {action.text}" else action
 
     def parse(
         self, agent: str, prompt_ids: Sequence[int], text: str, tools: Sequence[Mapping[str, Any]]
@@ -103,20 +113,25 @@ class Chat:
         )
 
 
-def decode_pieces(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
+def decode_pieces(
+    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], behind: Sequence[int] = ()
+) -> list[str]:
     """The text that each token adds to a completion. A character of several tokens is added by the last of them.
 
-    Decodes each token behind those that added the text before it, because decoders treat the first token differently.
+    Decodes each token behind those that added the text before it, because decoders treat the first token differently;
+    ``behind``: the prompt, if the completion continues its text.
     """
     pieces = []
-    context, begin = 0, 0  # the tokens up to ``begin`` have been given, the last text of theirs from ``context`` on
-    for end in range(1, len(token_ids) + 1):
-        text = str(tokenizer.decode([*token_ids[context:end]]))
-        is_part = text.endswith("\ufffd") and end < len(token_ids) and end - begin < _MAX_PARTS
+    whole = [*behind, *token_ids]
+    # The tokens up to ``begin`` have been given, the last text of theirs from ``context`` on.
+    context, begin = 0, len(behind)
+    for end in range(begin + 1, len(whole) + 1):
+        text = str(tokenizer.decode(whole[context:end]))
+        is_part = text.endswith("\ufffd") and end < len(whole) and end - begin < _MAX_PARTS
         if is_part:
             pieces.append("")
             continue
-        known = str(tokenizer.decode([*token_ids[context:begin]])) if begin else ""
+        known = str(tokenizer.decode(whole[context:begin])) if begin else ""
         pieces.append(text[len(known) :])
         context, begin = begin, end
     return pieces

@@ -192,14 +192,17 @@ class Gateway:
         def show(action: Action) -> Answered:
             text, was_cut = cut_text(action.text, request.stops)
             length = len(text) if was_cut else None
-            tokens = None if request.logprobs is None else self._list_tokens(agent, action, length)
+            tokens = None if request.logprobs is None else self._list_tokens(agent, action, length, prompt_ids)
             return Answered(action, {"content": text}, was_cut, tokens)
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
-    def _list_tokens(self, agent: str, action: Action, length: int | None) -> list[str]:
-        """The text that each token adds; of a text that was cut to ``length`` characters, the tokens before the cut."""
-        pieces = decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids)
+    def _list_tokens(self, agent: str, action: Action, length: int | None, behind: Sequence[int] = ()) -> list[str]:
+        """The text that each token adds; of a text that was cut to ``length`` characters, the tokens before the cut.
+
+        The tokens of a text that is continued stand ``behind`` those of its prompt.
+        """
+        pieces = decode_pieces(self.chat.lineup.tokenizer(agent), action.token_ids, behind)
         ends = accumulate(map(len, pieces))
         return [piece for piece, end in zip(pieces, ends, strict=True) if length is None or end <= length]
 
@@ -251,6 +254,8 @@ class Gateway:
         requests = [Request(agent, prompt_ids, sampling, seed) for _, seed in begun]
         with session.wait():
             results = await asyncio.gather(*map(live.stage.completions.submit, requests))
+        if isinstance(request, TextRequest):
+            results = [(batch, self.chat.continue_text(prompt_ids, action)) for batch, action in results]
         has_low_limit = sampling.max_new_tokens < session.task.sampling.max_new_tokens
         all_overruled = {**overruled, **request.unsupported}
         for (number, _), (batch, action) in zip(begun, results, strict=True):

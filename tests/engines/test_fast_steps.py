@@ -163,6 +163,21 @@ def test_a_captured_step_gives_the_logits_of_the_model(
     compare_steps(policy, make_captured_and_own, lengths)
 
 
+@pytest.mark.gpu
+def test_a_captured_step_reads_no_weights_that_another_thread_may_free(tmp_path: Path) -> None:
+    """An update on another thread clears the copies of weights that autocast keeps; others take their memory."""
+    policy = tiny_policy(tmp_path, GROUPED, device="cuda", dtype="bfloat16", weights="full")
+    requests = ask(EQUAL)
+    with decoding_model(policy, "main") as model, torch.no_grad():
+        _, step = start_padded(model, requests, 2, make_step=make_captured_and_own)
+        tokens = torch.full((len(requests),), 5, device=model.device)
+        step(tokens, torch.full_like(tokens, 9))
+        torch.clear_autocast_cache()
+        taken = [torch.full_like(weight, torch.nan, dtype=torch.bfloat16) for weight in model.parameters()]
+        step(tokens, torch.full_like(tokens, 10))
+        assert taken[0].isnan().all()
+
+
 def other_activation(model: PreTrainedModel) -> None:
     model.model.layers[0].mlp.act_fn = torch.nn.Tanh()
 

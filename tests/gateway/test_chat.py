@@ -56,6 +56,11 @@ def test_a_character_belongs_to_its_last_token(
     assert decode_pieces(tokenizer, tokenizer.encode(text, add_special_tokens=False)) == pieces
 
 
+def test_the_first_token_keeps_its_space_behind_a_prompt() -> None:
+    prompt, completion = LLAMA.encode("é", add_special_tokens=False), LLAMA.encode("a好", add_special_tokens=False)
+    assert decode_pieces(LLAMA, completion, behind=prompt) == [" a", "", "", "好"]
+
+
 @given(st.lists(st.integers(3, 258), max_size=16))
 def test_bytes_that_are_no_text(token_ids: list[int]) -> None:
     pieces = decode_pieces(TOKENIZERS[0], token_ids)

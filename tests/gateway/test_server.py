@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +18,19 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
 
 from magrpo.model.lineup import Lineup
 from magrpo.types import Action, Request, SamplingParams
-from tests.gateway.playing import SAMPLING, FakeModel, OpenGateway, make_lineup, open_gateway
+from tests.gateway.playing import (
+    SAMPLING,
+    FakeModel,
+    OpenGateway,
+    list_texts,
+    make_lineup,
+    open_gateway,
+    open_lineup,
+)
 from tests.processes import wait_until
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -93,6 +103,22 @@ def test_completions_of_a_text(client: openai.OpenAI, gateway: OpenGateway, line
     events = [*client.completions.create(model="coder", prompt=["def f("], stream=True)]
     assert "".join(choice.text for event in events for choice in event.choices) == "coder: def f("
     assert events[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_text_is_continued_with_all_spaces(tmp_path: Path) -> None:
+    """Decoders such as Llama 2's drop the space that begins a text: continued code would lose a column."""
+    make_lineup(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", 1, 0)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    body = {"model": "coder", "prompt": "def f():\n", "logprobs": 0}
+    with open_gateway(FakeModel(open_lineup(tmp_path), lambda request, prompt: "    return 1")) as gateway:
+        [choice] = gateway.send("v1/completions", body).body["choices"]
+        assert gateway.chat().contents == ["   return 1"], "an answer is a text of its own"
+        texts = list_texts(gateway.session.seal())
+    assert choice["text"] == "    return 1"
+    assert "".join(choice["logprobs"]["tokens"]) == "    return 1<|im_end|>"
+    assert texts == ["    return 1", "   return 1"]
 
 
 def test_the_async_client_and_equal_requests_as_separate_samples(gateway: OpenGateway) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from magrpo.gateway.sessions import EpisodeTask, SampledCall, Session
 from magrpo.seeds import derive_seed
-from magrpo.types import Action, Episode, Problem
+from magrpo.types import Action, Call, Episode, Problem
 from tests.fakes import Clock
 from tests.gateway.playing import AGENTS, SAMPLING
 
@@ -143,6 +143,17 @@ def test_whole_prompts_are_always_recovered(drawn: list[tuple[str, tuple[int, ..
     episode = Episode(session.seal(), {})
     assert [episode.prompt_ids(n) for n in range(len(whole))] == [call.prompt_ids for call in whole]
     assert [episode.messages(n) for n in range(len(whole))] == [call.messages for call in whole]
+
+
+def test_a_long_conversation_is_recovered_whole() -> None:
+    """Longer than Python's limit of recursion."""
+    calls = tuple(
+        Call("planner", n - 1, (n,), ({"content": str(n)},), Action("planner", "", (-n,), (0.0,), "stop", 0))
+        for n in range(2000)
+    )
+    episode = Episode(calls, {})
+    assert episode.prompt_ids(1999) == tuple(i for n in range(2000) for i in (n, -n))[:-1]
+    assert [message["content"] for message in episode.messages(1999)] == [str(n) for n in range(2000)]
 
 
 def test_only_completions_that_ended_by_themselves_are_continued() -> None:

@@ -68,14 +68,17 @@ class CapturedStep(DecodingStep):
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture the step; return its graph, and the logits that every replay overwrites."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._run()  # libraries allocate their workspaces, which a capture forbids
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            logits = self._run()
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # All threads share the copies of weights that autocast keeps, and an update on another thread frees them as it
+        # leaves autocast. So the graph makes copies of its own, in memory that belongs to it.
+        rounds, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        with torch.autocast("cuda", dtype=dtype, enabled=rounds, cache_enabled=False):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._run()  # libraries allocate their workspaces, which a capture forbids
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                logits = self._run()
         return graph, logits
 
     def drop_rows(self, over: Tensor) -> Tensor:
