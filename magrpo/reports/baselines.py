@@ -307,6 +307,7 @@ class BaselineTable:
                 pair = runs[0], runs[-1]
                 returns[pair] = result.means[HEADLINE][self._ranked_quantity]
                 cells[pair] = self._format_value(result, HEADLINE, self._ranked_quantity)
+                role = result.row.agents[0].role
         runs = list(dict.fromkeys(first for first, _ in returns))
         if len(runs) < 2 or len(returns) < len(runs) ** 2 or self._num_runs > 1:
             return
@@ -315,7 +316,6 @@ class BaselineTable:
         difference = crossed_interval(values, self.config.eval.seed)
         shown = figures.hide_interval(figures.format_difference(difference), len(runs))
         maximum = _name_maximum(self._ranked_quantity)
-        role = self.rows[0].row.env.roles()[0]
         yield ReportTable(
             f"Cross-play: {role} from the run of the row, its partners from the run of the column",
             ("", *runs),

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.config.agents import AgentConfig
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.envs.program import AgentProgram
+from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
 from magrpo.reports.baselines import BaselineResult, BaselineTable
 from magrpo.rewards.writing import WritingReward
 from magrpo.stages.evaluate import summarise_rows
@@ -62,3 +64,20 @@ def test_a_table_of_an_oracle_alone_ranks_nothing(tmp_path: Path, config: RunCon
     assert table.judge_rows().word == "no verdict"
     table.write_files(tmp_path)
     assert Page((tmp_path / "baselines.html").read_text(encoding="utf-8")).headings[0] == "Verdict"
+
+
+def make_team(run: str, agents: Sequence[AgentConfig]) -> RunTeam:
+    """The agents of a run after training."""
+    weights = Path(run, "stages", "00001", "update", "weights")
+    return RunTeam(run, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
+
+
+def test_the_cross_play_table_names_the_role_of_the_first_agent(config: RunConfig, reports: list[EvalReport]) -> None:
+    """The first row is that of a single agent, in an environment with a role of its own."""
+    run, partner = (make_team(name, config.agents) for name in ("a", "b"))
+    teams = Teams("a", RunTeam("the run", config.agents), run, None, (partner,))
+    rows = with_baselines(config, parse_names("all"), teams).baselines.rows
+    results = [BaselineResult(row, reports[0], (), config.reward.maxima, comparable=True) for row in rows]
+    assert rows[0].env.roles() == ("solo",)
+    [table] = BaselineTable(config, results).cross_play_tables()
+    assert table.title.startswith("Cross-play: helper from the run of the row")
