@@ -26,7 +26,7 @@ from magrpo.run.store import RunStore, read_records, write_records
 from magrpo.types import Problem
 from pipelines.arguments import locate_config
 from pipelines.cli import main
-from tests.asking.runs import make_run
+from tests.asking.runs import SMALL, make_run
 from tests.pipelines.micro import blank_pictures, write_config
 from tests.reports.pages import Page
 
@@ -402,6 +402,16 @@ def test_beside_a_single_agent_stands_the_reference_that_rows_are_compared_with(
     """An untrained single agent writes as the agents of such a run do: two names of one row."""
     source = Source(str(locate_config("embedded_grpo")), None, root, [])
     assert list(rows_of(root, create_baselines(source, "single", None).run_id)) == ["single", "naive"]
+
+
+def test_rows_of_trained_agents_are_named_after_their_method(root: Path) -> None:
+    embedded = locate_config("embedded_grpo")
+    runs = (("IAC", root.parent / "run.toml", ("algo.estimator=iac",)), ("GRPO", embedded, SMALL))
+    for method, config, overrides in runs:
+        make_run(config, root, overrides, method)
+        store = create_baselines(Source(method, None, root, []), "magrpo,two_turns", None)
+        titles = [row.title for row in rows_of(root, store.run_id).values()]
+        assert titles == ["naive concatenation", method, f"{method}, two turns"]
 
 
 def test_runs_with_dots_in_their_names_are_partners(root: Path) -> None:
