@@ -29,7 +29,7 @@ from magrpo.reports.page import (
     write_page,
 )
 from magrpo.reports.training_metrics import draw_training_charts, list_training_returns, tabulate_training_metrics
-from magrpo.reports.verdict import Verdict, judge_run
+from magrpo.reports.verdict import MIN_PROBLEMS, Verdict, judge_run
 from magrpo.run.config_diff import list_changed_values
 from magrpo.types import HEADLINE, Interval
 
@@ -135,8 +135,12 @@ class RunReport(EvaluatedRun):
         return {name: gain for name, gain in gains.items() if gain is not None}
 
     def _part_gains(self, split: str) -> dict[str, Interval]:
-        """Return the gain of every part of the reward on the sampled answers to the problems of a split."""
-        gains = self._list_gains(f"{split}/sampled")
+        """Return the gain of every part of the reward on a split's sampled answers; none over too few problems."""
+        key = f"{split}/sampled"
+        first, last = (means.get(key, {}).get("return", {}) for means in (self.means[0], self.means[-1]))
+        if len(first.keys() & last.keys()) < MIN_PROBLEMS:
+            return {}
+        gains = self._list_gains(key)
         return {part: gains[part] for part in self.config.reward.maxima if part in gains}
 
     def _describe_run(self) -> str:
