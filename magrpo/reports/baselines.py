@@ -250,7 +250,8 @@ class BaselineTable:
         if self._num_runs == 1:
             return "95 % intervals over problems" if self._num_problems > 1 else "a single problem has no interval"
         if figures.has_interval(self._num_runs):
-            return f"95 % intervals for new seeds on new problems, from {self._num_runs} runs"
+            problems = "new problems" if self._num_problems > 1 else "the same problem"
+            return f"95 % intervals for new seeds on {problems}, from {self._num_runs} runs"
         return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {figures.MIN_SEEDS}"
 
     def _draw_rows(self) -> Panel:
@@ -314,7 +315,7 @@ class BaselineTable:
         tasks = returns[runs[0], runs[0]]  # rows are evaluated on the same problems
         values = cross_play_values([[[returns[a, b][task_id] for task_id in tasks] for b in runs] for a in runs])
         difference = crossed_interval(values, self.config.eval.seed)
-        shown = figures.hide_interval(figures.format_difference(difference), len(runs))
+        shown = figures.keep_interval(figures.format_difference(difference), figures.has_interval(len(runs)))
         maximum = _name_maximum(self._ranked_quantity)
         yield ReportTable(
             f"Cross-play: {role} from the run of the row, its partners from the run of the column",
@@ -379,13 +380,14 @@ class BaselineTable:
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
         value = figures.format_interval(quantity, self._interval(result, key, quantity))
         num_problems = max(map(len, result.list_means(key, quantity)), default=0)
-        return value if self._has_interval(num_problems) else value.partition(" [")[0]
+        return figures.keep_interval(value, self._has_interval(num_problems))
 
     def _format_difference(self, result: BaselineResult, quantity: str) -> str:
         """Format the difference to the reference on held-out problems, sampled."""
         difference = self._subtract_reference(result, HEADLINE, quantity)
-        if difference is not None and not self._has_interval(self._num_problems):
-            return figures.format_difference(difference).partition(" [")[0]
+        has_interval = self._has_interval(self._num_problems)
+        if difference is not None and not has_interval:
+            return figures.keep_interval(figures.format_difference(difference), has_interval)
         return figures.format_tested_difference(difference)
 
 

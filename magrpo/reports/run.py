@@ -106,7 +106,7 @@ class RunReport(EvaluatedRun):
         note = f"{units} {figures.NO_DIFFERENCE}"
         tables: list[ReportTable] = []
         for key in figures.sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
-            has_one_problem = figures.count_problems(self.last, key.partition("/")[0]) == 1
+            has_interval = figures.count_problems(self.last, key.partition("/")[0]) > 1
             lines = []
             shared = figures.share_quantities([*columns.values()], key)
             gains = self._list_gains(key)
@@ -114,8 +114,7 @@ class RunReport(EvaluatedRun):
                 cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if shows_gain:
                     cells.append(figures.format_tested_difference(gains.get(name), figures.quantity_scale(name)))
-                if has_one_problem:  # a single problem has no interval over problems
-                    cells = [cell.partition(" [")[0] for cell in cells]
+                cells = [figures.keep_interval(cell, has_interval) for cell in cells]
                 lines.append([figures.quantity_title(name), *cells])
             tables.append(ReportTable(figures.summary_title(key), heads, lines, note))
             note = ""  # stands under the first table only
@@ -211,6 +210,7 @@ class RunReport(EvaluatedRun):
             if budget := budgets.get(report.policy_version):
                 counts = (f"{count:,}" for count in budget.counts.values())
                 value = figures.format_interval("return", report.summary[HEADLINE]["return"])
+                value = figures.keep_interval(value, figures.count_problems(report, "test") > 1)
                 rows.append((str(budget.iteration), *counts, figures.format_duration(budget.seconds), value))
         note = "Training cost up to each evaluation, without evaluations. For every iteration see report.json."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)

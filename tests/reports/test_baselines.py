@@ -66,6 +66,15 @@ def test_a_table_of_an_oracle_alone_ranks_nothing(tmp_path: Path, config: RunCon
     assert Page((tmp_path / "baselines.html").read_text(encoding="utf-8")).headings[0] == "Verdict"
 
 
+def test_intervals_of_one_problem_are_for_new_seeds_only(config: RunConfig, reports: list[EvalReport]) -> None:
+    rows = [row for row in reports[0].rows if row.task_id == "test/a"]
+    report = EvalReport(0, tuple(rows), summarise_rows(rows, config.reward, 0))
+    result = make_result(config, report)
+    result.other_runs = [make_result(config, report)] * 2
+    note = BaselineTable(config, [result]).console_table().note
+    assert "95 % intervals for new seeds on the same problem, from 3 runs" in note
+
+
 def make_team(run: str, agents: Sequence[AgentConfig]) -> RunTeam:
     """The agents of a run after training."""
     weights = Path(run, "stages", "00001", "update", "weights")

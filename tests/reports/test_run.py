@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,14 @@ def test_a_part_changes_reliably_over_as_many_problems_as_a_verdict_needs(
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(f'aria-label="{split}: {change}' in text for split in ("Held-out", "ood"))
     assert f"Held-out problems, sampled: {change.replace('part', 'part of the return')}" in text
+
+
+def test_a_report_on_one_problem_has_no_interval(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    only = [keep_rows(config, report, lambda row: row.task_id == "test/a") for report in reports]
+    for evaluations in (only, only[1:]):
+        make_report(config, evaluations, BUDGETS).write_files(tmp_path)
+        shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+        assert re.findall(r"\[[-+\d.,]+, [-+\d.,]+\]", shown.text) == []
 
 
 def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
