@@ -74,7 +74,7 @@ class RunReport(EvaluatedRun):
             yield PageSection(tabulate_training_metrics(self.stage_metrics), folded=True)
         for table in more_tables:
             yield PageSection(table, folded=True)
-        if charts.longest_episode(self.reports) > 1 or len(self.reports) > 1:
+        if len(charts.list_priced_turns(self.reports)) > 1 or len(self.reports) > 1:
             yield self._draw_scatter()
         if len(examples) > 1:
             yield PageSection(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
@@ -230,13 +230,14 @@ class RunReport(EvaluatedRun):
         return PageSection(curves, f"{words} from {first:.1%} to {last:.1%}")
 
     def _draw_scatter(self) -> PageSection:
-        """Draw the first turn against the last; with one turn, each problem before training against after."""
+        """Draw the first turn with a price against the last; with one such turn, each problem before training against after."""
         reward = self.config.reward
-        turns = charts.longest_episode(self.reports)
+        turns = charts.list_priced_turns(self.reports)
         panels = charts.turn_panels(self.reports, reward)
         note = "The area of a point shows how many trajectories or problems coincide there."
-        if turns > 1:
-            return PageSection(Pictures(f"Turn 1 against turn {turns}", panels, note), folded=len(self.reports) > 1)
+        if len(turns) > 1:
+            title = f"Turn {turns[0]} against turn {turns[-1]}"
+            return PageSection(Pictures(title, panels, note), folded=len(self.reports) > 1)
         finding = charts.describe_scatter(self.reports, reward)
         return PageSection(Pictures("Problem by problem", panels, note), finding, folded=True)
 

@@ -166,6 +166,19 @@ def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[Eval
     assert [one.text for one in shown[0].sides["after"]] == [ATTACK, "main of a"]
 
 
+def test_a_turn_without_a_price_has_no_return(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    rows = tuple(replace(row, returns=(0.0, *row.returns), parts=({}, *row.parts)) for row in reports[1].rows)
+    run = make_report(config, [replace(reports[1], rows=rows)], [Budget()])
+    shown = choose_examples(run)[0].reward
+    assert shown.columns == ("", "at most", "turn 1", "turn 2")
+    assert [list(line) for line in (shown.rows[2], shown.rows[-1])] == [
+        ["tests", "1", "-", "1.00"],
+        ["return, %", "100", "-", "100.0"],
+    ]
+    run.write_files(tmp_path)
+    assert "against turn" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_an_example_shows_a_trajectory_that_changed(config: RunConfig, reports: list[EvalReport]) -> None:
     """The first trajectories are equal, as they are where a few iterations changed little; only the second differs."""
     first = reports[0]
