@@ -131,13 +131,18 @@ def series_panel(title: str, series: Mapping[str, Sequence[Point]], unit: str) -
 
 def _draw_series(axes: Axes, series: Mapping[str, Sequence[Point]], unit: str) -> None:
     for (label, points), colour in zip(series.items(), itertools.cycle(COLOURS)):
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, label=label)
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, label=label, marker=_mark_alone(points))
     axes.set(xlabel="training iterations", ylabel=unit)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.grid(axis="y")
     if len(series) > 1:
         axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _mark_alone(points: Sequence[Point]) -> str:
+    """Return the marker of a line: a dot for one point, of which a line shows nothing, else none."""
+    return "o" if len(points) == 1 else "None"
 
 
 def describe_scatter(reports: Sequence[EvalReport], reward: Reward) -> str:
@@ -204,7 +209,8 @@ def _draw_curves(
     ends, end_colours = {}, {}
     bottom = 0.0  # returns may be negative
     if training:
-        axes.plot(*zip(*training, strict=True), color=COLOURS[0], linewidth=0.8, alpha=0.8, zorder=1)
+        style: dict[str, Any] = {"color": COLOURS[0], "linewidth": 0.8, "alpha": 0.8, "zorder": 1}
+        axes.plot(*zip(*training, strict=True), marker=_mark_alone(training), markersize=4.5, **style)
         ends["training"], end_colours["training"] = training[-1][1], COLOURS[0]
     # There is a marker more than colours, so that lines beyond the last colour still differ.
     for (label, curve), colour, marker in zip(curves.items(), itertools.cycle(colours), itertools.cycle(MARKERS)):

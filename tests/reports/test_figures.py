@@ -16,7 +16,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from magrpo.reports.charts import Panel, learning_panels, render_svg, spread_labels, turn_panels
+from magrpo.reports.charts import Panel, learning_panels, render_svg, series_panel, spread_labels, turn_panels
 from magrpo.reports.figures import closing_table, format_interval, format_tested_difference
 from magrpo.reports.page import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
@@ -125,6 +125,13 @@ def test_learning_curves_show_percent_over_iterations() -> None:
     assert list(left.lines[0].get_ydata()) == pytest.approx([25, 45])
     assert [list(line.get_ydata()) for line in right.lines] == [pytest.approx([50, 90]), pytest.approx([50, 50])]
     assert [text.get_text() for text in right.texts] == ["structure 90", "tests 50"]
+
+
+@pytest.mark.parametrize(("num_points", "marker"), [(1, "o"), (2, "None")])
+def test_one_iteration_is_drawn_as_a_point(num_points: int, marker: str) -> None:
+    points = [(float(iteration), 50.0) for iteration in range(1, num_points + 1)]
+    series, training = series_panel("", {"a": points}, ""), learning_panels(ONE_TURN, MAXIMA, points, {"test": {}})[0]
+    assert [draw(panel).lines[0].get_marker() for panel in (series, training)] == [marker, marker]
 
 
 def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
