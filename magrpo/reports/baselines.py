@@ -358,7 +358,7 @@ class BaselineTable:
             env = ", ".join(f"{key} {value}" for key, value in row.env.model_dump().items() if value is not None)
             agents = "; ".join(f"{agent.role}: {agent.start_from or 'before training'}" for agent in row.agents)
             votes = "" if row.votes == "none" else f"; one of several by {row.votes}"
-            stop = "" if row.stop_above is None else f"; oracle: stops above a reward of {row.stop_above:g}"
+            stop = _describe_oracle(row)
             tries = "" if row.max_tries == 1 else f", at most {row.max_tries} tries"
             lines.append((row.name, row.title, env, agents + votes + stop + tries, str(row.max_new_tokens)))
         columns = ("name", "row", "environment", "agents", "max. tokens of a completion")
@@ -394,6 +394,14 @@ class BaselineTable:
 def _may_be_ranked(row: BaselineRow) -> bool:
     """Whether a row answers on its own: without an oracle, and with agents of a single run."""
     return row.stop_above is None and row.votes != "best" and not row.name.startswith("partners_")
+
+
+def _describe_oracle(row: BaselineRow) -> str:
+    """Say where the oracle of a row stops, if it has one: by default just below the maximum, so as to stop there."""
+    if row.stop_above is None:
+        return ""
+    is_default = 1 - 1e-5 < row.reward.fraction(row.stop_above) < 1
+    return f"; oracle: stops {'at the maximum' if is_default else f'above a reward of {row.stop_above:g}'}"
 
 
 def _name_maximum(quantity: str) -> str:

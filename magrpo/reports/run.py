@@ -230,7 +230,7 @@ class RunReport(EvaluatedRun):
         return PageSection(curves, f"{words} from {first:.1%} to {last:.1%}")
 
     def _draw_scatter(self) -> PageSection:
-        """Draw the first turn with a price against the last; with one such turn, each problem before training against after."""
+        """Draw the first turn with a reward against the last; with one, each problem before training against after."""
         reward = self.config.reward
         turns = charts.list_priced_turns(self.reports)
         panels = charts.turn_panels(self.reports, reward)

@@ -526,7 +526,7 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
     page = Page((root / "stops/stages/00000/report/baselines.html").read_text())
     titles = {cells[0] for rows in page.tables.values() for cells in rows}
     assert {"MAGRPO, oracle stop", "MAGRPO, one turn, retry (oracle)"} <= titles
-    assert "oracle: stops above a reward of 2, at most 2 tries" in page.text
+    assert "oracle: stops at the maximum, at most 2 tries" in page.text
     low = create_baselines(Source("turns", None, root, ["eval.stop_above=0.5"]), names, None)
     assert {row.stop_above for row in rows_of(root, low.run_id).values()} == {None, 0.5}
     left_out = RunStore.open(root, "table").config().baselines.left_out

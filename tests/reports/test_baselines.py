@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from magrpo.config.agents import AgentConfig
-from magrpo.config.run import BaselineRow, RunConfig
+from magrpo.config.run import BaselineRow, RunConfig, load_config
 from magrpo.envs.program import AgentProgram
 from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
 from magrpo.reports.baselines import BaselineResult, BaselineTable
 from magrpo.rewards.writing import WritingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import EvalReport, EvalRow, TimedAnswer
-from tests.reports.pages import Page
+from tests.reports.pages import CONFIG, Page
 
 
 def make_result(
@@ -90,3 +90,17 @@ def test_the_cross_play_table_names_the_role_of_the_first_agent(config: RunConfi
     assert rows[0].env.roles() == ("solo",)
     [table] = BaselineTable(config, results).cross_play_tables()
     assert table.title.startswith("Cross-play: helper from the run of the row")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"), [((), "at the maximum"), (("eval.stop_above=3.5",), "above a reward of 3.5")]
+)
+def test_an_oracle_that_stops_just_below_the_maximum_stops_there(
+    reports: list[EvalReport], overrides: Sequence[str], where: str
+) -> None:
+    config = load_config(CONFIG.with_name("embedded_two_turns.toml"), overrides)
+    teams = Teams("a", RunTeam("the run", config.agents), make_team("a", config.agents), None, ())
+    rows = with_baselines(config, ["naive", "oracle_stop"], teams).baselines.rows
+    results = [BaselineResult(row, reports[0], (), config.reward.maxima, comparable=True) for row in rows]
+    tables = {table.title: table for table in BaselineTable(config, results).list_tables()}
+    assert tables["How the rows are made"].rows[1][3].endswith(f"; oracle: stops {where}")
