@@ -143,6 +143,8 @@ class Baseline:
 
 ONE_ANSWER = {"num_turns": 1, "feedback": "plain"}
 """Fields of an agent that writes alone: without a second turn it gets no feedback."""
+TRAINED = "trained team"
+"""Stands in titles for the method that trained the run's agents, which only a run has."""
 BASELINES: dict[str, Baseline] = {
     "single": Baseline("single agent", "untrained", ONE_ANSWER, "alone"),
     "single_grpo": Baseline("single agent, GRPO", "single", ONE_ANSWER, "alone"),
@@ -151,13 +153,13 @@ BASELINES: dict[str, Baseline] = {
     "discussion": Baseline(
         "one-round discussion", "untrained", {"feedback": "discussion", "num_turns": 2}, order="at_once"
     ),
-    "magrpo": Baseline("MAGRPO", "run"),
-    "one_turn": Baseline("MAGRPO, one turn", "run", {"num_turns": 1}),
-    "two_turns": Baseline("MAGRPO, two turns", "run", {"num_turns": 2}),
-    "no_message": Baseline("MAGRPO, no message", "run", {"message": "none"}),
-    "shuffled_message": Baseline("MAGRPO, message of another problem", "run", shuffled=True),
-    "oracle_stop": Baseline("MAGRPO, oracle stop", "run", oracle="stop"),
-    "retry": Baseline("MAGRPO, one turn, retry (oracle)", "run", {"num_turns": 1}, oracle="retry"),
+    "magrpo": Baseline(TRAINED, "run"),
+    "one_turn": Baseline(f"{TRAINED}, one turn", "run", {"num_turns": 1}),
+    "two_turns": Baseline(f"{TRAINED}, two turns", "run", {"num_turns": 2}),
+    "no_message": Baseline(f"{TRAINED}, no message", "run", {"message": "none"}),
+    "shuffled_message": Baseline(f"{TRAINED}, message of another problem", "run", shuffled=True),
+    "oracle_stop": Baseline(f"{TRAINED}, oracle stop", "run", oracle="stop"),
+    "retry": Baseline(f"{TRAINED}, one turn, retry (oracle)", "run", {"num_turns": 1}, oracle="retry"),
     "voting": Baseline("voting, single agent", "untrained", ONE_ANSWER, "alone", "majority"),
     "best_of": Baseline("best of k, single agent (oracle)", "untrained", ONE_ANSWER, "alone", "best"),
     "swap": Baseline("cross-play: roles exchanged", "swap"),
@@ -210,6 +212,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
     is_program = isinstance(env, AgentProgram)
     roles = tuple(agent.role for agent in config.agents) if is_program else env.roles()
     entry_title = "untrained program" if is_program and name == "naive" else entry.title
+    entry_title = entry_title.replace(TRAINED, config.method)
     num_turns = config.env.num_turns
     stop_above = None
     if entry.oracle != "none":

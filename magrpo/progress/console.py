@@ -26,6 +26,7 @@ from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
 from magrpo.reports.health import MAX_CUT_OFF
 from magrpo.run.steps import TRAINING_STAGES, Step
+from magrpo.run.store import merge_metrics
 from magrpo.types import Split
 
 log = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ class RunConsole:
         else:
             log.info(self._state.finished_lines[step])
         if step.stage in TRAINING_STAGES:
-            self._metrics[step.iteration] |= metrics
+            merge_metrics(self._metrics[step.iteration], metrics)
         match step.stage if not reused else "":
             case "prepare":
                 sizes = {split: metrics.get(f"problems/{split}") for split in get_args(Split)}

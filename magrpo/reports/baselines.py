@@ -250,7 +250,8 @@ class BaselineTable:
         if self._num_runs == 1:
             return "95 % intervals over problems" if self._num_problems > 1 else "a single problem has no interval"
         if figures.has_interval(self._num_runs):
-            return f"95 % intervals for new seeds on new problems, from {self._num_runs} runs"
+            problems = "new problems" if self._num_problems > 1 else "the same problem"
+            return f"95 % intervals for new seeds on {problems}, from {self._num_runs} runs"
         return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {figures.MIN_SEEDS}"
 
     def _draw_rows(self) -> Panel:
@@ -307,15 +308,15 @@ class BaselineTable:
                 pair = runs[0], runs[-1]
                 returns[pair] = result.means[HEADLINE][self._ranked_quantity]
                 cells[pair] = self._format_value(result, HEADLINE, self._ranked_quantity)
+                role = result.row.agents[0].role
         runs = list(dict.fromkeys(first for first, _ in returns))
         if len(runs) < 2 or len(returns) < len(runs) ** 2 or self._num_runs > 1:
             return
         tasks = returns[runs[0], runs[0]]  # rows are evaluated on the same problems
         values = cross_play_values([[[returns[a, b][task_id] for task_id in tasks] for b in runs] for a in runs])
         difference = crossed_interval(values, self.config.eval.seed)
-        shown = figures.hide_interval(figures.format_difference(difference), len(runs))
+        shown = figures.keep_interval(figures.format_difference(difference), figures.has_interval(len(runs)))
         maximum = _name_maximum(self._ranked_quantity)
-        role = self.rows[0].row.env.roles()[0]
         yield ReportTable(
             f"Cross-play: {role} from the run of the row, its partners from the run of the column",
             ("", *runs),
@@ -357,7 +358,7 @@ class BaselineTable:
             env = ", ".join(f"{key} {value}" for key, value in row.env.model_dump().items() if value is not None)
             agents = "; ".join(f"{agent.role}: {agent.start_from or 'before training'}" for agent in row.agents)
             votes = "" if row.votes == "none" else f"; one of several by {row.votes}"
-            stop = "" if row.stop_above is None else f"; oracle: stops above a reward of {row.stop_above:g}"
+            stop = _describe_oracle(row)
             tries = "" if row.max_tries == 1 else f", at most {row.max_tries} tries"
             lines.append((row.name, row.title, env, agents + votes + stop + tries, str(row.max_new_tokens)))
         columns = ("name", "row", "environment", "agents", "max. tokens of a completion")
@@ -379,19 +380,28 @@ class BaselineTable:
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
         value = figures.format_interval(quantity, self._interval(result, key, quantity))
         num_problems = max(map(len, result.list_means(key, quantity)), default=0)
-        return value if self._has_interval(num_problems) else value.partition(" [")[0]
+        return figures.keep_interval(value, self._has_interval(num_problems))
 
     def _format_difference(self, result: BaselineResult, quantity: str) -> str:
         """Format the difference to the reference on held-out problems, sampled."""
         difference = self._subtract_reference(result, HEADLINE, quantity)
-        if difference is not None and not self._has_interval(self._num_problems):
-            return figures.format_difference(difference).partition(" [")[0]
+        has_interval = self._has_interval(self._num_problems)
+        if difference is not None and not has_interval:
+            return figures.keep_interval(figures.format_difference(difference), has_interval)
         return figures.format_tested_difference(difference)
 
 
 def _may_be_ranked(row: BaselineRow) -> bool:
     """Whether a row answers on its own: without an oracle, and with agents of a single run."""
     return row.stop_above is None and row.votes != "best" and not row.name.startswith("partners_")
+
+
+def _describe_oracle(row: BaselineRow) -> str:
+    """Say where the oracle of a row stops, if it has one: by default just below the maximum, so as to stop there."""
+    if row.stop_above is None:
+        return ""
+    is_default = 1 - 1e-5 < row.reward.fraction(row.stop_above) < 1
+    return f"; oracle: stops {'at the maximum' if is_default else f'above a reward of {row.stop_above:g}'}"
 
 
 def _name_maximum(quantity: str) -> str:

@@ -131,13 +131,18 @@ def series_panel(title: str, series: Mapping[str, Sequence[Point]], unit: str) -
 
 def _draw_series(axes: Axes, series: Mapping[str, Sequence[Point]], unit: str) -> None:
     for (label, points), colour in zip(series.items(), itertools.cycle(COLOURS)):
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, label=label)
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, label=label, marker=_mark_alone(points))
     axes.set(xlabel="training iterations", ylabel=unit)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.grid(axis="y")
     if len(series) > 1:
         axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _mark_alone(points: Sequence[Point]) -> str:
+    """Return the marker of a line: a dot for one point, of which a line shows nothing, else none."""
+    return "o" if len(points) == 1 else "None"
 
 
 def describe_scatter(reports: Sequence[EvalReport], reward: Reward) -> str:
@@ -204,7 +209,8 @@ def _draw_curves(
     ends, end_colours = {}, {}
     bottom = 0.0  # returns may be negative
     if training:
-        axes.plot(*zip(*training, strict=True), color=COLOURS[0], linewidth=0.8, alpha=0.8, zorder=1)
+        style: dict[str, Any] = {"color": COLOURS[0], "linewidth": 0.8, "alpha": 0.8, "zorder": 1}
+        axes.plot(*zip(*training, strict=True), marker=_mark_alone(training), markersize=4.5, **style)
         ends["training"], end_colours["training"] = training[-1][1], COLOURS[0]
     # There is a marker more than colours, so that lines beyond the last colour still differ.
     for (label, curve), colour, marker in zip(curves.items(), itertools.cycle(colours), itertools.cycle(MARKERS)):
@@ -269,37 +275,45 @@ def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collecti
 def turn_panels(reports: Sequence[EvalReport], reward: Reward) -> list[Panel]:
     """Draw the return of the first turn against the last for every sampled trajectory, before and after training.
 
-    One panel for each split. Where trajectories have one turn, it shows each problem's mean return before training
-    against after. The area of a point is the number of points that coincide there. A trajectory that ended early counts
-    with its last turn. A single evaluation is drawn only if it has several turns.
+    One panel for each split. Where one turn has a price, it shows each problem's mean return before training against
+    after. The area of a point is the number of points that coincide there. A trajectory that ended early counts with
+    its last turn. A single evaluation is drawn only if several turns have a price.
     """
     before, after = reports[0], reports[-1]
-    last = longest_episode(reports)
+    turns = list_priced_turns(reports)
+    has_turns = len(turns) > 1
 
     def draw_turns(axes: Axes, split: str) -> None:
         if len(reports) > 1:
             _draw_points(axes, _turn_points(before, split, reward), BEFORE, "before training", hollow=True)
         label = "after training" if len(reports) > 1 else "trajectories"
         _draw_points(axes, _turn_points(after, split, reward), AFTER, label)
-        _finish_scatter(axes, "turn 1", f"turn {last}")
+        _finish_scatter(axes, f"turn {turns[0]}", f"turn {turns[-1]}")
 
     def draw_problems(axes: Axes, split: str) -> None:
         _draw_points(axes, _pair_returns(reports, split, reward), AFTER, "problem")
         _finish_scatter(axes, "before training", "after training")
 
-    draw = draw_turns if last > 1 else draw_problems
-    splits = [split for split in _list_splits(reports) if last > 1 or _pair_returns(reports, split, reward)]
+    draw = draw_turns if has_turns else draw_problems
+    splits = [split for split in _list_splits(reports) if has_turns or _pair_returns(reports, split, reward)]
     return [Panel(SPLIT_TITLES[split].capitalize(), partial(draw, split=split), 4.6) for split in splits]
 
 
-def longest_episode(reports: Sequence[EvalReport]) -> int:
-    """Return the number of turns of the longest trajectory before or after training."""
-    return max(len(row.parts) for report in (reports[0], reports[-1]) for row in report.rows)
+def list_priced_turns(reports: Sequence[EvalReport]) -> list[int]:
+    """Return the numbers of the turns with a reward before or after training.
+
+    Where agents write one after the other, a turn has none, and no parts of one, until all have written.
+    """
+    rows = (row for report in (reports[0], reports[-1]) for row in report.rows)
+    return sorted({turn for row in rows for turn, parts in enumerate(row.parts, 1) if parts})
 
 
 def _turn_points(report: EvalReport, split: str, reward: Reward) -> list[Point]:
-    rows = _sampled_rows(report, split)
-    return [(100 * reward.fraction(row.returns[0]), 100 * reward.fraction(row.returns[-1])) for row in rows]
+    points = []
+    for row in _sampled_rows(report, split):
+        priced = [100 * reward.fraction(value) for value, parts in zip(row.returns, row.parts, strict=True) if parts]
+        points.append((priced[0], priced[-1]))
+    return points
 
 
 def _problem_returns(report: EvalReport, split: str, reward: Reward) -> dict[str, float]:

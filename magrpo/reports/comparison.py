@@ -73,19 +73,20 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
             return _refuse(*labels, "The rewards differ: neither the returns nor any other quantity can be compared.")
     matched = match_budgets(second, first)
     index, first_index = matched or _AT_THE_ENDS
-    value, pairing = compare_means(first, second, HEADLINE, quantity, (first_index, index))
+    value, num_problems, pairing = compare_means(first, second, HEADLINE, quantity, (first_index, index))
+    has_interval = num_problems > 1
     reports = second.reports[index], first.reports[first_index]
     ends = [report.summary[HEADLINE][quantity].mean for report in reports]
     figures_text = (
         f"held-out {figures.quantity_title(quantity)} {ends[0]:.1%} against {ends[1]:.1%}, "
-        f"{figures.format_difference(value)} percentage points (95 % interval; {pairing})"
+        f"{figures.keep_interval(figures.format_difference(value), has_interval)} percentage points "
+        f"({'95 % interval; ' if has_interval else ''}{pairing})"
     )
     budgets = _describe_budgets(second, first)
     iterations = reports[0].policy_version, reports[1].policy_version
     if matched is None:
         sentence = f"{second.run_id} trained {budgets}, so neither is called better: at their ends {figures_text}."
         return RunComparison(*labels, "unequal budgets", sentence, _EQUAL_TOKENS, quantity, value, iterations)
-    num_problems = min(len(run.means[-1][HEADLINE][quantity]) for run in (first, second))
     word = judge_gain(value, num_problems)
     seeds = "The interval covers other problems, not other seeds of the training: magrpo study does."
     advice = seeds if word != "no reliable change" else f"{seeds} More problems or samples narrow it."
@@ -148,16 +149,18 @@ def _describe_relation(label: str, reference: str, word: Word) -> str:
 
 def compare_means(
     first: EvaluatedRun, second: EvaluatedRun, key: str, quantity: str, indices: tuple[int, int] = _AT_THE_ENDS
-) -> tuple[Interval, str]:
-    """Subtract the first run's mean of ``quantity`` from the second's, as a fraction, and describe the pairing.
+) -> tuple[Interval, int, str]:
+    """Subtract the first run's mean of ``quantity`` from the second's, as a fraction.
 
-    ``indices``: the evaluation taken from each run, by default the last one. The difference is paired by problem if
-    every problem of one evaluation is in the other with the same text, and unpaired otherwise.
+    Returns the difference, the number of problems of the smaller evaluation, and the pairing in words. ``indices``: the
+    evaluation taken from each run, by default the last one. The difference is paired by problem if every problem of one
+    evaluation is in the other with the same text, and unpaired otherwise.
     """
     subtrahend, minuend = (run.means[i][key][quantity] for run, i in zip((first, second), indices, strict=True))
     same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]
     paired = paired_gain(subtrahend, {t: minuend[t] for t in same}, _SEED)
-    if paired is not None and len(same) == min(len(minuend), len(subtrahend)):
-        return paired, f"{format_count(len(same), 'problems')}, paired"
+    num_problems = min(len(minuend), len(subtrahend))
+    if paired is not None and len(same) == num_problems:
+        return paired, num_problems, f"{format_count(len(same), 'problems')}, paired"
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
-    return value, f"other problems, unpaired; {len(same)} in both"
+    return value, num_problems, f"other problems, unpaired; {len(same)} in both"

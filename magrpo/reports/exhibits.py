@@ -6,7 +6,7 @@ from statistics import fmean
 
 from magrpo.algo.repetition import find_copied, marked_spans
 from magrpo.reports.evaluations import EvaluatedRun
-from magrpo.reports.figures import quantity_title
+from magrpo.reports.figures import UNDEFINED, quantity_title
 from magrpo.reports.health import describe_answer
 from magrpo.reports.page import Exhibit, ReportTable, ShownText
 from magrpo.types import PENALTY, AnswerStats, EvalReport, EvalRow
@@ -125,13 +125,17 @@ def _make_exhibit(
         for turn in range(len(row.returns))
     ]
     [task_id] = {row.task_id for row in sides.values()}
+    largest = {part: f"{top:g}" for part, top in reward.maxima.items()}
+    if any(PENALTY in row.parts[turn] for _, row, turn in turns):
+        largest.setdefault(PENALTY, "0")
     lines = [
-        (quantity_title(part), f"{top:g}", *(f"{row.parts[turn].get(part, 0.0):.2f}" for _, row, turn in turns))
-        for part, top in reward.maxima.items()
+        (quantity_title(part), top, *(_format_part(row.parts[turn], part) for _, row, turn in turns))
+        for part, top in largest.items()
     ]
-    if any(PENALTY in row.parts[turn] for _, row, turn in turns) and PENALTY not in reward.maxima:
-        lines.append((PENALTY, "0", *(f"{row.parts[turn].get(PENALTY, 0.0):.2f}" for _, row, turn in turns)))
-    lines.append(("return, %", "100", *(f"{100 * reward.fraction(row.returns[turn]):.1f}" for _, row, turn in turns)))
+    returns = (
+        f"{100 * reward.fraction(row.returns[turn]):.1f}" if row.parts[turn] else UNDEFINED for _, row, turn in turns
+    )
+    lines.append(("return, %", "100", *returns))
     table = ReportTable("", ("", "at most", *(name or "reward" for name, _, _ in turns)), lines)
     problem = run.problems[task_id]
     prompts = _first_prompts(run, task_id)
@@ -145,6 +149,11 @@ def _make_exhibit(
         ]
         texts[name or "completions"] = shown
     return Exhibit(title, problem.prompt, table, texts, is_code, prompts if shows_prompts else {})
+
+
+def _format_part(parts: Mapping[str, float], part: str) -> str:
+    """Format a part of the reward of one turn; a dash without any part, before every role has written."""
+    return f"{parts.get(part, 0.0):.2f}" if parts else UNDEFINED
 
 
 def _name_turn(side: str, turn: int, num_turns: int) -> str:

@@ -66,8 +66,8 @@ def closing_table(
             table.add_row(SPLIT_TITLES[split], style="italic")
             for name in shown_quantities(share_quantities([*columns.values()], key), maxima):
                 values = [format_interval(name, report.summary[key][name]) for report in columns.values()]
-                plain = narrow or count_problems(reports[-1], split) == 1
-                cells = (value.partition(" ")[0] if plain else value for value in values)
+                is_kept = not narrow and count_problems(reports[-1], split) > 1
+                cells = (keep_interval(value, is_kept) for value in values)
                 table.add_row(f"  {quantity_title(name)}", *cells, style="bold" if name == "return" else None)
     return table
 
@@ -143,9 +143,9 @@ def has_interval(num_seeds: int) -> bool:
     return num_seeds == 1 or num_seeds >= MIN_SEEDS
 
 
-def hide_interval(text: str, num_seeds: int) -> str:
-    """Leave out the interval of ``mean [low, high]`` if there are too few seeds for one."""
-    return text if has_interval(num_seeds) else text.partition(" [")[0]
+def keep_interval(text: str, is_kept: bool) -> str:
+    """Return ``mean [low, high]``, or ``mean`` alone if it has no interval: over one problem, or over few seeds."""
+    return text if is_kept else text.partition(" [")[0]
 
 
 def quantity_scale(name: str) -> float:

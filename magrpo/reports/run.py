@@ -29,7 +29,7 @@ from magrpo.reports.page import (
     write_page,
 )
 from magrpo.reports.training_metrics import draw_training_charts, list_training_returns, tabulate_training_metrics
-from magrpo.reports.verdict import Verdict, judge_run
+from magrpo.reports.verdict import MIN_PROBLEMS, Verdict, judge_run
 from magrpo.run.config_diff import list_changed_values
 from magrpo.types import HEADLINE, Interval
 
@@ -74,7 +74,7 @@ class RunReport(EvaluatedRun):
             yield PageSection(tabulate_training_metrics(self.stage_metrics), folded=True)
         for table in more_tables:
             yield PageSection(table, folded=True)
-        if charts.longest_episode(self.reports) > 1 or len(self.reports) > 1:
+        if len(charts.list_priced_turns(self.reports)) > 1 or len(self.reports) > 1:
             yield self._draw_scatter()
         if len(examples) > 1:
             yield PageSection(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
@@ -106,7 +106,7 @@ class RunReport(EvaluatedRun):
         note = f"{units} {figures.NO_DIFFERENCE}"
         tables: list[ReportTable] = []
         for key in figures.sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
-            has_one_problem = figures.count_problems(self.last, key.partition("/")[0]) == 1
+            has_interval = figures.count_problems(self.last, key.partition("/")[0]) > 1
             lines = []
             shared = figures.share_quantities([*columns.values()], key)
             gains = self._list_gains(key)
@@ -114,8 +114,7 @@ class RunReport(EvaluatedRun):
                 cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if shows_gain:
                     cells.append(figures.format_tested_difference(gains.get(name), figures.quantity_scale(name)))
-                if has_one_problem:  # a single problem has no interval over problems
-                    cells = [cell.partition(" [")[0] for cell in cells]
+                cells = [figures.keep_interval(cell, has_interval) for cell in cells]
                 lines.append([figures.quantity_title(name), *cells])
             tables.append(ReportTable(figures.summary_title(key), heads, lines, note))
             note = ""  # stands under the first table only
@@ -135,8 +134,12 @@ class RunReport(EvaluatedRun):
         return {name: gain for name, gain in gains.items() if gain is not None}
 
     def _part_gains(self, split: str) -> dict[str, Interval]:
-        """Return the gain of every part of the reward on the sampled answers to the problems of a split."""
-        gains = self._list_gains(f"{split}/sampled")
+        """Return the gain of every part of the reward on a split's sampled answers; none over too few problems."""
+        key = f"{split}/sampled"
+        first, last = (means.get(key, {}).get("return", {}) for means in (self.means[0], self.means[-1]))
+        if len(first.keys() & last.keys()) < MIN_PROBLEMS:
+            return {}
+        gains = self._list_gains(key)
         return {part: gains[part] for part in self.config.reward.maxima if part in gains}
 
     def _describe_run(self) -> str:
@@ -207,6 +210,7 @@ class RunReport(EvaluatedRun):
             if budget := budgets.get(report.policy_version):
                 counts = (f"{count:,}" for count in budget.counts.values())
                 value = figures.format_interval("return", report.summary[HEADLINE]["return"])
+                value = figures.keep_interval(value, figures.count_problems(report, "test") > 1)
                 rows.append((str(budget.iteration), *counts, figures.format_duration(budget.seconds), value))
         note = "Training cost up to each evaluation, without evaluations. For every iteration see report.json."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
@@ -226,13 +230,14 @@ class RunReport(EvaluatedRun):
         return PageSection(curves, f"{words} from {first:.1%} to {last:.1%}")
 
     def _draw_scatter(self) -> PageSection:
-        """Draw the first turn against the last; with one turn, each problem before training against after."""
+        """Draw the first turn with a reward against the last; with one, each problem before training against after."""
         reward = self.config.reward
-        turns = charts.longest_episode(self.reports)
+        turns = charts.list_priced_turns(self.reports)
         panels = charts.turn_panels(self.reports, reward)
         note = "The area of a point shows how many trajectories or problems coincide there."
-        if turns > 1:
-            return PageSection(Pictures(f"Turn 1 against turn {turns}", panels, note), folded=len(self.reports) > 1)
+        if len(turns) > 1:
+            title = f"Turn {turns[0]} against turn {turns[-1]}"
+            return PageSection(Pictures(title, panels, note), folded=len(self.reports) > 1)
         finding = charts.describe_scatter(self.reports, reward)
         return PageSection(Pictures("Problem by problem", panels, note), finding, folded=True)
 

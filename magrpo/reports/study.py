@@ -175,7 +175,7 @@ class StudyReport:
         for run in self.reported:
             outcomes[run.arm][run.seed] = run.measure(self.study, budget)
         (reference, base), *others = outcomes.items()
-        if len(seeds) < 2 or any(len(of_arm) < len(seeds) for of_arm in outcomes.values()):
+        if not self._has_seeds or any(len(of_arm) < len(seeds) for of_arm in outcomes.values()):
             return [ArmResult(name, of_arm) for name, of_arm in outcomes.items()]
         differences = [[of_arm[seed] - base[seed] for seed in seeds] for _, of_arm in others]
         tests = adjust_holm([paired_p_value(of_arm) for of_arm in differences])
@@ -186,6 +186,11 @@ class StudyReport:
                 for (name, of_arm), pairs, test in zip(others, differences, tests, strict=True)
             ),
         ]
+
+    @property
+    def _has_seeds(self) -> bool:
+        """Whether there are several seeds, without which there are neither intervals nor tests."""
+        return len(self.study.seeds) > 1
 
     @property
     def outcome_title(self) -> str:
@@ -208,8 +213,8 @@ class StudyReport:
             runs = format_count(self.num_missing, "reported runs")
             sentence = f"{runs} missing, and arms are compared when all are there."
             return [Banner(self.name, "not finished", sentence, "Start the study again to go on.")]
-        if not others or len(self.study.seeds) < 2:
-            means = ", ".join(f"{arm.name} {_percent(arm)}" for arm in self.arms)
+        if not others or not self._has_seeds:
+            means = ", ".join(f"{arm.name} {_percent(arm)} %" for arm in self.arms)
             advice = "" if others else "An arm to compare with makes it an experiment."
             return [Banner(self.name, "measured", f"{self.outcome_title}: {means} ({seeds}).", advice)]
         return [self._judge(arm, reference) for arm in others]
@@ -243,8 +248,9 @@ class StudyReport:
             p = figures.UNDEFINED if arm.p is None else f"{arm.p:.2g}"
             rows.append((arm.name, self._format_rate(arm.name), str(len(arm.outcomes)), mean, difference, p))
         reference, num_tests = self.study.arms[0].name, len(self.study.arms) - 1
-        note = "Held-out problems, sampled; percent, with 95 % intervals of Student's t over seeds. "
-        if num_tests:
+        note = "Held-out problems, sampled; percent"
+        note += ", with 95 % intervals of Student's t over seeds. " if self._has_seeds else "."
+        if num_tests and self._has_seeds:
             note += _SINGLE if num_tests == 1 else _CORRECTED.format(tests=f"{num_tests} comparisons")
         if len(self.study.seeds) == 2:
             note += f" {_TWO_SEEDS}"
@@ -315,10 +321,11 @@ class StudyReport:
             cells = []
             for name in self.shown:
                 values = [end[name] for end in ends]
-                interval = seed_interval(values) if len(values) > 1 else None
-                cells.append(figures.format_interval(name, interval or _point(values)))
+                interval = seed_interval(values) if len(values) > 1 else _point(values)
+                cells.append(figures.keep_interval(figures.format_interval(name, interval), len(values) > 1))
             rows.append((arm.name, *cells))
-        note = "Secondary, in percent: plain 95 % intervals over seeds, not corrected for the number of arms."
+        note = "Secondary, in percent"
+        note += ": plain 95 % intervals over seeds, not corrected for the number of arms." if self._has_seeds else "."
         columns = ("arm", *map(figures.quantity_title, self.shown))
         return ReportTable("At the end of training", columns, rows, note)
 

@@ -62,7 +62,7 @@ class ModelRegistry:
         with self._connect() as client:
             source = f"{client.get_run(mlflow_run_id).info.artifact_uri}/{folder}"
             if not client.search_registered_models(f"name = '{self.model}'"):
-                client.create_registered_model(self.model, description="A team of agents, trained together by magrpo.")
+                client.create_registered_model(self.model, description="Agents trained by magrpo.")
             known = client.search_model_versions(f"name = '{self.model}' and run_id = '{mlflow_run_id}'")
             same = [version for version in known if version.source == source]
             client.log_artifacts(mlflow_run_id, str(weights), folder)

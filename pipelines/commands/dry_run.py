@@ -192,7 +192,7 @@ def _describe_card(
     use = estimate_card(config, dtype_bytes, engine, longest_prompt)
     smallest = use.find_card()
     fitting = "needs more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
-    update, sampling = _format_bytes(use.update), _format_bytes(use.resting)
+    update, sampling = _format_bytes(use.update), _format_bytes(use.resting + use.cache)
     yield Line("GPU", f"{fitting}: at most {update} in an update, {sampling} while an engine samples")
     if torch.cuda.is_available():
         _, card = torch.cuda.mem_get_info()

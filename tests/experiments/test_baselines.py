@@ -26,7 +26,7 @@ from magrpo.run.store import RunStore, read_records, write_records
 from magrpo.types import Problem
 from pipelines.arguments import locate_config
 from pipelines.cli import main
-from tests.asking.runs import make_run
+from tests.asking.runs import SMALL, make_run
 from tests.pipelines.micro import blank_pictures, write_config
 from tests.reports.pages import Page
 
@@ -404,6 +404,16 @@ def test_beside_a_single_agent_stands_the_reference_that_rows_are_compared_with(
     assert list(rows_of(root, create_baselines(source, "single", None).run_id)) == ["single", "naive"]
 
 
+def test_rows_of_trained_agents_are_named_after_their_method(root: Path) -> None:
+    embedded = locate_config("embedded_grpo")
+    runs = (("IAC", root.parent / "run.toml", ("algo.estimator=iac",)), ("GRPO", embedded, SMALL))
+    for method, config, overrides in runs:
+        make_run(config, root, overrides, method)
+        store = create_baselines(Source(method, None, root, []), "magrpo,two_turns", None)
+        titles = [row.title for row in rows_of(root, store.run_id).values()]
+        assert titles == ["naive concatenation", method, f"{method}, two turns"]
+
+
 def test_runs_with_dots_in_their_names_are_partners(root: Path) -> None:
     for name in ("qwen2.5-s0", "qwen2.5-s1"):
         make_run(root.parent / "run.toml", root, (), name)
@@ -516,7 +526,7 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
     page = Page((root / "stops/stages/00000/report/baselines.html").read_text())
     titles = {cells[0] for rows in page.tables.values() for cells in rows}
     assert {"MAGRPO, oracle stop", "MAGRPO, one turn, retry (oracle)"} <= titles
-    assert "oracle: stops above a reward of 2, at most 2 tries" in page.text
+    assert "oracle: stops at the maximum, at most 2 tries" in page.text
     low = create_baselines(Source("turns", None, root, ["eval.stop_above=0.5"]), names, None)
     assert {row.stop_above for row in rows_of(root, low.run_id).values()} == {None, 0.5}
     left_out = RunStore.open(root, "table").config().baselines.left_out

@@ -474,6 +474,15 @@ def test_one_arm_has_a_mean_over_seeds() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- the table
+def test_one_seed_has_no_interval() -> None:
+    report = report_of({"base": [0.1], "arm": [0.2]}, "final_return")
+    [banner] = report.list_banners()
+    assert banner.sentence == "return after 100 tokens: base 20.0 %, arm 40.0 % (1 seed)."
+    assert report.secondary_table().rows == [("base", "20.0"), ("arm", "40.0")]
+    assert report.secondary_table().note == "Secondary, in percent."
+    assert report.outcome_table().note == "Held-out problems, sampled; percent."
+
+
 def test_a_finished_run_may_be_deleted(tmp_path: Path) -> None:
     """Or executed elsewhere: the folder of the study remembers it."""
     study, runner = load(write_study(tmp_path)), Runner()

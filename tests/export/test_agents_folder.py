@@ -22,7 +22,7 @@ import pytest
 from magrpo.config.services import NotifyConfig, TrackingConfig
 from magrpo.export import model_card, sample
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
-from magrpo.export.model_card import render_model_card
+from magrpo.export.model_card import render_agent_card, render_model_card
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import open_prompt_tokenizer
@@ -110,6 +110,31 @@ def test_a_card_speaks_of_programs_only_where_there_are_any(coders: RunStore, au
     assert "it runs their program in a sandbox and scores it:" in of_programs
     assert "it scores their texts:" in of_texts
     assert "sandbox and" not in of_texts
+
+
+def test_cards_say_which_agents_were_trained(coders: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def render_cards(num_agents: int, *, trains_helper: bool) -> tuple[str, str]:
+        agents = (helper.model_copy(update={"trained": trains_helper}), main_agent)[-num_agents:]
+        team = replace(whole, config=whole.config.model_copy(update={"agents": agents}))
+        return render_model_card(team), render_agent_card(team, agents[0])
+
+    monkeypatch.setattr(model_card, "choose_sample", lambda team: None)  # the run's sample has two answers
+    whole = TrainedTeam.of(coders)
+    helper, main_agent = whole.config.agents
+    method = "MAGRPO ([arXiv 2508.04652](https://arxiv.org/abs/2508.04652))"
+    advice = "They work as a team, so do not mix agents of different versions."
+    base = "an adapter of `coopcode-base`"
+
+    of_team, of_agent = render_cards(2, trains_helper=True)
+    assert f"\n\n`helper` (role helper), `main` (role main), trained together with {method}. {advice}\n\n" in of_team
+    assert f"One agent (role `helper`) of a team of 2: {base}. [" in of_agent
+    of_team, of_agent = render_cards(2, trains_helper=False)
+    assert f"\n\n`main` (role main), trained with {method}; `helper` kept its weights. {advice}\n\n" in of_team
+    assert f"One agent (role `helper`) of a team of 2: {base}, which kept the weights it started from. [" in of_agent
+    of_team, of_agent = render_cards(1, trains_helper=False)
+    method = "GRPO ([arXiv 2402.03300](https://arxiv.org/abs/2402.03300))"
+    assert f"\n\n`main` (role main), trained with {method}.\n\n" in of_team
+    assert f"One agent (role `main`): {base}. [" in of_agent
 
 
 def test_two_authors_print_two_texts(authors: RunStore) -> None:

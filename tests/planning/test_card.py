@@ -184,6 +184,17 @@ def test_the_plan_tells_which_gpu_a_run_needs(
     assert "this one has 8.0 GiB, which is too small; try " in plan()
 
 
+def test_the_plan_counts_what_an_engine_in_the_same_process_holds(
+    bases: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = "engine={kind='transformers'}"
+    config = read_config(locate_config("humaneval"), bases, transformers, "model.device=cuda", "model.dtype=bfloat16")
+    assert show_plan(config, None, None) == 0
+    use = estimate_card(config, 2, config.engine)
+    assert use.cache > 0.1 * GIB
+    assert f", {(use.resting + use.cache) / GIB:.1f} GiB while an engine samples\n" in capsys.readouterr().out
+
+
 def test_a_model_without_attention_has_no_cache_and_must_state_its_longest_text(tmp_path: Path) -> None:
     described = MambaConfig(vocab_size=259, hidden_size=64, num_hidden_layers=2, eos_token_id=2)
     described.save_pretrained(tmp_path)

@@ -76,6 +76,15 @@ def test_an_iteration_says_how_many_answers_were_cut(clock: Clock) -> None:
     assert second.startswith("2/2  joint return 50.0%  tests 100.0%")
 
 
+def test_an_iteration_says_the_time_of_all_its_turns(clock: Clock) -> None:
+    out = io.StringIO()
+    progress = show(1, Console(file=out, soft_wrap=True), clock)
+    turns = [(Step(stage, 1, turn), seconds) for turn in "01" for stage, seconds in (("rollout", 30.0), ("score", 5.0))]
+    for step, seconds in [*turns, (Step("credit", 1), 1.0), (Step("update", 1), 4.0)]:
+        progress.finish_step(step, {f"time/{step.stage}_s": seconds}, reused=False)
+    assert out.getvalue() == "1/1  75.0 s  (rollout 60.0, score 10.0, credit 1.0, update 4.0)\n"
+
+
 def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock: Clock) -> None:
     progress = show(100, Console(file=io.StringIO()), clock)
     for iteration in range(1, 91):

@@ -15,8 +15,7 @@ from magrpo.types import AnswerStats, EvalReport, EvalRow, Mode, Problem, Split
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
 ATTACK = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>'
-NAMES = "abcd"
-IDS = [f"{split}/{name}" for split in ("test", "ood") for name in NAMES]
+IDS = [f"{split}/{name}" for split in ("test", "ood") for name in "abcdef"]
 PROBLEMS = {task_id: Problem(task_id, f"def {task_id[-1]}(xs): ...", entry_point=task_id[-1]) for task_id in IDS}
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -87,7 +86,7 @@ def evaluation(config: RunConfig, version: int, worth: Mapping[str, tuple[float,
         row(name, *worth[name], index=index, split=split, mode=mode, text=text)
         for split in ("test", "ood")
         for mode, count in (("sampled", 2), ("greedy", 1))
-        for name in NAMES
+        for name in worth
         for index in range(count)
     )
     return EvalReport(version, rows, summarise_rows(rows, config.reward, 0))

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config.run import BaselineRow, RunConfig
+from magrpo.config.agents import AgentConfig
+from magrpo.config.run import BaselineRow, RunConfig, load_config
 from magrpo.envs.program import AgentProgram
+from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
 from magrpo.reports.baselines import BaselineResult, BaselineTable
 from magrpo.rewards.writing import WritingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import EvalReport, EvalRow, TimedAnswer
-from tests.reports.pages import Page
+from tests.reports.pages import CONFIG, Page
 
 
 def make_result(
@@ -62,3 +64,43 @@ def test_a_table_of_an_oracle_alone_ranks_nothing(tmp_path: Path, config: RunCon
     assert table.judge_rows().word == "no verdict"
     table.write_files(tmp_path)
     assert Page((tmp_path / "baselines.html").read_text(encoding="utf-8")).headings[0] == "Verdict"
+
+
+def test_intervals_of_one_problem_are_for_new_seeds_only(config: RunConfig, reports: list[EvalReport]) -> None:
+    rows = [row for row in reports[0].rows if row.task_id == "test/a"]
+    report = EvalReport(0, tuple(rows), summarise_rows(rows, config.reward, 0))
+    result = make_result(config, report)
+    result.other_runs = [make_result(config, report)] * 2
+    note = BaselineTable(config, [result]).console_table().note
+    assert "95 % intervals for new seeds on the same problem, from 3 runs" in note
+
+
+def make_team(run: str, agents: Sequence[AgentConfig]) -> RunTeam:
+    """The agents of a run after training."""
+    weights = Path(run, "stages", "00001", "update", "weights")
+    return RunTeam(run, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
+
+
+def test_the_cross_play_table_names_the_role_of_the_first_agent(config: RunConfig, reports: list[EvalReport]) -> None:
+    """The first row is that of a single agent, in an environment with a role of its own."""
+    run, partner = (make_team(name, config.agents) for name in ("a", "b"))
+    teams = Teams("a", RunTeam("the run", config.agents), run, None, (partner,))
+    rows = with_baselines(config, parse_names("all"), teams).baselines.rows
+    results = [BaselineResult(row, reports[0], (), config.reward.maxima, comparable=True) for row in rows]
+    assert rows[0].env.roles() == ("solo",)
+    [table] = BaselineTable(config, results).cross_play_tables()
+    assert table.title.startswith("Cross-play: helper from the run of the row")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"), [((), "at the maximum"), (("eval.stop_above=3.5",), "above a reward of 3.5")]
+)
+def test_an_oracle_that_stops_just_below_the_maximum_stops_there(
+    reports: list[EvalReport], overrides: Sequence[str], where: str
+) -> None:
+    config = load_config(CONFIG.with_name("embedded_two_turns.toml"), overrides)
+    teams = Teams("a", RunTeam("the run", config.agents), make_team("a", config.agents), None, ())
+    rows = with_baselines(config, ["naive", "oracle_stop"], teams).baselines.rows
+    results = [BaselineResult(row, reports[0], (), config.reward.maxima, comparable=True) for row in rows]
+    tables = {table.title: table for table in BaselineTable(config, results).list_tables()}
+    assert tables["How the rows are made"].rows[1][3].endswith(f"; oracle: stops {where}")

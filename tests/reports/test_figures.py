@@ -16,7 +16,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from magrpo.reports.charts import Panel, learning_panels, render_svg, spread_labels, turn_panels
+from magrpo.reports.charts import Panel, learning_panels, render_svg, series_panel, spread_labels, turn_panels
 from magrpo.reports.figures import closing_table, format_interval, format_tested_difference
 from magrpo.reports.page import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
@@ -127,6 +127,13 @@ def test_learning_curves_show_percent_over_iterations() -> None:
     assert [text.get_text() for text in right.texts] == ["structure 90", "tests 50"]
 
 
+@pytest.mark.parametrize(("num_points", "marker"), [(1, "o"), (2, "None")])
+def test_one_iteration_is_drawn_as_a_point(num_points: int, marker: str) -> None:
+    points = [(float(iteration), 50.0) for iteration in range(1, num_points + 1)]
+    series, training = series_panel("", {"a": points}, ""), learning_panels(ONE_TURN, MAXIMA, points, {"test": {}})[0]
+    assert [draw(panel).lines[0].get_marker() for panel in (series, training)] == [marker, marker]
+
+
 def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
     [axes] = map(draw, turn_panels(TWO_TURNS, REWARD))
     before, _, after, _ = axes.collections
@@ -135,6 +142,21 @@ def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
     assert axes.get_xlabel() == "joint return turn 1, % of maximum"
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["before training, mean 12 → 38 (n = 2)", "after training, mean 62 → 100 (n = 2)"]
+
+
+def test_turns_without_a_price_are_not_drawn() -> None:
+    """Agents who write one after the other get a reward once all have written."""
+
+    def begin_late(report: EvalReport) -> EvalReport:
+        rows = (replace(row, returns=(0.0, *row.returns), parts=({}, *row.parts)) for row in report.rows)
+        return replace(report, rows=tuple(rows))
+
+    for reports, label in ((ONE_TURN, "before training"), (TWO_TURNS, "turn 2")):
+        late = [begin_late(report) for report in reports]
+        [axes], [shown] = (map(draw, turn_panels(one, REWARD)) for one in (late, reports))
+        assert axes.get_xlabel() == f"joint return {label}, % of maximum"
+        for points, others in zip(axes.collections, shown.collections, strict=True):
+            assert points.get_offsets().tolist() == others.get_offsets().tolist()
 
 
 def test_with_one_turn_problems_are_set_before_against_after() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from magrpo.run.store import RunStore
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.tracking.outbox import RECORDS, encode_record
 from magrpo.types import EvalReport, EvalRow
-from tests.reports.pages import ATTACK, BUDGETS, Page, make_report
+from tests.reports.pages import ATTACK, BUDGETS, Page, evaluation, make_report
 
 
 def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
@@ -75,6 +76,25 @@ def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport])
     lines = {line[0]: line[1:] for line in first.rows}
     assert [cell.split()[0] for cell in lines["tests"]] == ["50.0", "62.5", "~"], "the interval of +12.5 holds 0"
     assert [cell.split()[0] for cell in lines["generated tokens"]] == ["18.0", "18.0", "~"]
+
+
+@pytest.mark.parametrize(("names", "change"), [("abcdef", "tests changed most"), ("abcde", "no part changed reliably")])
+def test_a_part_changes_reliably_over_as_many_problems_as_a_verdict_needs(
+    tmp_path: Path, config: RunConfig, names: str, change: str
+) -> None:
+    reports = [evaluation(config, version, dict.fromkeys(names, (version / 5, 0.0))) for version in (0, 5)]
+    make_report(config, reports, BUDGETS).write_files(tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(f'aria-label="{split}: {change}' in text for split in ("Held-out", "ood"))
+    assert f"Held-out problems, sampled: {change.replace('part', 'part of the return')}" in text
+
+
+def test_a_report_on_one_problem_has_no_interval(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    only = [keep_rows(config, report, lambda row: row.task_id == "test/a") for report in reports]
+    for evaluations in (only, only[1:]):
+        make_report(config, evaluations, BUDGETS).write_files(tmp_path)
+        shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+        assert re.findall(r"\[[-+\d.,]+, [-+\d.,]+\]", shown.text) == []
 
 
 def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
@@ -144,6 +164,19 @@ def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[Eval
     assert list(shown[0].reward.rows[2]) == ["tests", "1", "0.00", "1.00"]
     assert list(shown[0].reward.rows[-1]) == ["return, %", "100", "37.5", "100.0"]
     assert [one.text for one in shown[0].sides["after"]] == [ATTACK, "main of a"]
+
+
+def test_a_turn_without_a_price_has_no_return(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    rows = tuple(replace(row, returns=(0.0, *row.returns), parts=({}, *row.parts)) for row in reports[1].rows)
+    run = make_report(config, [replace(reports[1], rows=rows)], [Budget()])
+    shown = choose_examples(run)[0].reward
+    assert shown.columns == ("", "at most", "turn 1", "turn 2")
+    assert [list(line) for line in (shown.rows[2], shown.rows[-1])] == [
+        ["tests", "1", "-", "1.00"],
+        ["return, %", "100", "-", "100.0"],
+    ]
+    run.write_files(tmp_path)
+    assert "against turn" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_example_shows_a_trajectory_that_changed(config: RunConfig, reports: list[EvalReport]) -> None:

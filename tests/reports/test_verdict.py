@@ -64,6 +64,13 @@ def test_one_evaluation_has_no_gain(config: RunConfig) -> None:
     )
 
 
+def test_a_verdict_on_one_problem_has_no_interval(config: RunConfig) -> None:
+    before, after = (make_report(config, version, {"test/a": version / 4}) for version in (1, 2))
+    assert judge_evaluations([after], config).sentence.endswith("on 1 held-out problem is 50.0% of the maximum")
+    sentence = judge_evaluations([before, after], config).sentence
+    assert sentence.endswith("+25.0 percentage points (paired over 1 problem)")
+
+
 def test_advice_names_the_key_that_limits_the_evaluation(config: RunConfig) -> None:
     same = {f"test/{index}": 0.5 for index in range(8)}
     reports = [make_report(config, 0, same), make_report(config, 1, same)]

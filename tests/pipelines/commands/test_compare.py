@@ -13,13 +13,16 @@ import pytest
 from magrpo.config.sections import PenaltyConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import compare_means, judge_difference, match_budgets
-from magrpo.reports.comparison_tables import comparison_sections, list_run_costs
+from magrpo.reports.comparison_tables import comparison_sections, list_run_costs, summary_table
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import format_duration
+from magrpo.reports.page import ReportTable
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.store import RunStore
+from magrpo.stages.evaluate import summarise_rows
 from magrpo.tracking.wall_time import WallTime, sum_attempts
 from pipelines.cli import main
+from pipelines.commands.show import tabulate_evaluations
 from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
 from tests.pipelines.micro import blank_pictures, write_config
 from tests.reports.pages import Page
@@ -190,6 +193,23 @@ def unequal(root: Path, tokens: Sequence[int]) -> tuple[EvaluatedRun, EvaluatedR
     return one, two
 
 
+def test_a_comparison_on_one_problem_has_no_interval(root: Path) -> None:
+    runs = [load(root, name) for name in ("one", "two")]
+    for run in runs:
+        task_id = next(row.task_id for row in run.last.rows if row.split == "test")
+        kept = [tuple(row for row in report.rows if row.task_id == task_id) for report in run.reports]
+        run.reports = [
+            replace(report, rows=rows, summary=summarise_rows(rows, run.config.reward, 0))
+            for report, rows in zip(run.reports, kept, strict=True)
+        ]
+    assert judge_difference(*runs).sentence.endswith(" percentage points (1 problem, paired).")
+    blocks = [section.block for section in comparison_sections(runs)]
+    tables = [summary_table(runs), *(block for block in blocks if isinstance(block, ReportTable))]
+    cells = [cell for table in tables if not table.text for row in table.rows for cell in row]
+    shown = tabulate_evaluations(runs[0].reports, narrow=False)
+    assert not any("[" in str(cell) for cell in [*cells, *(cell for column in shown.columns for cell in column.cells)])
+
+
 def test_runs_of_unequal_budgets_are_judged_at_equal_tokens(root: Path) -> None:
     one, two = unequal(root, [1, 2])
     assert (match_budgets(one, two), match_budgets(two, one)) == ((-1, 1), (1, -1))
@@ -263,17 +283,17 @@ def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
 
 def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
-    paired, how = compare_means(one, two, "test/sampled", "return")
+    paired, _, how = compare_means(one, two, "test/sampled", "return")
     means = [report.last.summary["test/sampled"]["return"].mean for report in (one, two)]
     assert how == "2 problems, paired"
     assert paired.mean == pytest.approx(means[1] - means[0])
-    same, _ = compare_means(one, load(root, "one"), "test/sampled", "return")
+    same, _, _ = compare_means(one, load(root, "one"), "test/sampled", "return")
     assert (same.low, same.mean, same.high) == (0, 0, 0), "which an unpaired interval would not be"
 
     task_id = one.last.rows[0].task_id
     assert isinstance(two.problems, dict)
     two.problems[task_id] = next(problem for key, problem in two.problems.items() if key != task_id)
-    unpaired, how = compare_means(one, two, f"{one.last.rows[0].split}/sampled", "return")
+    unpaired, _, how = compare_means(one, two, f"{one.last.rows[0].split}/sampled", "return")
     assert how == "other problems, unpaired; 1 in both"
     assert unpaired.low <= unpaired.mean <= unpaired.high
 
