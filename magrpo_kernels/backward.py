@@ -48,32 +48,22 @@ def scale_gradients(ctx: Any, grad_loss: Tensor | None) -> list[Tensor | None]:
     for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
         if gradient is None:
             scaled.append(None)
-        elif ctx.once and gradient.dtype == dtype:
-            scaled.append(scale_gradient_(gradient, grad_loss))
+        elif not (ctx.once and gradient.dtype == dtype):
+            scaled.append(scale_gradient(gradient, grad_loss, gradient.new_empty(gradient.shape, dtype=dtype)))
+        elif gradient.is_cuda or grad_loss != 1:  # on a GPU the comparison would wait for the forward pass
+            scaled.append(scale_gradient(gradient, grad_loss, gradient))
         else:
-            scaled.append(scale_gradient(gradient, grad_loss, dtype))
+            scaled.append(gradient)
     return scaled
 
 
-def scale_gradient(gradient: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``gradient * scale``, multiplied in float32 or wider and rounded once to ``dtype``."""
+def scale_gradient(gradient: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """Write ``gradient * scale`` to ``out``, which may be the gradient; multiply in float32 or wider and round once."""
     # A tensor of no dimensions would be rounded to the gradient's dtype before the multiplication.
     factor = scale.reshape(1)
-    scaled = gradient.new_empty(gradient.shape, dtype=dtype)
-    if gradient.is_cuda or gradient.dtype == dtype == factor.dtype:
-        return torch.mul(gradient, factor, out=scaled)
+    if gradient.is_cuda or gradient.dtype == out.dtype == factor.dtype:
+        return torch.mul(gradient, factor, out=out)
     rows = max(1, _BLOCK_ELEMENTS // max(1, gradient[:1].numel()))
     for start, end in pairwise([*range(0, len(gradient), rows), len(gradient)]):
-        torch.mul(gradient[start:end], factor, out=scaled[start:end])
-    return scaled
-
-
-def scale_gradient_(gradient: Tensor, scale: Tensor) -> Tensor:
-    """Multiply in place. If the scale is 1, as when a loss itself is differentiated, the gradient is not even read."""
-    if gradient.is_cuda and gradient.dtype != torch.float64:
-        from magrpo_kernels.row_triton import scale_triton_  # triton, which not every machine has
-
-        scale_triton_(gradient, scale)  # reads the scale on the device, so nothing waits for it
-    elif scale != 1:
-        gradient.copy_(scale_gradient(gradient, scale, gradient.dtype))
-    return gradient
+        torch.mul(gradient[start:end], factor, out=out[start:end])
+    return out

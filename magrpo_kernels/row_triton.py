@@ -218,27 +218,6 @@ def row_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_ptr + token, patched.to(out_ptr.dtype.element_ty))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def scale_kernel(values_ptr, scale_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Multiply in place; if the scale is 1, nothing is read or written."""
-    scale = tl.load(scale_ptr)
-    if scale != 1.0:
-        offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        values = tl.load(values_ptr + offsets, mask=offsets < count)
-        tl.store(values_ptr + offsets, (values.to(tl.float32) * scale).to(values.dtype), mask=offsets < count)
-
-
-def scale_triton_(values: Tensor, scale: Tensor) -> None:
-    """See :func:`magrpo_kernels.backward.scale_gradient_`. ``values`` must be contiguous."""
-    assert values.is_contiguous()
-    if not values.numel():
-        return
-    with LAUNCH:
-        scale_kernel[(triton.cdiv(values.numel(), 4096),)](
-            values, scale.to(torch.float32), values.numel(), BLOCK=4096, num_warps=8
-        )
-
-
 def row_loss_triton(
     logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -32,8 +32,6 @@ class FakeGpu:
     capability: tuple[int, int] = (9, 0)
     free: int = 79 * GIB
     total: int = 80 * GIB
-    reserved: int = 0
-    most_reserved: int = 0
     empty_cache: Callable[[], None] = lambda: None
 
     def list_functions(self) -> dict[str, Callable[..., object]]:
@@ -44,8 +42,6 @@ class FakeGpu:
             "get_device_name": lambda index=0: "NVIDIA H100",
             "get_device_capability": lambda index=0: self.capability,
             "mem_get_info": lambda index=0: (self.free, self.total),
-            "memory_reserved": lambda: self.reserved,
-            "max_memory_reserved": lambda: self.most_reserved,
             "empty_cache": lambda: self.empty_cache(),
         }
 

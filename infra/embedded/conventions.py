@@ -6,9 +6,10 @@ together, only by chance; training has to make the agents agree.
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from magrpo.problems.notes import Fact, format_sentence, parse_facts
+from magrpo.problems.notes import format_sentence
 from magrpo.problems.operations import OPERATIONS, BoundOperation, Composition, parse_composition
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem
@@ -107,8 +108,27 @@ def write_completion(composition: Composition, role: str, convention: str) -> st
         return Composition(part).write_function(AUX) if part else f"def {AUX}({argument}):\n    return {argument}"
     if convention == "all":
         return f"def {composition.entry_point}({argument}):\n    return {AUX}({argument})"
-    calls = {"first": {0: AUX}, "last": {len(steps) - 1: AUX}, "nothing": {}}[convention]
-    return composition.write_function(composition.entry_point, calls)
+    lines = composition.write_function(composition.entry_point).split("\n")
+    if convention != "nothing":
+        i = {"first": 0, "last": len(steps) - 1}[convention]
+        variable = composition.name_variables()[i]
+        lines[i + 1] = f"{lines[i + 1].removesuffix(steps[i].write_expression(variable))}{AUX}({variable})"
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One sentence of a note: its kind, and its words without the initial capital and the full stop."""
+
+    kind: str
+    words: str
+
+
+def parse_facts(problem: Problem) -> list[Fact]:
+    """Parse the sentences of a note, in order."""
+    sentences = problem.prompt.partition("\n")[2].removesuffix(".").split(". ")
+    words = [text if text.startswith("I ") else f"{text[0].lower()}{text[1:]}" for text in sentences]
+    return [Fact(*pair) for pair in zip(problem.tags["facts"].split(), words, strict=True)]
 
 
 class Voices:

@@ -47,8 +47,6 @@ _RESTARTS = 2
 """Maximum number of restarts of a server for one batch."""
 _OWN_MEMORY_FRAC = 0.9
 """Fraction of its GPU's memory that an engine takes if no trainer uses the GPU: vLLM's own default."""
-_MEMORY_MARGIN = 1.1
-"""An update may take this factor more memory than the largest one before it."""
 _REPLIES: msgspec.msgpack.Decoder[Done | Finished] = msgspec.msgpack.Decoder(Done | Finished)
 _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -93,8 +91,6 @@ class VllmClient:
         lineup = host.lineup
         self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
         self._asleep = self._closed = False
-        self._update_bytes = 0
-        """The most GPU memory that an update has taken in this process; 0: none was computed here yet."""
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for agent in lineup.agents:
             has_adapter = lineup.weights(agent) == "lora"
@@ -164,27 +160,15 @@ class VllmClient:
             self._call(dict.fromkeys(self._adapters.pop(served.number, {}), UnloadAdapters(served.number)))
 
     def sleep(self) -> None:
-        """Release GPU memory for the update. No-op on CPU.
-
-        The weights stay if what updates have taken so far fits beside them: moving them out and in takes seconds.
-        """
+        """Release GPU memory for the update. No-op on CPU."""
         if self._lineup.device.type == "cuda" and not self._asleep:
-            import torch  # half a second, which a configuration that is only read need not take
-
             self._asleep = True
-            if self._update_bytes:
-                self._call(dict.fromkeys(self._servers, Sleep(keeps_weights=True)))
-                if self._update_bytes * _MEMORY_MARGIN <= torch.cuda.mem_get_info()[0]:
-                    return
-            self._call(dict.fromkeys(self._servers, Sleep(keeps_weights=False)))
+            self._call(dict.fromkeys(self._servers, Sleep()))
 
     def wake(self) -> None:
         """Undo :meth:`sleep`, after releasing memory that the trainer has cached meanwhile."""
         if self._asleep:
-            import torch  # as above
-
             self._lineup.release_cached_memory()
-            self._update_bytes = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
             self._call(dict.fromkeys(self._servers, Wake()))
             self._asleep = False
 

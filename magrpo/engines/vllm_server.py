@@ -63,12 +63,7 @@ class LoadModel(msgspec.Struct, tag=True):
 
 
 class Sleep(msgspec.Struct, tag=True):
-    """Release the GPU memory of the key-value cache, and unless ``keeps_weights`` that of the weights.
-
-    A later call may still release the weights.
-    """
-
-    keeps_weights: bool
+    """Release the GPU memory of the key-value cache and of the weights."""
 
 
 class Wake(msgspec.Struct, tag=True):
@@ -115,9 +110,6 @@ class VllmServer:
             case LoadModel(folder):
                 self._llm.collective_rpc("reload_from", args=(folder,))
                 assert self._llm.reset_prefix_cache()
-            case Sleep(keeps_weights=True):
-                self._llm.sleep(level=0)  # pauses, as the next line demands
-                self._llm.llm_engine.release_kv_cache_memory()
             case Sleep():
                 self._llm.sleep(level=1)
             case Wake():

@@ -13,7 +13,7 @@ from filelock import lock_descriptor
 
 @contextmanager
 def lock_folder(folder: Path, *, blocking: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder. No lock file is made in it, so this also works for folders of cgroups.
+    """Hold the lock of a folder. No lock file is made in it.
 
     Raises OSError if there is no such folder; BlockingIOError if another process holds it, unless ``blocking``.
     """

@@ -9,13 +9,10 @@ import http.client
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
-
-RETRY_HEADER = "x-stainless-retry-count"
-"""Says how often a request was sent before, as OpenAI's clients do."""
+from urllib.parse import urlsplit
 
 
 class GatewayRefused(RuntimeError):
@@ -92,47 +89,17 @@ class Agents(Mapping[str, Agent]):
 
 
 def post_json(url: str, body: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Post a JSON object and return the answer. Raises GatewayRefused with the message of an error.
-
-    Connections stay open for later requests, because opening one costs as much as a short answer.
-    """
+    """Post a JSON object and return the answer. Raises GatewayRefused with the message of an error."""
     parts = urlsplit(url)
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    text = json.dumps(body)
-    idle = _IDLE.setdefault((parts.scheme, parts.netloc), [])
-    while True:
-        is_reused = bool(idle)
-        with suppress(IndexError):  # another thread has taken it
-            connection = idle.pop() if is_reused else _connect(parts)
-            try:
-                connection.request("POST", parts.path, text, headers)
-                response = connection.getresponse()
-                content = response.read()
-            except (ConnectionError, http.client.HTTPException):
-                connection.close()
-                if not is_reused:
-                    raise
-                headers[RETRY_HEADER] = "1"  # the server had closed it: should it have read the request, it knows it
-                continue
-            break
-    if response.will_close:
-        connection.close()
-    else:
-        idle.append(connection)
-    answer: dict[str, Any] = json.loads(content)
+    with closing(connect(parts.hostname or "", parts.port)) as connection:
+        connection.request("POST", parts.path, json.dumps(body), headers)
+        response = connection.getresponse()
+        answer: dict[str, Any] = json.loads(response.read())
     if response.status != http.HTTPStatus.OK:
         raise GatewayRefused(answer["error"]["message"])
     return answer
-
-
-def _connect(parts: SplitResult) -> http.client.HTTPConnection:
-    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return connect(parts.hostname or "", parts.port)
-
-
-_IDLE: dict[tuple[str, str], list[http.client.HTTPConnection]] = {}
-"""Open connections that no request uses, by scheme and address."""
-os.register_at_fork(after_in_child=_IDLE.clear)  # two processes must not share a connection
 
 
 def preload_request_codec() -> None:

@@ -21,7 +21,6 @@ from aiohttp import web
 
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError
-from magrpo.gateway.agents import RETRY_HEADER
 from magrpo.gateway.batcher import Batcher
 from magrpo.gateway.chat import CannotParse, Chat, decode_pieces
 from magrpo.gateway.sessions import Messages, SampledCall, Session
@@ -44,6 +43,8 @@ from magrpo.types import Action, Execution, ExecutionReport, Request, SamplingPa
 
 _MAX_BODY = 64 * 2**20
 _BACKLOG = 4096
+_RETRY_HEADER = "x-stainless-retry-count"
+"""OpenAI's clients say in it how often they sent a request before."""
 _SHUTDOWN_S = 0.1
 """Time to wait for requests in progress when the server stops; 0 would be without limit."""
 _SEALED = RequestRefused(409, "the episode has ended", "sealed")
@@ -219,7 +220,7 @@ class Gateway:
             raise _SEALED
         digest = hashlib.blake2b(http.path.encode() + body).digest()
         equal = live.answered.setdefault(digest, [])
-        count = http.headers.get(RETRY_HEADER, "0")
+        count = http.headers.get(_RETRY_HEADER, "0")
         if equal and count != "0":
             earlier = next((one for one in reversed(equal) if (one, count) not in live.given_again), equal[-1])
             live.given_again.add((earlier, count))

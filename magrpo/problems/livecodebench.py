@@ -9,7 +9,6 @@ import base64
 import json
 import pickletools
 import zlib
-from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -25,8 +24,6 @@ MAX_BYTES = 1 << 30
 _TEXT = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
-_MAX_DIGITS = 4300
-"""Most decimal digits of an integer that Python converts from or to text."""
 _STDIN = "def solve(stdin: str) -> str:\n"
 _NOTE = "Do not read and print: `stdin` is the whole input, and the function returns the whole output."
 _TYPES = "from typing import Dict, List, Optional, Set, Tuple\n\n\n"
@@ -75,8 +72,8 @@ class LiveCodeBench(FileProblems):
         """The problem; None if its difficulty is excluded or no public test is short enough."""
         if self.difficulty and row.read_text("difficulty") not in self.difficulty:
             return None
-        shown = _write_tests(row, "public_test_cases", row.read_text("public_test_cases"))
-        hidden = _write_tests(row, "private_test_cases", _unpack_json(row, "private_test_cases"))
+        shown = self._write_tests(row, "public_test_cases", row.read_text("public_test_cases"))
+        hidden = self._write_tests(row, "private_test_cases", _unpack_json(row, "private_test_cases"))
         task_id = f"LiveCodeBench/{row.read_text('question_id')}"
         statement = row.read_text("question_content")
         if row.read_text("starter_code").strip():
@@ -87,27 +84,28 @@ class LiveCodeBench(FileProblems):
             statement = f"{statement.strip()}\n\n{_NOTE}"
         checks = []
         for tests in (shown, hidden):
-            short = [test for test in tests if len(test) <= self.max_test_chars][: self.max_tests]
-            body = "".join(f"    {test}\n" for test in short)
+            body = "".join(f"    {test}\n" for test in tests[: self.max_tests])
             checks.append(f"{definitions}def check(candidate):\n{body}" if body else "")
         prompt = header + indent_body(format_docstring(statement))
         return Problem(task_id, prompt, entry_point, checks[0], hidden_test=checks[1]) if checks[0] else None
 
-
-def _write_tests(row: DatasetRow, field: str, text: str) -> list[str]:
-    """Write the sources of the tests in a field. The input of a function's test has one argument on each line."""
-    sources = []
-    try:
-        for test in _parse_json(row, field, text):
-            kind, given, expected = test["testtype"], test["input"], test["output"]
-            if kind == "functional":
-                arguments = ", ".join(repr(_parse_json(row, field, line)) for line in given.split("\n") if line)
-                sources.append(f"assert candidate({arguments}) == {_parse_json(row, field, expected)!r}")
-            else:  # white space and the format of numbers do not matter
-                sources.append(f"assert printed(candidate({given!r})) == printed({expected!r})")
-    except (KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{row.where}: field {field!r} is not a list of tests with testtype, input, output") from None
-    return sources
+    def _write_tests(self, row: DatasetRow, field: str, text: str) -> list[str]:
+        """Write the sources of the short tests in a field. A function's input has one argument on each line."""
+        sources = []
+        try:
+            for test in _parse_json(row, field, text):
+                kind, given, expected = test["testtype"], test["input"], test["output"]
+                if len(given) + len(expected) > self.max_test_chars:
+                    continue
+                if kind == "functional":
+                    arguments = ", ".join(repr(_parse_json(row, field, line)) for line in given.split("\n") if line)
+                    sources.append(f"assert candidate({arguments}) == {_parse_json(row, field, expected)!r}")
+                else:  # white space and the format of numbers do not matter
+                    sources.append(f"assert printed(candidate({given!r})) == printed({expected!r})")
+        except (KeyError, TypeError, AttributeError):
+            message = "is not a list of tests with testtype, input, output"
+            raise ConfigError(f"{row.where}: field {field!r} {message}") from None
+        return sources
 
 
 def _unpack_json(row: DatasetRow, field: str) -> str:
@@ -153,20 +151,9 @@ def _parse_starter_code(row: DatasetRow) -> ast.FunctionDef:
 def _parse_json(row: DatasetRow, field: str, text: str) -> Any:
     """Parse the JSON of a field; ConfigError if it is not JSON, or holds a number that is not finite."""
     try:
-        return json.loads(text, parse_int=_parse_integer, parse_constant=_reject_constant)
+        return json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{row.where}: field {field!r} is not JSON: {error}") from None
-
-
-class _Long(int):
-    """An integer with more decimal digits than Python parses or prints. Its repr is a call with a hex string."""
-
-    def __repr__(self) -> str:
-        return f"int({hex(self)!r}, 16)"
-
-
-def _parse_integer(digits: str) -> int:
-    return int(digits) if len(digits) <= _MAX_DIGITS else _Long(Decimal(digits))
 
 
 def _reject_constant(constant: str) -> Any:

@@ -8,7 +8,6 @@ import itertools
 import random
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
@@ -24,14 +23,6 @@ _ALWAYS = frozenset({"start", "trouble", "result"})
 _TEST_PERCENT = 20
 _MOST = 20_000
 _CORPUS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One sentence of a note: its kind, and its words without the initial capital and the full stop."""
-
-    kind: str
-    words: str
 
 
 class Notes(Plugin):
@@ -50,13 +41,6 @@ class Notes(Plugin):
         """Draw ``train`` and ``test``, in which topics alternate."""
         sizes: dict[Split, int] = {"train": self.num_train, "test": self.num_test}
         return {split: list(itertools.islice(_draw_notes(split), size)) for split, size in sizes.items()}
-
-
-def parse_facts(problem: Problem) -> list[Fact]:
-    """Parse the sentences of a note, in order."""
-    sentences = problem.prompt.partition("\n")[2].removesuffix(".").split(". ")
-    words = [text if text.startswith("I ") else f"{text[0].lower()}{text[1:]}" for text in sentences]
-    return [Fact(*pair) for pair in zip(problem.tags["facts"].split(), words, strict=True)]
 
 
 def format_sentence(words: str) -> str:

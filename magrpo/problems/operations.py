@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -110,14 +110,13 @@ class Composition:
         kinds = [step.operation.takes for step in self.steps]
         return tuple(_VARIABLES[kind][kinds[:i].count(kind)] for i, kind in enumerate(kinds))
 
-    def write_function(self, name: str, calls: Mapping[int, str] | None = None) -> str:
-        """Write a function ``name`` with one statement for each step; step ``i`` calls ``calls[i]`` if given."""
+    def write_function(self, name: str) -> str:
+        """Write a function ``name`` with one statement for each step."""
         names = self.name_variables()
         lines = [f"def {name}({names[0]}):"]
         for i, step in enumerate(self.steps):
-            value = f"{calls[i]}({names[i]})" if calls and i in calls else step.write_expression(names[i])
             target = f"{names[i + 1]} =" if i + 1 < len(names) else "return"
-            lines.append(f"    {target} {value}")
+            lines.append(f"    {target} {step.write_expression(names[i])}")
         return "\n".join(lines)
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, NamedTuple
 
-from magrpo.sandboxes.cgroup import make_cgroup
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.sandboxes.jail import wire
 from magrpo.sandboxes.jail.imports import READY
@@ -25,9 +24,6 @@ from magrpo.types import Execution
 log = logging.getLogger(__name__)
 START_S = 20.0
 MAX_REPORT = 64 << 20
-TESTER_BYTES = 64 << 20
-"""Memory for a tester beside its candidate where a cgroup limits both; hostile answers made one hold 34 MiB."""
-KILLED = ["memory", "the kernel killed some of its processes, which held more memory than the limit"]
 
 
 class WorkerDied(Exception):
@@ -62,21 +58,6 @@ class TesterEnd(NamedTuple):
         return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) in (signal.SIGXCPU, signal.SIGKILL)
 
 
-def attribute_kills(reports: list[dict[str, Any]], num_jobs: int) -> list[dict[str, Any]]:
-    """Correct the reports of a batch in which the kernel killed a process for its memory.
-
-    The tester waits in vain for a killed process. In a batch of several jobs the kernel does not say whose process it
-    was, so all reports from the first timeout on are dropped; the timeout of a single job becomes ``memory``.
-    """
-    waited = [any(status == "timeout" for status, _ in report.get("cases", [])) for report in reports]
-    if not any(waited):
-        return reports
-    if num_jobs > 1:
-        return reports[: waited.index(True)]
-    [report] = reports
-    return [report | {"cases": [KILLED if case[0] == "timeout" else case for case in report["cases"]]}]
-
-
 def wait_readable(timeout_s: float, *files: int | socket.socket) -> bool:
     """Whether one of ``files`` can be read, or has ended, within ``timeout_s``; any number of files may be open."""
     poll = select.poll()  # select.select takes no descriptor above 1023
@@ -96,12 +77,9 @@ class Worker:
         self.jobs = 0
         self.tester_memory = 0  # peak memory of any tester so far, in bytes
         self.inside: int | None = None  # descriptor of the first process in the jail's pid namespace
-        self._held = contextlib.ExitStack()
         try:
-            self.cgroup = self._held.enter_context(make_cgroup())
             self._start_jail(spec)
         except OSError as error:  # the user may be out of processes or descriptors
-            self._held.close()
             raise WorkerDied(f"the jail could not be started: {error}") from error
 
     def _start_jail(self, spec: JailSpec) -> None:
@@ -117,9 +95,8 @@ class Worker:
                 info_read, info_write = os.pipe()
                 with os.fdopen(info_read, "rb") as info:
                     with os.fdopen(info_write, "wb"):
-                        command = build_command(spec, info_write, scratch)
                         self.process = subprocess.Popen(
-                            self.cgroup.build_command(command) if self.cgroup else command,
+                            build_command(spec, info_write, scratch),
                             stdin=far.fileno(),
                             stdout=null,
                             stderr=errors,
@@ -133,8 +110,6 @@ class Worker:
                     self._await_start(errors)
                     if spec.uses_bubblewrap:
                         self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
-                    if self.cgroup:
-                        self.cgroup.limit_growth(spec.limits.memory_bytes + TESTER_BYTES)
             started.pop_all()
 
     def _await_start(self, errors: IO[bytes]) -> None:
@@ -157,22 +132,19 @@ class Worker:
     def run_jobs(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
         """Run ``jobs`` one after another in one tester; return its reports on the first of them.
 
-        There is at least one report, unless the test code exceeded its own limits, or the kernel killed a process of an
-        unknown job. Jobs that follow tests which used much CPU time have no report.
+        There is at least one report, unless the test code exceeded its own limits. Jobs that follow tests which used
+        much CPU time have no report.
 
         Raises:
             WorkerDied: the worker died or went past ``timeout_s`` for each job; it must be closed.
         """
         self.jobs += len(jobs)
-        kills = self._count_kills()
         reports, end = self._exchange(jobs, timeout_s * len(jobs))
         if reports and "broken" in reports[-1]:
             raise WorkerDied(reports[-1]["broken"])
         self.tester_memory = max(self.tester_memory, end.memory_bytes)
         if not reports and not end.ran_out:
             raise WorkerDied(f"the tester ended with wait status {end.status}")
-        if self._count_kills() > kills:
-            return attribute_kills(reports, len(jobs))
         return reports
 
     def _exchange(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> tuple[list[dict[str, Any]], TesterEnd]:
@@ -198,13 +170,6 @@ class Worker:
             raise WorkerDied("the zygote died")
         return reports, TesterEnd(*json.loads(message))
 
-    def _count_kills(self) -> int:
-        """Count the processes of this jail that the kernel has killed for holding too much memory."""
-        try:
-            return self.cgroup.count_kills() if self.cgroup else 0
-        except OSError as error:
-            raise WorkerDied(f"its memory cgroup is gone: {error}") from error
-
     def close(self) -> None:
         """Kill the jail and wait until everything in it is gone."""
         self.kill()
@@ -214,7 +179,6 @@ class Worker:
             self.inside = None
         self.process.wait()
         self.control.close()
-        self._held.close()
 
     def kill(self) -> None:
         """Kill the jail; a job that is running in another thread ends with :class:`WorkerDied`."""

@@ -9,8 +9,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
-from unittest import mock
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import make_arguments
-from magrpo.engines.vllm_server import Sleep, VllmServer, Wake
 from magrpo.errors import ConfigError
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
@@ -42,7 +39,7 @@ def tell(event):
 channel, decoder = Connection(int(sys.argv[2])), msgspec.msgpack.Decoder(ServerCall)
 while True:
     call = decoder.decode(channel.recv_bytes())
-    tell(type(call).__name__ + "Lightly" * getattr(call, "keeps_weights", False))
+    tell(type(call).__name__)
     if isinstance(call, CreateEngine):
         while events.read_text().split().count("CreateEngine") < int(sys.argv[1]):
             time.sleep(0.01)
@@ -98,49 +95,12 @@ def test_on_a_gpu_servers_start_one_after_another_and_wake_to_free_memory(machin
         engine.wake()
         assert machine.events() == [], "they are awake"
         engine.sleep()
+        engine.sleep()
         assert machine.events() == ["Sleep", "Sleep"]
         engine.wake()
         assert machine.events() == ["empty_cache", "Wake", "Wake"]
     finally:
         engine.close()
-
-
-def test_weights_stay_where_the_updates_so_far_fit_beside_them(machine: Machine, gpu: FakeGpu) -> None:
-    gpu.reserved, gpu.free = 20, 100
-    machine.policy.lineup.device = torch.device("cuda")
-    engine = VllmEngine().open(EngineHost.of(machine.policy))
-    try:
-        told = []
-        for peak in (50, 90, 95, 95):
-            machine.events()
-            engine.sleep()
-            engine.sleep()
-            told.append(machine.events())
-            gpu.most_reserved = gpu.reserved + peak  # of the update
-            engine.wake()
-    finally:
-        engine.close()
-    whole, light = ["Sleep"] * 2, ["SleepLightly"] * 2
-    assert told == [
-        whole,  # nothing is known of updates yet
-        light,  # 50 fit into 100
-        light,  # 90, and a tenth more
-        light + whole,  # 95 do not
-    ]
-
-
-def test_a_server_releases_the_cache_alone_or_everything() -> None:
-    """In the order that vLLM 0.32 demands: its cache goes only while it is paused."""
-    server, llm = VllmServer.__new__(VllmServer), MagicMock()
-    server._llm = llm
-    for call in (Sleep(keeps_weights=True), Sleep(keeps_weights=False), Wake()):
-        server.handle_call(call, MagicMock())
-    assert llm.mock_calls == [
-        mock.call.sleep(level=0),
-        mock.call.llm_engine.release_kv_cache_memory(),
-        mock.call.sleep(level=1),
-        mock.call.wake_up(),
-    ]
 
 
 def test_on_a_cpu_servers_start_side_by_side(machine: Machine) -> None:

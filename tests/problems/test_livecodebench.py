@@ -163,11 +163,11 @@ def test_limits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "of the public test split of LiveCodeBench" in caplog.text
     few = load([lcb(i) for i in range(4)], tmp_path, max_tests=2)
     assert few["LiveCodeBench/abc0"].hidden_test.count("assert") == 2
-    short = load([lcb(i) for i in range(4)], tmp_path, max_test_chars=59)
+    short = load([lcb(i) for i in range(4)], tmp_path, max_test_chars=8)
     assert short["LiveCodeBench/abc0"].test.count("assert") == 1
     assert short["LiveCodeBench/abc0"].hidden_test.count("assert") == 2
     with pytest.raises(ValueError, match=r"rows\.jsonl: all 2 rows were skipped; widen the limits in \[problems\]"):
-        load([lcb(i) for i in range(2)], tmp_path, max_test_chars=10)
+        load([lcb(i) for i in range(2)], tmp_path, max_test_chars=7)
 
 
 def test_parquet_and_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

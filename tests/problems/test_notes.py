@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from infra.embedded.conventions import LENGTHS, MANNERS, Voices
+from infra.embedded.conventions import LENGTHS, MANNERS, Voices, parse_facts
 from magrpo.envs.writing import WritingEnv
-from magrpo.problems.notes import KINDS, Notes, format_sentence, parse_facts
+from magrpo.problems.notes import KINDS, Notes, format_sentence
 from magrpo.rewards.writing import WritingReward, count_transition_categories
 from magrpo.types import Problem, Split
 

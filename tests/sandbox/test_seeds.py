@@ -47,6 +47,14 @@ def test_equal_programs_draw_equal_numbers(numpy_pool: Pool) -> None:
     assert len(set(drawn.strip("[]").split(", "))) == 5, drawn
 
 
+def test_equal_tests_draw_equal_numbers(numpy_pool: Pool) -> None:
+    test = "import random\nimport numpy as np\nassert f([random.random(), np.random.default_rng().random()]) == 1"
+    execution = Execution("def f(drawn):\n    return drawn", "f", test)
+    alone, *batch = (report.cases for count in (1, 2) for report in numpy_pool.run_batch([execution] * count))
+    assert alone[0].status == "wrong"
+    assert batch == [alone, alone]
+
+
 def test_a_seed_set_by_the_test_reaches_the_program(numpy_pool: Pool) -> None:
     numpy = "import numpy as np\ndef f(n):\n    return np.random.rand(n).tolist()\n"
     standard = "import random\ndef f():\n    return random.random()\n"

@@ -12,8 +12,8 @@ from statistics import fmean
 import pytest
 
 from infra.embedded.command import make_base_model
+from infra.embedded.conventions import parse_facts
 from magrpo.library import open_run
-from magrpo.problems.notes import parse_facts
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from magrpo.types import EvalReport

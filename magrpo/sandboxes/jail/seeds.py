@@ -9,6 +9,7 @@ SHARED = frozenset({"random", "numpy.random"})
 """Modules whose functions draw from one process-wide generator; numpy counts only where it is allowed."""
 _own_seeds = random.Random(0)
 """Draws the seeds of numpy's other generators, which would otherwise take them from the system."""
+os.register_at_fork(after_in_child=_own_seeds.seed)  # as Python does with ``random``: children draw other numbers
 
 
 def seed_generators() -> None:
@@ -20,9 +21,3 @@ def seed_generators() -> None:
     if "numpy.random" in sys.modules:
         bit_generator: Any = sys.modules["numpy.random.bit_generator"]
         bit_generator.randbits = _own_seeds.getrandbits
-
-
-def seed_children() -> None:
-    """Give each child of this process another random state, as the children of any Python program have."""
-    os.register_at_fork(after_in_child=random.seed)
-    os.register_at_fork(after_in_child=_own_seeds.seed)

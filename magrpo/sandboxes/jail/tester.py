@@ -15,6 +15,7 @@ from .clock import start_clock, stop_clock
 from .confine import Limits
 from .proxy import Broken, Proxy
 from .recorder import CandidateFailure, Unusable, escape_text
+from .seeds import seed_generators
 from .stand_ins import Inexpressible
 
 TEST_CPU_S = 10
@@ -39,6 +40,7 @@ def serve_jobs(
     used much CPU time; the parent then has the remaining jobs run elsewhere. ``children``: whether the candidate may
     have child processes.
     """
+    seed_generators()  # a fork has seeded them from the system
     jobs = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
     for job, following in zip(jobs, [*jobs[1:], None], strict=True):
         began = time.monotonic()

@@ -18,12 +18,11 @@ import sys
 import time
 from typing import NamedTuple
 
-from . import at_fork, candidate, confine, proxy, tester  # noqa: F401 - the first before anyone imports random
+from . import candidate, confine, proxy, tester
 from .candidate_process import CandidateProcess
 from .confine import Level
 from .imports import READY, import_packages
 from .seccomp import answer_thread_request
-from .seeds import seed_children, seed_generators
 
 CHANNEL_FD = 3
 DYING_S = 0.2
@@ -144,7 +143,6 @@ class Zygote:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
-                seed_children()
                 candidate.CandidateServer(socket.socket(fileno=CHANNEL_FD)).serve_calls()
             finally:
                 os._exit(0)
@@ -244,7 +242,6 @@ def main() -> None:
         confine.become_user(config["uid"])
     limits = confine.Limits(**config["limits"])
     level = Level(config["level"], limits, config["readable"], package_bytes)
-    seed_generators()  # for the first test of every tester
     gc.collect()
     gc.freeze()
     zygote = Zygote(control, level)
