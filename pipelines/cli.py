@@ -146,10 +146,6 @@ LAZY_COMMANDS = {
         "benchmarks.iteration:bench_iteration",
         "Time sampling and update of one iteration on a CPU, compared with a plain implementation.",
     ),
-    "bench loss": (
-        "benchmarks.loss:bench_loss",
-        "Time the loss, compared with the bare matrix products and other libraries.",
-    ),
     "bench sandbox": (
         "benchmarks.sandbox:bench_sandbox",
         "Time the sandbox, compared with one bubblewrap process per candidate.",

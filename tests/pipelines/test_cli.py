@@ -49,7 +49,7 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
         (["runs", "--root", "run.toml"], "--root run.toml is not a folder"),
         (["trian", "embedded"], "Unknown command: trian; did you mean 'train'? choices: ask, bench, compare, config, "),
-        (["bench", "los"], "Unknown command: bench los; did you mean 'loss'? choices: iteration, loss, sandbox (see "),
+        (["bench", "sand"], "Unknown command: bench sand; did you mean 'sandbox'? choices: iteration, sandbox (see "),
         (
             ["resume", "a", "train.seed=1"],
             "resume takes no train.seed=1: a run keeps its values; magrpo train starts a",
@@ -58,7 +58,7 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         (["ask", "a", "Add 1.", "a.b=1"], "ask takes no a.b=1: write --set before each value (see magrpo ask --help)"),
         (["runs", "a", "b"], "runs takes no a b: leave it out (see magrpo runs --help)"),
         (["config", "schema", "a"], "config schema takes no a: leave it out (see magrpo config schema --help)"),
-        (["bench", "loss", "--tokens", "0"], "(see magrpo bench loss --help)"),
+        (["bench", "sandbox", "--workers", "0"], "(see magrpo bench sandbox --help)"),
         (["schedule", "embedded"], "schedule needs either --cron or --interval"),
         (["schedule", "embedded", "--cron", "every night"], "--cron 'every night': needs five fields"),
         (["schedule", "embedded", "--cron", "99 2 * * *"], "--cron '99 2 * * *': Invalid cron string"),
