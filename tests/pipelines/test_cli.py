@@ -61,7 +61,6 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         (["bench", "sandbox", "--workers", "0"], "(see magrpo bench sandbox --help)"),
         (["schedule", "embedded"], "schedule needs either --cron or --interval"),
         (["schedule", "embedded", "--cron", "every night"], "--cron 'every night': needs five fields"),
-        (["schedule", "embedded", "--cron", "99 2 * * *"], "--cron '99 2 * * *': Invalid cron string"),
         (["schedule", "embedded", "--interval", "5"], "write it like 90s, 30m, 6h or 1d (see magrpo schedule --help)"),
     ],
 )
