@@ -17,9 +17,7 @@ import shutil
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -58,7 +56,7 @@ RESERVED = (
     *(f"mlflow.db{end}" for end in ("", "-wal", "-shm")),
 )
 """Names that no run may have, because they mean something else in the folder of the runs."""
-_BLOCK_RECORDS, _BLOCK_BYTES = 64, 2**20  # records written, and bytes of text read, at once
+_BLOCK_BYTES = 2**20  # bytes of text that are read at once
 RecordT = TypeVar("RecordT")
 
 
@@ -348,25 +346,11 @@ def name_after(file: Path, longest: int = 200) -> str:
 
 
 def write_records(path: Path, records: Iterable[Any]) -> None:
-    """Write dataclasses as gzipped JSON lines. Equal records give equal bytes. Raises OSError if the disk is full.
-
-    A thread compresses, which releases the GIL, while this thread encodes the next block.
-    """
-    encode_lines = msgspec.json.Encoder().encode_lines
-    remaining = iter(records)
-    with (
-        path.open("wb") as raw,
-        gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file,
-        ThreadPoolExecutor(1, "magrpo-compress") as thread,
-    ):
-        writing: Future[int] | None = None
-        while block := list(islice(remaining, _BLOCK_RECORDS)):
-            text = encode_lines(block)
-            if writing is not None:
-                writing.result()
-            writing = thread.submit(file.write, text)
-        if writing is not None:
-            writing.result()
+    """Write dataclasses as gzipped JSON lines. Equal records give equal bytes. Raises OSError if the disk is full."""
+    encoder = msgspec.json.Encoder()
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file:
+        for record in records:
+            file.write(encoder.encode(record) + b"\n")
 
 
 def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
