@@ -150,11 +150,6 @@ class Attempt:
     mlflow_page: Callable[[], tuple[str, str]] = lambda: ("", "")
     """Returns the command that serves MLflow (empty for a server) and the run's address in MLflow, once known."""
 
-    @property
-    def resume_command(self) -> str:
-        """The shell command that resumes the run."""
-        return f"magrpo resume {self.store.format_arguments(from_anywhere=True)}"
-
 
 class Observer(Protocol):
     """Notified of an attempt's progress from within the loop, one call at a time: must be quick, and must not raise."""

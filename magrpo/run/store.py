@@ -132,9 +132,10 @@ class RunStore:
             return self.run_id
         return f"{self.run_id} --root {shlex.quote(str(root) if from_anywhere else shorten_path(root))}"
 
-    def format_command(self, command: str) -> str:
-        """Format a command on the run for the working directory: ``magrpo resume one``."""
-        return f"{find_command('magrpo')} {command} {self.format_arguments()}"
+    def format_command(self, command: str, *, from_anywhere: bool = False) -> str:
+        """Format a command on the run, as ``magrpo resume one``, for the working directory or ``from_anywhere``."""
+        program = "magrpo" if from_anywhere else find_command("magrpo")
+        return f"{program} {command} {self.format_arguments(from_anywhere=from_anywhere)}"
 
     # ----------------------------------------------------------------------------------------------- configuration
     def exists(self) -> bool:

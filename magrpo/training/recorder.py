@@ -54,7 +54,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         if wall_time is not None:
             lines.append(f"- took {format_wall_time(wall_time)}")
     else:
-        lines.append(f"- resume with: `magrpo resume {store.format_arguments(from_anywhere=True)}`")
+        lines.append(f"- resume with: `{store.format_command('resume', from_anywhere=True)}`")
     if flow_run_url:
         lines.append(f"- [flow run in Prefect]({flow_run_url})")
         tags[FLOW_RUN_URL] = flow_run_url
