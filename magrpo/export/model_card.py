@@ -44,7 +44,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         )
     prepared = Step("prepare", 0).folder
     problems = store.pointer(prepared)
-    sizes = store.stored_metrics(prepared)
+    sizes = store.manifest_of(prepared)["metrics"]
     bases = list(_describe_bases(team))
     licences = {base["licence"] for base in bases}
     adapted = [agent for base in bases for agent in base["adapted"]]

@@ -70,7 +70,7 @@ class RunState:
         missing = first_missing(config, store)
         for step in every:
             if store.is_committed(step.folder):
-                state.finish_step(step, store.stored_metrics(step.folder), reused=True)
+                state.finish_step(step, store.manifest_of(step.folder)["metrics"], reused=True)
         if missing < len(every):
             state.step = every[missing]
         return state

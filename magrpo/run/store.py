@@ -284,10 +284,6 @@ class RunStore:
         """Read the manifest of a committed stage; ConfigError if it is missing or damaged."""
         return read_manifest(self.stage_folder(name))
 
-    def stored_metrics(self, name: str) -> dict[str, float]:
-        """Return the metrics of a committed stage by its name, whatever its key and the state of its files."""
-        return self.manifest_of(name)["metrics"]
-
     def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Yield iteration, stage and metrics of everything committed, in no particular order."""
         for path in self.path.glob(f"stages/[0-9]*/[!.]*/{MANIFEST}"):

@@ -14,7 +14,7 @@ from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import EnginePlugin, ProbesIsolation
-from magrpo.model.lineup import Lineup, device_of, dtype_of
+from magrpo.model.lineup import Lineup, dtype_of
 from magrpo.planning.card import choose_engine, count_decoded_at_once, estimate_card, settle_micro_batches
 from magrpo.planning.place_check import check_place
 from magrpo.planning.precision import settle_dtype
@@ -28,6 +28,7 @@ from magrpo.planning.sizes import (
     estimate_disk,
     estimate_memory,
     estimate_work,
+    find_planned_device,
     sum_held_at_once,
 )
 from magrpo.run.config_diff import list_changed_values
@@ -54,8 +55,7 @@ def show_plan(
     precision: list[str] = []
     if prepared is None and not place.uses_ray:
         config = settle_dtype(config, precision.append)
-    # A run for a GPU can be planned on a machine without one.
-    device = torch.device("cuda") if config.model.device == "cuda" else device_of(config.model)
+    device = find_planned_device(config.model)
     lineup = Lineup.open(config.agents, config.model, config.lora, device)
     committed = read_problems(store.folder(prepared)) if store and prepared else None
     planned = steps(config)
