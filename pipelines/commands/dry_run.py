@@ -31,7 +31,7 @@ from magrpo.planning.sizes import (
     find_planned_device,
     sum_held_at_once,
 )
-from magrpo.run.config_diff import list_changed_values
+from magrpo.run.config_diff import format_changed_values
 from magrpo.run.files import read_place, read_problems
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import Step, is_past, steps
@@ -76,7 +76,7 @@ def show_plan(
     print_lines(_describe_memory(_settle_micro_batches(config, place, device), place, device, longest_prompt))
     print_lines(_describe_disk(config, root))
     print("values that differ from their defaults, or have no default")
-    print("\n".join(f"  {line}" for line in list_changed_values(config)))
+    print("\n".join(f"  {line}" for line in format_changed_values(config)))
     print("nothing was trained or written")
     return 0
 
