@@ -12,11 +12,12 @@ from magrpo.config.run import RunConfig
 from magrpo.config.services import NotifyConfig
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Reward
-from magrpo.reports.budget import count_tokens, format_count
+from magrpo.reports.budget import count_tokens
 from magrpo.reports.series import first_and_last
 from magrpo.run.files import has_samples
 from magrpo.run.steps import Step, first_missing, steps
 from magrpo.run.store import RunStore
+from magrpo.text import format_count
 
 _MAX_ERROR = 300
 """Longest description of an error, in characters."""

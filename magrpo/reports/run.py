@@ -12,7 +12,7 @@ from pathlib import Path
 
 from magrpo.algo.repetition import RUN
 from magrpo.reports import charts, figures
-from magrpo.reports.budget import UNITS, format_count
+from magrpo.reports.budget import UNITS
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
 from magrpo.reports.exhibits import choose_best_answers, choose_examples, describe_choice
 from magrpo.reports.health import Finding, answer_rows, list_findings
@@ -31,6 +31,7 @@ from magrpo.reports.page import (
 from magrpo.reports.training_metrics import draw_training_charts, list_training_returns, tabulate_training_metrics
 from magrpo.reports.verdict import Verdict, judge_run
 from magrpo.run.config_diff import format_changed_values
+from magrpo.text import format_count
 from magrpo.types import HEADLINE, Interval
 
 _ONE_PROBLEM = "one problem: no interval"

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from magrpo.config.run import RunConfig
-from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_difference, format_wall_time
 from magrpo.reports.health import list_advice, list_warnings, read_findings
 from magrpo.reports.verdict import read_verdict
 from magrpo.run import files, steps
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore, merge_metrics, read_records
+from magrpo.text import format_count
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes

@@ -12,9 +12,9 @@ from magrpo.experiments.study_runs import run_study
 from magrpo.process.environment import find_command, shorten_path
 from magrpo.process.signals import find_interrupt
 from magrpo.progress.activity import LOADING, open_console, show_activity
-from magrpo.reports.budget import format_count
 from magrpo.run.files import keep_place
 from magrpo.run.lock import hold_run
+from magrpo.text import format_count
 from pipelines.arguments import STUDIES
 from pipelines.commands.inputs import check_inputs
 from pipelines.commands.train import check_given_place, report_interrupt

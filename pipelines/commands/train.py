@@ -17,12 +17,12 @@ from magrpo.process.faults import DISK_ERRORS
 from magrpo.process.signals import describe_interrupt, find_exit_code
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.progress.state import was_refused
-from magrpo.reports.budget import format_count
 from magrpo.run.files import keep_place
 from magrpo.run.lock import hold_run
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
+from magrpo.text import format_count
 from magrpo.tracking.connection import check_tracking
 from magrpo.training.closing import print_closing
 from magrpo.training.removal import remove_run
