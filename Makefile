@@ -54,12 +54,12 @@ images: setup ## build the container images, train by Compose, take all down (De
 
 bench: setup ## time an iteration, the loss beside other libraries, and an iteration beside CoMLRL's (ARGS are for the last)
 	@.venv/bin/magrpo bench iteration $(CONFIG)
-	@.venv/bin/magrpo bench loss
+	@$(PYTHON_BIN) -m magrpo_kernels.bench
 	@$(PYTHON_BIN) -m tests.benchmarks $(ARGS)
 
 gpu: setup ## run the tests that need a GPU, then time the loss on it (ARGS are for the tests)
 	@MAGRPO_LANE=gpu $(PYTHON_BIN) -m pytest -p no:xdist -m gpu $(ARGS)
-	@.venv/bin/magrpo bench loss
+	@$(PYTHON_BIN) -m magrpo_kernels.bench
 
 clean: ## remove caches and build leftovers; keeps .venv and runs
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

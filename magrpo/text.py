@@ -1,4 +1,4 @@
-"""Lone surrogates and code blocks in texts.
+"""Lone surrogates, code blocks and counts in texts.
 
 Lone surrogates are halves of characters that Python and JSON allow in a text, but UTF-8 does not. They are replaced
 where a text enters a run: from a data file, a plug-in (:mod:`magrpo.checks`), a user or a service. All other code can
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 REPLACEMENT = "\ufffd"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_SINGULAR = re.compile(r"s\b")
 ValueT = TypeVar("ValueT")
 
 
@@ -30,3 +31,10 @@ def fence_text(text: str, language: str = "") -> str:
     longest_run = max(map(len, re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest_run + 1)
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+def format_count(number: int, things: str) -> str:
+    """``1,234 programs run``, ``1 program run``: the first word of ``things`` that ends in -s loses it for 1."""
+    if number == 1:
+        things = _SINGULAR.sub("", things, count=1)
+    return f"{number:,} {things}"

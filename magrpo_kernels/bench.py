@@ -423,22 +423,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure with the options of a command line."""
     parser = make_parser()
     args = parser.parse_args(arguments)
-    try:
-        check_options(args)
-    except ValueError as error:
-        parser.error(str(error))
+    if args.tokens % args.sequences:
+        parser.error(f"--tokens {args.tokens} must be a multiple of --sequences {args.sequences}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no CUDA device; use --device cpu")
+    if args.json and not args.json.absolute().parent.is_dir():
+        parser.error(f"--json {args.json}: no such folder")
     measure_loss(args)
     return 0
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """Raise ValueError if the options do not fit each other or the machine."""
-    if args.tokens % args.sequences:
-        raise ValueError(f"--tokens {args.tokens} must be a multiple of --sequences {args.sequences}")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch sees no CUDA device; use --device cpu")
-    if args.json and not args.json.absolute().parent.is_dir():
-        raise ValueError(f"--json {args.json}: no such folder")
 
 
 def measure_loss(args: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from cyclopts import (
 
 from magrpo.config.validate import find_keys
 from magrpo.errors import ConfigError, cut_lines, list_choices
-from magrpo.process.environment import prepare_environment, restore_verbosity, set_verbosity
+from magrpo.process.environment import prepare_environment, set_verbosity
 from magrpo.process.faults import describe_fault
 from magrpo.process.signals import find_exit_code, keep_printing, raise_on_signals
 from pipelines.arguments import (
@@ -146,10 +146,6 @@ LAZY_COMMANDS = {
         "benchmarks.iteration:bench_iteration",
         "Time sampling and update of one iteration on a CPU, compared with a plain implementation.",
     ),
-    "bench loss": (
-        "benchmarks.loss:bench_loss",
-        "Time the loss, compared with the bare matrix products and other libraries.",
-    ),
     "bench sandbox": (
         "benchmarks.sandbox:bench_sandbox",
         "Time the sandbox, compared with one bubblewrap process per candidate.",
@@ -211,7 +207,7 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # so that `kind = "my_pkg.rewards:Mine"` is found there
     try:
-        with restore_verbosity(), _show_startup(tokens, from_shell=from_shell):
+        with _show_startup(tokens, from_shell=from_shell):
             code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return _explain_mistake(error, tokens), 2

@@ -82,7 +82,7 @@ def test_engine_and_trainer_agree_with_plain_forward_passes(run: RunStore) -> No
             for action in actions:
                 expected = plain_logps(bases[agent], group.prompts[agent].token_ids, action.token_ids)
                 torch.testing.assert_close(torch.tensor(action.sampling_logps), expected, rtol=0, atol=GAP)
-    metrics = run.stored_metrics("00001/update")
+    metrics = run.manifest_of("00001/update")["metrics"]
     assert metrics["update/sampling_gap"] < GAP
     assert metrics["update/main/grad_norm"] > 0
 
@@ -127,7 +127,7 @@ def test_two_small_authors_pay_for_faulty_answers(smollm2: Path, tmp_path: Path)
     arguments = [*models, "model.dtype=mixed", f"problems.source={source}", f"root={tmp_path}", *short, *evaluation]
     with blank_pictures():
         store, _, _ = run_locally(load_config(locate_config("tldr_cpu"), arguments))
-    config, rollout = store.config(), store.stored_metrics("00001/rollout.0")
+    config, rollout = store.config(), store.manifest_of("00001/rollout.0")["metrics"]
     answers = [measure_completions(group) for group in groups_of(store)]
     cost = sum(
         config.penalty.cut_off * rollout[f"rollout/{agent.name}/cut_off_frac"]
@@ -138,8 +138,8 @@ def test_two_small_authors_pay_for_faulty_answers(smollm2: Path, tmp_path: Path)
         for agent in config.agents
     )
     assert cost > 0
-    penalty = store.stored_metrics("00001/credit")["reward/penalty"]
+    penalty = store.manifest_of("00001/credit")["metrics"]["reward/penalty"]
     assert penalty == pytest.approx(-cost * sum(config.reward.maxima.values()))
-    assert 1e-4 < store.stored_metrics("00001/update")["update/sampling_gap"] < 0.05
+    assert 1e-4 < store.manifest_of("00001/update")["metrics"]["update/sampling_gap"] < 0.05
     prompt = groups_of(store)[0].prompts["summary"].token_ids
     assert "<|im_start|>assistant" in AutoTokenizer.from_pretrained(smollm2).decode(prompt)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, get_args
 
+import msgspec
+
 from magrpo.checks.calls import PluginCall
 from magrpo.errors import quote_value
 from magrpo.interfaces import Problems
@@ -13,7 +15,6 @@ from magrpo.text import replace_surrogates
 from magrpo.types import Problem, Split
 
 _SPLITS = get_args(Split)
-_TEXTS = ("task_id", "prompt", "entry_point", "test", "canonical_solution", "hidden_test")
 
 
 def load_problems(problems: Problems) -> dict[Split, list[Problem]]:
@@ -48,16 +49,7 @@ def load_problems(problems: Problems) -> dict[Split, list[Problem]]:
 
 def check_problem(call: PluginCall, problem: Problem) -> None:
     """Raise ConfigError unless the fields of a problem, which ``call`` returned, are texts."""
-    for field in _TEXTS:
-        value = getattr(problem, field)
-        if not isinstance(value, str):
-            raise call.refuse(
-                f"returned the problem {quote_value(problem.task_id)} with {field} = {quote_value(value)}",
-                "it must be a string",
-            )
-    tags: object = problem.tags
-    if not isinstance(tags, dict) or not all(isinstance(text, str) for item in tags.items() for text in item):
-        raise call.refuse(
-            f"returned the problem {quote_value(problem.task_id)} with tags = {quote_value(tags)}",
-            "tags must be a dict of strings",
-        )
+    try:
+        msgspec.convert({field: getattr(problem, field) for field in Problem.__match_args__}, Problem)
+    except msgspec.ValidationError as error:
+        raise call.refuse(f"returned the ill-typed problem {quote_value(problem.task_id)}", str(error)) from None

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from magrpo.config.validate import read_toml, validate_config
 from magrpo.errors import ConfigError
 from magrpo.plugins import Section
+from magrpo.text import format_count
 
 
 class SamplerPlace(Section):
@@ -101,12 +102,12 @@ class Place(Section):
         """The place in words, such as ``8 samplers, 8 ranks, on this machine``."""
         parts = []
         if self.samplers.count:
-            parts.append(_count(self.samplers.count, "sampler"))
+            parts.append(format_count(self.samplers.count, "samplers"))
         if self.ranks.count:
             spread = " with models spread over them" if self.ranks.shard != "none" else ""
-            parts.append(_count(self.ranks.count, "rank") + spread)
+            parts.append(format_count(self.ranks.count, "ranks") + spread)
         if self.jails.nodes:
-            parts.append(f"sandboxes on {_count(self.jails.nodes, 'node')}")
+            parts.append(f"sandboxes on {format_count(self.jails.nodes, 'nodes')}")
         if not parts:
             return "one process"
         text = ", ".join(parts)
@@ -124,7 +125,3 @@ def load_place(path: Path) -> Place:
             f"{path}: is a run configuration, not a cluster file (place); `magrpo config show place` lists the keys"
         )
     return validate_config(Place, tree, (), str(path))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -15,7 +15,7 @@ from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import read_stop_tokens
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
-from magrpo.run.config_diff import list_changed_values
+from magrpo.run.config_diff import format_changed_values
 from magrpo.run.files import describe_start, split_files
 from magrpo.run.steps import Step
 from magrpo.tracking.wall_time import read_run_records
@@ -44,7 +44,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         )
     prepared = Step("prepare", 0).folder
     problems = store.pointer(prepared)
-    sizes = store.stored_metrics(prepared)
+    sizes = store.manifest_of(prepared)["metrics"]
     trained = [agent for agent in config.agents if agent.trained]
     bases = list(_describe_bases(team))
     licences = {base["licence"] for base in bases}
@@ -85,7 +85,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
             (split, f"{sizes[f'problems/{split}']:.0f}", store.file_digest(problems, path.name))
             for split, path in split_files(store.folder(problems)).items()
         ],
-        changed=list_changed_values(team.portable_config()),
+        changed=format_changed_values(team.portable_config()),
     )
 
 

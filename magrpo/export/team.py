@@ -69,7 +69,7 @@ class TrainedTeam:
             return "float32"
         if self.config.model.dtype != "auto":
             return self.config.model.dtype
-        return "bfloat16" if self.store.stored_metrics(Step("start", 0).folder)["start/gpus"] else "float32"
+        return "bfloat16" if self.store.manifest_of(Step("start", 0).folder)["metrics"]["start/gpus"] else "float32"
 
     @cached_property
     def checkpoint(self) -> Pointer:

@@ -52,11 +52,6 @@ def check_cached(repository: str, file: str = "") -> None:
         raise NotCached(f"the data set {repository} is not in the cache of the Hugging Face hub")
 
 
-def is_model_cached(model: str) -> bool:
-    """Whether the cache holds the configuration of a model of the hub."""
-    return bool(find_commit(model))
-
-
 def find_commit(model: str) -> str:
     """Return the commit of a model of the hub that the cache holds and libraries load; empty if it holds none."""
     from huggingface_hub import try_to_load_from_cache  # a quarter of a second

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from magrpo.assets import locate_model
-from magrpo.config.agents import AgentConfig, LoraConfig, trained_holders, weight_holders
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, trained_holders, weight_holders
 from magrpo.config.run import RunConfig, count_levels
 from magrpo.engines.local.llama_steps import KNOWN_MODELS
 from magrpo.errors import ConfigError, quote_error
@@ -161,7 +161,7 @@ def _estimate_update(config: RunConfig, dtype_bytes: int, prompt_tokens: int) ->
     apart = _size_holders(config)
     holders = [agent for agent, _ in apart if agent.trained]
     trained = [size.count_own(agent) for agent, size in apart if agent.trained]
-    device = _find_device(config)
+    device = find_planned_device(config.model).type
     at_once = count_updated_at_once(holders, device, torch.get_num_threads())
     # Several lanes: the gradient of a lane, its copy, and a sum for each level of the tree in which lanes are added.
     gradients = 1 if config.optim.lanes == 1 else 2 + log2(config.optim.lanes)
@@ -183,7 +183,7 @@ def _estimate_update(config: RunConfig, dtype_bytes: int, prompt_tokens: int) ->
 def _estimate_sampling(config: RunConfig, dtype_bytes: int, max_batch: int, prompt_tokens: int) -> dict[str, float]:
     """Bytes that an engine in the run's own process holds beside its policy while it samples."""
     apart = _size_holders(config)
-    device = _find_device(config)
+    device = find_planned_device(config.model).type
     side_by_side = len(config.agents) if device == "cpu" else 1
     may_share = device == "cpu" and dtype_bytes == 4
     caches = [
@@ -268,12 +268,12 @@ def count_micro_batch_tokens(config: RunConfig, prompt_tokens: int | None = None
     completions = estimate_work(config).completions // len(config.agents) * max(Counter(holder.values()).values())
     longest = (prompt_tokens or config.rollout.max_new_tokens) + config.rollout.max_new_tokens
     share = completions * longest // config.optim.lanes
-    return max(min(config.optim.count_micro_batch_tokens(_find_device(config)), share), longest)
+    return max(min(config.optim.count_micro_batch_tokens(find_planned_device(config.model).type), share), longest)
 
 
-def _find_device(config: RunConfig) -> str:
-    """The type of the run's device. A run for a GPU can be planned on a machine without one."""
-    return "cuda" if config.model.device == "cuda" else device_of(config.model).type
+def find_planned_device(model: ModelConfig) -> torch.device:
+    """The device for the weights of policies. A run for a GPU can be planned on a machine without one."""
+    return torch.device("cuda") if model.device == "cuda" else device_of(model)
 
 
 def count_token_activations(config: RunConfig, dtype_bytes: int) -> float:

@@ -8,8 +8,6 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from magrpo.errors import ConfigError, first_line
 
 log = logging.getLogger(__name__)
 
-_LOGGERS = ("magrpo", "pipelines")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine, which proxies must not see."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -62,27 +59,8 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
     if quiet or verbose:
         os.environ["MAGRPO_VERBOSITY"] = "quiet" if quiet else "verbose"
     if os.environ.get("MAGRPO_VERBOSITY") == "verbose":
-        for name in _LOGGERS:
+        for name in ("magrpo", "pipelines"):
             logging.getLogger(name).setLevel(logging.INFO)
-
-
-@contextmanager
-def restore_verbosity() -> Iterator[None]:
-    """Undo what the block does by :func:`set_verbosity`.
-
-    So a flag holds for one command, also where a process runs several.
-    """
-    variable = os.environ.get("MAGRPO_VERBOSITY")
-    levels = {log: log.level for log in map(logging.getLogger, _LOGGERS)}
-    try:
-        yield
-    finally:
-        if variable is None:
-            os.environ.pop("MAGRPO_VERBOSITY", None)
-        else:
-            os.environ["MAGRPO_VERBOSITY"] = variable
-        for log, level in levels.items():
-            log.setLevel(level)
 
 
 def is_quiet() -> bool:

@@ -22,11 +22,11 @@ from rich.text import Text
 from magrpo.interfaces import Progress as Advance
 from magrpo.progress.activity import LOADING, Heartbeat, is_live, open_console
 from magrpo.progress.state import RunState
-from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
 from magrpo.reports.health import MAX_CUT_OFF
 from magrpo.run.steps import TRAINING_STAGES, Step
 from magrpo.run.store import merge_metrics
+from magrpo.text import format_count
 from magrpo.types import Split
 
 log = logging.getLogger(__name__)

@@ -51,7 +51,7 @@ class Notices:
                 self._failure = json.loads(self._file.read_bytes())["failed"]
             if self._failure is None:
                 self._failure = _KILLED
-                self._send("failure", RunState.read(attempt.store), _KILLED, attempt.resume_command)
+                self._report_failure(_KILLED)
         self._write_file(None)
 
     def step_finished(self, step: Step) -> None:
@@ -64,9 +64,7 @@ class Notices:
         if error is not None and type(error) is not KeyboardInterrupt:  # after Ctrl-C a person is watching
             reason = describe_error(error)
             self._write_file(reason)
-            store = self._attempt.store
-            resume = "" if was_refused(store, error) else self._attempt.resume_command
-            self._send("failure", RunState.read(store), reason, resume)
+            self._report_failure(reason, can_resume=not was_refused(self._attempt.store, error))
         elif error is not None and self._failure is not None:
             self._write_file(self._failure)
         else:
@@ -80,6 +78,11 @@ class Notices:
     @property
     def _wanted(self) -> bool:
         return bool(_list_urls(self._attempt.notify))
+
+    def _report_failure(self, reason: str, *, can_resume: bool = True) -> None:
+        store = self._attempt.store
+        resume = store.format_command("resume", from_anywhere=True) if can_resume else ""
+        self._send("failure", RunState.read(store), reason, resume)
 
     def _report_recovery(self) -> None:
         reason, self._failure = f"earlier: {self._failure}", None

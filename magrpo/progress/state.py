@@ -12,11 +12,12 @@ from magrpo.config.run import RunConfig
 from magrpo.config.services import NotifyConfig
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Reward
-from magrpo.reports.budget import count_tokens, format_count
+from magrpo.reports.budget import count_tokens
 from magrpo.reports.series import first_and_last
 from magrpo.run.files import has_samples
 from magrpo.run.steps import Step, first_missing, steps
 from magrpo.run.store import RunStore
+from magrpo.text import format_count
 
 _MAX_ERROR = 300
 """Longest description of an error, in characters."""
@@ -70,7 +71,7 @@ class RunState:
         missing = first_missing(config, store)
         for step in every:
             if store.is_committed(step.folder):
-                state.finish_step(step, store.stored_metrics(step.folder), reused=True)
+                state.finish_step(step, store.manifest_of(step.folder)["metrics"], reused=True)
         if missing < len(every):
             state.step = every[missing]
         return state
@@ -149,11 +150,6 @@ class Attempt:
     state: RunState
     mlflow_page: Callable[[], tuple[str, str]] = lambda: ("", "")
     """Returns the command that serves MLflow (empty for a server) and the run's address in MLflow, once known."""
-
-    @property
-    def resume_command(self) -> str:
-        """The shell command that resumes the run."""
-        return f"magrpo resume {self.store.format_arguments(from_anywhere=True)}"
 
 
 class Observer(Protocol):

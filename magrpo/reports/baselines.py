@@ -13,7 +13,6 @@ from magrpo.algo.stats import cross_play_values, crossed_interval
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.reports import figures
-from magrpo.reports.budget import format_count
 from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
     PAPER,
@@ -30,6 +29,7 @@ from magrpo.reports.verdict import MIN_PROBLEMS
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
+from magrpo.text import format_count
 from magrpo.types import HEADLINE, PENALTY, EvalReport, Interval, TimedAnswer
 
 PAPER_ROWS = ("single", "single_grpo", "naive", "sequential", "discussion", "magrpo", "one_turn", "two_turns")

@@ -1,6 +1,5 @@
 """The budget of a run: the cost of its training by iteration, for comparing runs at equal cost."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,16 +13,6 @@ UNITS = {
     "updates": "updates",
 }
 """Counts of a budget, with their titles in tables."""
-
-
-_SINGULAR = re.compile(r"s\b")
-
-
-def format_count(number: int, things: str) -> str:
-    """``1,234 programs run``, ``1 program run``: the first word of ``things`` that ends in -s loses it for 1."""
-    if number == 1:
-        things = _SINGULAR.sub("", things, count=1)
-    return f"{number:,} {things}"
 
 
 @dataclass(frozen=True, slots=True)

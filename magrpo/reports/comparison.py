@@ -6,12 +6,12 @@ from typing import Literal
 
 from magrpo.algo.stats import bootstrap_difference
 from magrpo.reports import figures
-from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain
 from magrpo.reports.page import Banner
 from magrpo.reports.verdict import Word, judge_gain
 from magrpo.run.comparability import pass_alike, score_alike
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
+from magrpo.text import format_count
 from magrpo.types import HEADLINE, Interval
 
 _SEED = 0

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from magrpo.reports import figures
-from magrpo.reports.budget import UNITS, format_count
+from magrpo.reports.budget import UNITS
 from magrpo.reports.comparison import (
     compare_means,
     list_differences,
@@ -15,6 +15,7 @@ from magrpo.reports.page import PageSection, ReportTable
 from magrpo.reports.verdict import judge_run
 from magrpo.run.comparability import score_alike
 from magrpo.run.steps import STAGES, TRAINING_STAGES
+from magrpo.text import format_count
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import HEADLINE
 

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
-from magrpo.reports.budget import UNITS, Budget, format_count
+from magrpo.reports.budget import UNITS, Budget
 from magrpo.reports.evaluations import shared_keys
 from magrpo.reports.series import first_and_last
+from magrpo.text import format_count
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import PENALTY, EvalReport, Interval
 

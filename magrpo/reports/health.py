@@ -12,11 +12,11 @@ from statistics import fmean
 
 from magrpo.config.run import RunConfig
 from magrpo.envs.program import AgentProgram
-from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
 from magrpo.reports.series import StageMetrics, metric_series, metrics_by_iteration
 from magrpo.run.files import read_evaluations
 from magrpo.run.store import RunStore
+from magrpo.text import format_count
 from magrpo.types import HEADLINE, AnswerStats, EvalReport
 
 MAX_CUT_OFF = 0.1

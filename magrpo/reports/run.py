@@ -12,7 +12,7 @@ from pathlib import Path
 
 from magrpo.algo.repetition import RUN
 from magrpo.reports import charts, figures
-from magrpo.reports.budget import UNITS, format_count
+from magrpo.reports.budget import UNITS
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
 from magrpo.reports.exhibits import choose_best_answers, choose_examples, describe_choice
 from magrpo.reports.health import Finding, answer_rows, list_findings
@@ -30,7 +30,8 @@ from magrpo.reports.page import (
 )
 from magrpo.reports.training_metrics import draw_training_charts, list_training_returns, tabulate_training_metrics
 from magrpo.reports.verdict import MIN_PROBLEMS, Verdict, judge_run
-from magrpo.run.config_diff import list_changed_values
+from magrpo.run.config_diff import format_changed_values
+from magrpo.text import format_count
 from magrpo.types import HEADLINE, Interval
 
 _ONE_PROBLEM = "one problem: no interval"
@@ -80,7 +81,7 @@ class RunReport(EvaluatedRun):
             yield PageSection(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
         if self._trained:
             yield PageSection(self._budget_table(), f"Budget: {figures.format_budget(self.budgets[-1])}", folded=True)
-        changed = [line for line in list_changed_values(self.config) if line.partition(".")[0] not in _ELSEWHERE]
+        changed = [line for line in format_changed_values(self.config) if line.partition(".")[0] not in _ELSEWHERE]
         finding = f"Configuration: {format_count(len(changed), 'values')} that differ from the defaults"
         yield PageSection(Listing("Configuration", "\n".join(changed)), finding, folded=True)
         yield PageSection(Terms("About this run", describe_origin(self.store, self.config)))

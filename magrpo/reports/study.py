@@ -24,10 +24,11 @@ from magrpo.config.study import StudyConfig, name_reported_run
 from magrpo.errors import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports import figures
-from magrpo.reports.budget import build_ledger, format_count
+from magrpo.reports.budget import build_ledger
 from magrpo.reports.charts import Curve, budget_panels
 from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, print_banners, print_tables, write_page
 from magrpo.run.store import RunStore
+from magrpo.text import format_count
 from magrpo.types import ROUNDING, Interval
 
 QUANTITIES = ("return", "pass_at_1")

@@ -6,7 +6,6 @@ from typing import Literal
 
 from magrpo.config.run import RunConfig
 from magrpo.errors import ConfigError
-from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import (
     EvaluatedRun,
     compute_problem_means,
@@ -19,6 +18,7 @@ from magrpo.reports.series import first_and_last
 from magrpo.run.files import committed_iterations, read_evaluation
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
+from magrpo.text import format_count
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 ProblemMeans = Mapping[str, Mapping[str, float]]

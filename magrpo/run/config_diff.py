@@ -44,8 +44,8 @@ def read_flat_config(folder: Path) -> dict[str, object]:
     return flatten_tree(RunStore(folder.parent, folder.name).config_tree())
 
 
-def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
-    """Yield ``key = value (default ...)`` for values that are not the default or have none, secrets hidden.
+def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str, str | None]]:
+    """Yield key, value and default of values that are not the default or have none (None), secrets hidden.
 
     Keys get ``prefix``.
     """
@@ -58,11 +58,17 @@ def list_changed_values(section: BaseModel, prefix: str = "") -> Iterator[str]:
             for index, item in enumerate(value):
                 yield from list_changed_values(item, f"{key}.{index}.")
         elif name == "kind" or field.is_required():
-            yield f"{key} = {value}"
+            yield key, str(value), None
         else:
             default = field.get_default(call_default_factory=True, validated_data={})
             if value != default:
-                yield f"{key} = {hide_secrets(key, value)} (default {default})"
+                yield key, str(hide_secrets(key, value)), str(default)
+
+
+def format_changed_values(section: BaseModel) -> Iterator[str]:
+    """Format what :func:`list_changed_values` yields: ``key = value (default ...)``, or ``key = value``."""
+    for key, value, default in list_changed_values(section):
+        yield f"{key} = {value}" if default is None else f"{key} = {value} (default {default})"
 
 
 def list_differing_keys(configs: Sequence[Mapping[str, object]]) -> list[str]:

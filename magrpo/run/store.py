@@ -17,9 +17,7 @@ import shutil
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -58,7 +56,7 @@ RESERVED = (
     *(f"mlflow.db{end}" for end in ("", "-wal", "-shm")),
 )
 """Names that no run may have, because they mean something else in the folder of the runs."""
-_BLOCK_RECORDS, _BLOCK_BYTES = 64, 2**20  # records written, and bytes of text read, at once
+_BLOCK_BYTES = 2**20  # bytes of text that are read at once
 RecordT = TypeVar("RecordT")
 
 
@@ -134,9 +132,10 @@ class RunStore:
             return self.run_id
         return f"{self.run_id} --root {shlex.quote(str(root) if from_anywhere else shorten_path(root))}"
 
-    def format_command(self, command: str) -> str:
-        """Format a command on the run for the working directory: ``magrpo resume one``."""
-        return f"{find_command('magrpo')} {command} {self.format_arguments()}"
+    def format_command(self, command: str, *, from_anywhere: bool = False) -> str:
+        """Format a command on the run, as ``magrpo resume one``, for the working directory or ``from_anywhere``."""
+        program = "magrpo" if from_anywhere else find_command("magrpo")
+        return f"{program} {command} {self.format_arguments(from_anywhere=from_anywhere)}"
 
     # ----------------------------------------------------------------------------------------------- configuration
     def exists(self) -> bool:
@@ -285,10 +284,6 @@ class RunStore:
         """Read the manifest of a committed stage; ConfigError if it is missing or damaged."""
         return read_manifest(self.stage_folder(name))
 
-    def stored_metrics(self, name: str) -> dict[str, float]:
-        """Return the metrics of a committed stage by its name, whatever its key and the state of its files."""
-        return self.manifest_of(name)["metrics"]
-
     def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Yield iteration, stage and metrics of everything committed, in no particular order."""
         for path in self.path.glob(f"stages/[0-9]*/[!.]*/{MANIFEST}"):
@@ -348,25 +343,11 @@ def name_after(file: Path, longest: int = 200) -> str:
 
 
 def write_records(path: Path, records: Iterable[Any]) -> None:
-    """Write dataclasses as gzipped JSON lines. Equal records give equal bytes. Raises OSError if the disk is full.
-
-    A thread compresses, which releases the GIL, while this thread encodes the next block.
-    """
-    encode_lines = msgspec.json.Encoder().encode_lines
-    remaining = iter(records)
-    with (
-        path.open("wb") as raw,
-        gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file,
-        ThreadPoolExecutor(1, "magrpo-compress") as thread,
-    ):
-        writing: Future[int] | None = None
-        while block := list(islice(remaining, _BLOCK_RECORDS)):
-            text = encode_lines(block)
-            if writing is not None:
-                writing.result()
-            writing = thread.submit(file.write, text)
-        if writing is not None:
-            writing.result()
+    """Write dataclasses as gzipped JSON lines. Equal records give equal bytes. Raises OSError if the disk is full."""
+    encoder = msgspec.json.Encoder()
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file:
+        for record in records:
+            file.write(encoder.encode(record) + b"\n")
 
 
 def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from magrpo.config.run import BaselineRow, RunConfig
 from magrpo.envs.program import AgentProgram
@@ -19,7 +19,7 @@ from magrpo.run import files, steps
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore
 from magrpo.stages.backend import Backend, Cache, Team
-from magrpo.types import Problem, RolloutGroup, ScoredTurn, Split, T
+from magrpo.types import Problem, RolloutGroup, ScoredTurn, Split
 
 if TYPE_CHECKING:
     from magrpo.gateway.player import EpisodePlayer
@@ -80,8 +80,6 @@ class RunMemory:
 
     reports: Cache = field(default_factory=dict)
     problems: dict[Split, list[Problem]] = field(default_factory=dict)
-    nodes: dict[str, list[Any]] = field(default_factory=dict)
-    """The nodes that this process wrote, by the folder of their step; never modified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,31 +103,12 @@ class StageContext:
             self.memory.problems.update(files.read_problems(self.store.folder(problems)))
         return self.memory.problems
 
-    def keep_nodes(self, nodes: list[RolloutGroup[T]]) -> None:
-        """Keep the nodes that the step writes in memory, so that :meth:`read_nodes` need not read the file."""
-        self.memory.nodes[self.step.folder] = nodes
-
-    def read_nodes(
-        self, pointer: Pointer, read: Callable[[Path], list[RolloutGroup[T]]], *, last: bool = False
-    ) -> list[RolloutGroup[T]]:
-        """The nodes of a committed step, from memory if they are there, else from its file.
-
-        ``last``: drop them from memory, because nobody reads them again. Safe to call from several threads, since each
-        operation on the dict is atomic.
-        """
-        step = pointer["dir"].removeprefix("stages/")
-        kept = self.memory.nodes.pop(step, None) if last else self.memory.nodes.get(step)
-        return read(self.store.folder(pointer)) if kept is None else kept
-
-    def read_scored(self, *, last: bool = False) -> list[RolloutGroup[ScoredTurn]]:
-        """The scored nodes of every turn, from the first input in its :class:`StageSpec` that this run computes.
-
-        ``last``: see :meth:`read_nodes`.
-        """
+    def read_scored(self) -> list[RolloutGroup[ScoredTurn]]:
+        """The scored nodes of every turn, from the first input in its :class:`StageSpec` that this run computes."""
         writer = next(name for name in self.step.spec.inputs if steps.STAGES[name].is_needed(self.config))
         pointers = files.list_outputs(self.inputs, writer)
         assert pointers, f"{self.step}: {writer} is its first input, but wrote none of {self.step.inputs}"
-        return [node for pointer in pointers for node in self.read_nodes(pointer, files.read_scored, last=last)]
+        return [node for pointer in pointers for node in files.read_scored(self.store.folder(pointer))]
 
     def open_backend(self, engine: Served) -> Backend:
         """The backend of a stage that samples from ``engine`` and scores."""

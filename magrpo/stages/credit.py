@@ -388,7 +388,7 @@ def write_samples(context: StageContext) -> Metrics:
     values = {}
     for pointer in list_outputs(context.inputs, "critic"):
         values = {(node.task_id, node.path): node.values for node in read_values(context.store.folder(pointer))}
-    groups = context.read_scored(last=True)
+    groups = context.read_scored()
     names = [agent.name for agent in config.agents]
     rules = CreditRules.of(config, Critique(values, config.critic.gae_lambda))
     if config.algo.loss == "madpo":

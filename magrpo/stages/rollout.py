@@ -274,7 +274,7 @@ def write_groups(context: StageContext) -> Metrics:
     if config.rollout.probe_size is not None:
         return _write_selection(context, problems, checkpoint, seed)
     if parents:
-        nodes = child_nodes(context.read_nodes(parents[0], read_scored), config.rollout, seed)
+        nodes = child_nodes(read_scored(context.store.folder(parents[0])), config.rollout, seed)
     else:
         train = context.load_problems(problems)["train"]
         drawn = draw_problems(train, step.iteration, config.rollout.problems_per_iteration, config.train.seed)
@@ -285,7 +285,6 @@ def write_groups(context: StageContext) -> Metrics:
         backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
         groups = rollout(nodes, context.team, backend, config.rollout, seed)
     write_records(context.folder / GROUPS, groups)
-    context.keep_nodes(groups)
     metrics = _measure_groups(groups)
     if config.train.lag:
         metrics["rollout/lag"] = float(step.iteration - 1 - checkpoint_iteration(checkpoint))
@@ -302,7 +301,6 @@ def _write_selection(context: StageContext, problems: Pointer, checkpoint: Point
     backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
     selection = select_problems(drawn, context.team, backend, config, seed, context.resources.reward_processes)
     write_records(context.folder / GROUPS, selection.groups)
-    context.keep_nodes(selection.groups)
     metrics = _measure_groups(selection.groups)
     dropped_tokens = count_sampled(selection.dropped)
     metrics["rollout/tokens"] += dropped_tokens

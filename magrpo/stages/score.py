@@ -181,13 +181,12 @@ def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Reports]) -> N
 
 def write_scored_groups(context: StageContext) -> Metrics:
     """Run the programs in the sandbox and score every joint action of one level of the trees."""
-    groups = context.read_nodes(context.inputs[0], files.read_groups, last=True)
+    groups = files.read_groups(context.store.folder(context.inputs[0]))
     resources = context.resources
     scored, stats = score(
         groups, context.team, resources.sandbox, context.memory.reports, context.advance, resources.reward_processes
     )
     files.write_scores(context.folder, scored)
-    context.keep_nodes(scored)
     metrics = stats.metrics()
     if metrics["sandbox/forgeable_frac"]:
         share = f"{metrics['sandbox/forgeable_frac']:.1%}"

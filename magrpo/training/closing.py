@@ -11,7 +11,7 @@ from rich.text import Text
 
 from magrpo.config.run import RunConfig
 from magrpo.process.environment import find_command, shorten_path
-from magrpo.reports.budget import build_ledger, format_count
+from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
 from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
 from magrpo.reports.publish import REPORT
@@ -20,6 +20,7 @@ from magrpo.reports.verdict import judge_evaluations
 from magrpo.run.files import AGENTS, checkpoint_weights, committed_iterations, read_evaluations, read_place
 from magrpo.run.steps import makes_tables
 from magrpo.run.store import RunStore
+from magrpo.text import format_count
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.training.execute import Result, Timing
 from magrpo.types import EvalReport

@@ -26,7 +26,7 @@ from magrpo.tracking.provenance import collect_provenance
 from magrpo.training.champion import start_from_champion
 from magrpo.training.keys import set_aside_stale
 from magrpo.training.loop import Outcome, RunStep, run_steps
-from magrpo.training.promotion import Promotion, Undo, register_team, undo_on_error
+from magrpo.training.promotion import Promotion, register_team
 from magrpo.training.recorder import FLOW_RUN_URL, RunRecorder, describe_run
 from magrpo.training.stages import StageRunner
 
@@ -66,18 +66,13 @@ class Result:
 
 
 def execute(
-    root: Path,
-    run_id: str,
-    wrap: WrapStep,
-    tags: Mapping[str, str],
-    undo: Undo = undo_on_error,
-    observers: Sequence[Observer] = (),
+    root: Path, run_id: str, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer] = ()
 ) -> Result:
     """Run the steps of a run from the first uncommitted one on, and register its team.
 
-    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias. Raises ConfigError if there
-    is no such run, another process works on it, or its configuration is unusable here; RegistryError if the run is to
-    start from the champion but MLflow does not answer.
+    ``tags`` are added to the MLflow run. Raises ConfigError if there is no such run, another process works on it, or
+    its configuration is unusable here; RegistryError if the run is to start from the champion but MLflow does not
+    answer.
     """
     store = RunStore.open(root, run_id)
     config = store.config()
@@ -85,10 +80,10 @@ def execute(
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, wrap, tags, observers)
         with _correct_status(store, tags.get(FLOW_RUN_URL)):
-            return _close_run(config, store, result, undo, observers)
+            return _close_run(config, store, result, observers)
 
 
-def _close_run(config: RunConfig, store: RunStore, result: Result, undo: Undo, observers: Sequence[Observer]) -> Result:
+def _close_run(config: RunConfig, store: RunStore, result: Result, observers: Sequence[Observer]) -> Result:
     """Write the agents and the report of a run whose stages are committed, and register its team."""
     if config.train.num_iterations and not makes_tables(config):
         with show_activity("writing the agents' folder"):
@@ -96,7 +91,7 @@ def _close_run(config: RunConfig, store: RunStore, result: Result, undo: Undo, o
 
             write_run_agents(store)
     publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
-    promotion = register_team(store, result.outcome, result.mlflow_run_id, undo)
+    promotion = register_team(store, result.outcome, result.mlflow_run_id)
     if promotion is not None and promotion.promoted and promotion.fresh:
         for observer in observers:
             observer.team_promoted(str(promotion))

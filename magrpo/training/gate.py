@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from magrpo.algo.stats import bootstrap_interval
-from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import subtract_means
 from magrpo.reports.figures import format_difference
+from magrpo.text import format_count
 from magrpo.types import Interval
 
 MIN_PROBLEMS = 30

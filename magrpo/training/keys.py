@@ -106,5 +106,5 @@ def set_aside_stale(store: RunStore, config: RunConfig) -> None:
             )
             return
         pointers[step.folder] = store.pointer(step.folder)
-        if step.stage == "rollout" and not store.stored_metrics(step.folder)["rollout/groups"]:
+        if step.stage == "rollout" and not store.manifest_of(step.folder)["metrics"]["rollout/groups"]:
             ended.add(step.iteration)

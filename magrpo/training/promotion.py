@@ -7,8 +7,7 @@ the decision is committed in the run directory like the output of a stage.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,9 +31,6 @@ log = logging.getLogger(__name__)
 EVALUATION = "evaluation.json"
 """File of a version with the returns that the gate compares."""
 
-Undo = Callable[[Callable[[], None]], AbstractContextManager[None]]
-"""Makes a context that calls the given function if its block fails."""
-
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
@@ -55,17 +51,7 @@ class Promotion:
         return f"version {self.version} of {self.model} {verdict}: {self.reason}"
 
 
-@contextmanager
-def undo_on_error(undo: Callable[[], None]) -> Iterator[None]:
-    """Call ``undo`` if the block fails; the :data:`Undo` of runs without Prefect."""
-    try:
-        yield
-    except BaseException:
-        undo()
-        raise
-
-
-def register_team(store: RunStore, outcome: Outcome, mlflow_run_id: str, undo: Undo) -> Promotion | None:
+def register_team(store: RunStore, outcome: Outcome, mlflow_run_id: str) -> Promotion | None:
     """Register the team of a finished run and ask the gate; None if there is nothing to register, or MLflow is away.
 
     If MLflow is away, a later call continues.
@@ -80,7 +66,7 @@ def register_team(store: RunStore, outcome: Outcome, mlflow_run_id: str, undo: U
         candidate = _Candidate(store, config, registry, outcome)
         with show_activity(f"registering the team as a version of {config.registry.model}"):
             registered = candidate.register(mlflow_run_id)
-        return candidate.decide_promotion(registered, undo)
+        return candidate.decide_promotion(registered)
     except Unavailable as error:
         log.warning("registry: %s; to register later: %s", error, store.format_command("resume"))
         return None
@@ -137,7 +123,7 @@ class _Candidate:
         problems = self.store.file_digest(self.outcome.problems, split_file("test"))
         return digest(changed, problems, read_prompts(self.config))
 
-    def decide_promotion(self, registered: Pointer, undo: Undo) -> Promotion:
+    def decide_promotion(self, registered: Pointer) -> Promotion:
         """Decide once: either the alias moves and the decision is committed, or neither happens."""
         name = f"{self.config.train.num_iterations:05d}/{PROMOTE}"
         key = digest("promote", registered["sha"], self.config.registry.promote)
@@ -159,23 +145,26 @@ class _Candidate:
             (folder / "promotion.json").write_text(json.dumps(asdict(promotion), indent=1), encoding="utf-8")
             return {}
 
-        def put_back() -> None:
-            now = registry.find_champion()
-            if promotion.promoted and now is not None and now.number == version.number:
-                registry.set_champion(promotion.champion)
-            registry.tag_version(
-                version, {"verdict": "undone", "reason": "the promotion failed before it was complete"}
-            )
-
         verdict = "promoted" if promotion.promoted else "not promoted"
         before = "none" if promotion.champion is None else str(promotion.champion)
         tags = {"verdict": verdict, "reason": promotion.reason, "champion_before": before}
-        with undo(put_back):
+        try:
             registry.tag_version(version, tags)
             if promotion.promoted:
                 registry.set_champion(version.number)
             self.store.commit(name, key, write)
+        except BaseException:
+            self._put_back(version, promotion)
+            raise
         return promotion
+
+    def _put_back(self, version: TeamVersion, promotion: Promotion) -> None:
+        """Give the alias back to the champion before ``promotion``, whose decision was not committed."""
+        now = self.registry.find_champion()
+        if promotion.promoted and now is not None and now.number == version.number:
+            self.registry.set_champion(promotion.champion)
+        tags = {"verdict": "undone", "reason": "the promotion failed before it was complete"}
+        self.registry.tag_version(version, tags)
 
     def _judge(self, version: TeamVersion, champion: TeamVersion | None) -> Promotion:
         before = None if champion is None else champion.number

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from magrpo.config.run import RunConfig
-from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_difference, format_wall_time, keep_interval
 from magrpo.reports.health import list_advice, list_warnings, read_findings
 from magrpo.reports.verdict import read_verdict
 from magrpo.run import files, steps
 from magrpo.run.steps import Step
 from magrpo.run.store import Pointer, RunStore, merge_metrics, read_records
+from magrpo.text import format_count
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
@@ -54,7 +54,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         if wall_time is not None:
             lines.append(f"- took {format_wall_time(wall_time)}")
     else:
-        lines.append(f"- resume with: `magrpo resume {store.format_arguments(from_anywhere=True)}`")
+        lines.append(f"- resume with: `{store.format_command('resume', from_anywhere=True)}`")
     if flow_run_url:
         lines.append(f"- [flow run in Prefect]({flow_run_url})")
         tags[FLOW_RUN_URL] = flow_run_url

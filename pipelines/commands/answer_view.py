@@ -15,8 +15,8 @@ from rich.text import Text
 from magrpo.asking.answers import Answer
 from magrpo.asking.problems import writes_programs
 from magrpo.interfaces import Reward
-from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
+from magrpo.text import format_count
 from magrpo.types import PENALTY, PENDING, Action, ExecutionReport, Problem, TrajectoryStep
 
 _COLUMN = 36

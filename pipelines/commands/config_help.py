@@ -62,8 +62,7 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
 
 def _format_values(config: RunConfig) -> Iterator[str]:
     """Format the whole configuration as TOML, marking values that differ from their default; secrets are hidden."""
-    changed = [re.fullmatch(r"(\S+) = .* \(default (.*)\)", line) for line in list_changed_values(config)]
-    defaults = {match[1]: match[2] for match in changed if match}
+    defaults = {key: default for key, _, default in list_changed_values(config) if default is not None}
     sections = json.loads(config.resolved())
     yield from (f"{key} = {format_value(value)}" for key, value in sections.items() if isinstance(value, str))
     for section, value in sections.items():

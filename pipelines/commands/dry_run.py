@@ -14,7 +14,7 @@ from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import EnginePlugin, ProbesIsolation
-from magrpo.model.lineup import Lineup, device_of, dtype_of
+from magrpo.model.lineup import Lineup, dtype_of
 from magrpo.planning.card import choose_engine, count_decoded_at_once, estimate_card, settle_micro_batches
 from magrpo.planning.place_check import check_place
 from magrpo.planning.precision import settle_dtype
@@ -28,9 +28,10 @@ from magrpo.planning.sizes import (
     estimate_disk,
     estimate_memory,
     estimate_work,
+    find_planned_device,
     sum_held_at_once,
 )
-from magrpo.run.config_diff import list_changed_values
+from magrpo.run.config_diff import format_changed_values
 from magrpo.run.files import read_place, read_problems
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import Step, is_past, steps
@@ -38,7 +39,7 @@ from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri
 from pipelines.commands.first_prompts import describe_problems, read_planned_problems
-from pipelines.commands.plan_lines import Entry, Line, print_lines
+from pipelines.commands.plan_lines import format_entry, format_line, print_lines
 
 
 def show_plan(
@@ -54,8 +55,7 @@ def show_plan(
     precision: list[str] = []
     if prepared is None and not place.uses_ray:
         config = settle_dtype(config, precision.append)
-    # A run for a GPU can be planned on a machine without one.
-    device = torch.device("cuda") if config.model.device == "cuda" else device_of(config.model)
+    device = find_planned_device(config.model)
     lineup = Lineup.open(config.agents, config.model, config.lora, device)
     committed = read_problems(store.folder(prepared)) if store and prepared else None
     planned = steps(config)
@@ -64,26 +64,26 @@ def show_plan(
     root = store.path.parent if store else config.root
     print_lines(_list_stages(planned))
     if repeated:
-        print(Line("aside", f"{len(repeated)} committed stages, from {repeated[0]} on, would be set aside"))
+        print(format_line("aside", f"{len(repeated)} committed stages, from {repeated[0]} on, would be set aside"))
     print(_describe_reuse(planned, remaining, is_new=store is None))
     problems = read_planned_problems(config, lineup, committed)
     print_lines(describe_problems(config, lineup, problems))
     print_lines(_describe_work(config))
-    print_lines(Line("warning", warning) for warning in config.list_warnings())
+    print_lines(format_line("warning", warning) for warning in config.list_warnings())
     print_lines(_describe_engine(config, place, device))
-    print_lines(Line("", line) for line in precision)
-    longest_prompt = None if isinstance(problems, Line) else problems.longest_prompt
+    print_lines(format_line("", line) for line in precision)
+    longest_prompt = None if isinstance(problems, str) else problems.longest_prompt
     print_lines(_describe_memory(_settle_micro_batches(config, place, device), place, device, longest_prompt))
     print_lines(_describe_disk(config, root))
     print("values that differ from their defaults, or have no default")
-    print("\n".join(f"  {line}" for line in list_changed_values(config)))
+    print("\n".join(f"  {line}" for line in format_changed_values(config)))
     print("nothing was trained or written")
     return 0
 
 
-def _list_stages(planned: Sequence[Step]) -> Iterator[Line | Entry]:
+def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
     """Yield one line for consecutive iterations with the same stages."""
-    yield Line("stages", f"{len(planned)}, in this order")
+    yield format_line("stages", f"{len(planned)}, in this order")
     rows = [
         (iteration, " ".join(step.title for step in members))
         for iteration, members in groupby(planned, key=lambda step: step.iteration)
@@ -91,41 +91,43 @@ def _list_stages(planned: Sequence[Step]) -> Iterator[Line | Entry]:
     for stages, same_rows in groupby(rows, key=lambda row: row[1]):
         numbers = [iteration for iteration, _ in same_rows]
         iterations = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-        yield Entry(iterations, stages)
+        yield format_entry(iterations, stages)
 
 
-def _describe_reuse(planned: Sequence[Step], remaining: Sequence[Step], *, is_new: bool) -> Line:
+def _describe_reuse(planned: Sequence[Step], remaining: Sequence[Step], *, is_new: bool) -> str:
     if is_new:
-        return Line("reused", "none: a new run")
+        return format_line("reused", "none: a new run")
     first = f"the first to run is {remaining[0]}" if remaining else "none is left to run"
-    return Line("reused", f"{len(planned) - len(remaining)} of {len(planned)} stages; {first}")
+    return format_line("reused", f"{len(planned) - len(remaining)} of {len(planned)} stages; {first}")
 
 
-def _describe_work(config: RunConfig) -> Iterator[Line]:
+def _describe_work(config: RunConfig) -> Iterator[str]:
     work = estimate_work(config)
     if isinstance(config.env, AgentProgram):
         tokens = (
             f"{work.tokens} sampled per iteration if every agent is asked once, at most {config.env.max_calls} times"
         )
-        yield Line("tokens", f"{tokens} in an episode (env.max_calls)")
+        yield format_line("tokens", f"{tokens} in an episode (env.max_calls)")
     else:
-        yield Line("tokens", f"at most {work.tokens} sampled per iteration, in {work.completions} completions")
+        yield format_line("tokens", f"at most {work.tokens} sampled per iteration, in {work.completions} completions")
     if work.programs == 0:
-        yield Line("sandbox", f"not needed: {work.joint_actions} joint actions per iteration are scored as texts")
+        yield format_line(
+            "sandbox", f"not needed: {work.joint_actions} joint actions per iteration are scored as texts"
+        )
         return
     programs = "as many as the reward requests" if work.programs is None else f"at most {work.programs}"
     scored = f"for {work.joint_actions} joint actions; identical programs run once"
-    yield Line("sandbox", f"{programs} runs per iteration, {scored}")
+    yield format_line("sandbox", f"{programs} runs per iteration, {scored}")
     if isinstance(config.sandbox, ProbesIsolation):
         try:
-            yield Line("", f"isolation level {config.sandbox.probe().level}")
+            yield format_line("", f"isolation level {config.sandbox.probe().level}")
         except SandboxError as error:
-            yield Line("", f"no isolation level works here: {error}")
+            yield format_line("", f"no isolation level works here: {error}")
     else:
-        yield Line("", f"isolation level: known only to {config.sandbox.kind}")
+        yield format_line("", f"isolation level: known only to {config.sandbox.kind}")
 
 
-def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> Iterator[Line]:
+def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> Iterator[str]:
     """The engine, its device and precision, and obstacles that would make the run refuse to start."""
     engine = choose_engine(config, device)
     chosen = engine.kind if engine is config.engine else f"{engine.kind} (chosen by auto)"
@@ -133,12 +135,12 @@ def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> I
     if config.model.dtype == "mixed":
         precision += ", frozen linear layers in bfloat16"
     if place.uses_ray:
-        yield Line("place", place.describe())
-    yield Line("engine", f"{chosen}, on {device.type} in {precision}")
+        yield format_line("place", place.describe())
+    yield format_line("engine", f"{chosen}, on {device.type} in {precision}")
     if isinstance(engine, VllmEngine) and (obstacle := find_vllm_obstacle(config.agents, config.model, device)):
-        yield Line("", f"{obstacle}: the run would be refused")
+        yield format_line("", f"{obstacle}: the run would be refused")
     if device.type == "cuda" and not torch.cuda.is_available() and not place.is_elsewhere:
-        yield Line("", "PyTorch sees no CUDA device here: the run would be refused")
+        yield format_line("", "PyTorch sees no CUDA device here: the run would be refused")
 
 
 def _settle_micro_batches(config: RunConfig, place: Place, device: torch.device) -> RunConfig:
@@ -151,7 +153,7 @@ def _settle_micro_batches(config: RunConfig, place: Place, device: torch.device)
 
 def _describe_memory(
     config: RunConfig, place: Place, device: torch.device, longest_prompt: int | None
-) -> Iterator[Line | Entry]:
+) -> Iterator[str]:
     """The memory of the run by use, and whether it fits the GPU."""
     engine, dtype_bytes = choose_engine(config, device), dtype_of(config.model, device).itemsize
     sizes = estimate_memory(config, dtype_bytes, count_decoded_at_once(engine), longest_prompt)
@@ -163,37 +165,37 @@ def _describe_memory(
         sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (*SAMPLING, SECOND_POLICY)}
         where = " on each rank"
     most = sum_held_at_once(sizes, overlapping=config.train.lag > 0)
-    yield Line("memory", f"about {_format_bytes(most)}{where} at once, without libraries")
+    yield format_line("memory", f"about {_format_bytes(most)}{where} at once, without libraries")
     for purpose, size in sizes.items():
         when = ""
         if purpose in SAMPLING:
             when = ", while the engine samples"
         elif purpose in UPDATING:
             when = ", in an update"
-        yield Entry(_format_bytes(size), f"{purpose}{when}")
+        yield format_entry(_format_bytes(size), f"{purpose}{when}")
     if isinstance(engine, VllmEngine) and not place.samplers.count:
         on_gpu, on_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
-        yield Entry("", f"vLLM uses in addition: {on_gpu if device.type == 'cuda' else on_cpu}")
+        yield format_entry("", f"vLLM uses in addition: {on_gpu if device.type == 'cuda' else on_cpu}")
     if place.ranks.count and sampling:
         holder = "on each sampler" if place.samplers.count else "in the run's own process"
-        yield Entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
+        yield format_entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
     tokens = count_micro_batch_tokens(config, longest_prompt)
-    yield Entry("", "estimated from the base models' configurations: AdamW in float32, activations of a")
+    yield format_entry("", "estimated from the base models' configurations: AdamW in float32, activations of a")
     prompts = f"prompts of {longest_prompt}" if longest_prompt else "prompts as long as completions"
-    yield Entry("", f"micro-batch of {tokens} tokens counted on meta tensors, {prompts}")
+    yield format_entry("", f"micro-batch of {tokens} tokens counted on meta tensors, {prompts}")
     if device.type == "cuda" and not place.uses_ray:
         yield from _describe_card(config, dtype_bytes, engine, longest_prompt)
 
 
 def _describe_card(
     config: RunConfig, dtype_bytes: int, engine: EnginePlugin, longest_prompt: int | None
-) -> Iterator[Line]:
+) -> Iterator[str]:
     """The smallest GPU that the run needs, and whether it fits the one of this machine."""
     use = estimate_card(config, dtype_bytes, engine, longest_prompt)
     smallest = use.find_card()
     fitting = "needs more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
     update, sampling = _format_bytes(use.update), _format_bytes(use.resting + use.cache)
-    yield Line("GPU", f"{fitting}: at most {update} in an update, {sampling} while an engine samples")
+    yield format_line("GPU", f"{fitting}: at most {update} in an update, {sampling} while an engine samples")
     if torch.cuda.is_available():
         _, card = torch.cuda.mem_get_info()
         fits = ""
@@ -201,24 +203,24 @@ def _describe_card(
             fits = ', which is too small; try weights = "lora", another engine.memory_frac, or a smaller base model'
         elif use.update > use.find_room(card):
             fits = ": micro-batches will be halved until they fit; or set optim.gradient_checkpointing = true"
-        yield Line("", f"this one has {_format_bytes(card)}{fits}")
+        yield format_line("", f"this one has {_format_bytes(card)}{fits}")
 
 
-def _describe_disk(config: RunConfig, root: Path) -> Iterator[Line | Entry]:
+def _describe_disk(config: RunConfig, root: Path) -> Iterator[str]:
     """Show the disk space that the whole run takes, beside the free space."""
     copies = tracking_uri(config.tracking, root).startswith("sqlite:")
     sizes = estimate_disk(config, copies=copies)
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     total, free = sum(sizes.values()), shutil.disk_usage(existing).free
-    yield Line("disk", f"about {_format_bytes(total)} for the whole run; {_format_bytes(free)} free in {root}")
+    yield format_line("disk", f"about {_format_bytes(total)} for the whole run; {_format_bytes(free)} free in {root}")
     for name, size in sizes.items():
-        yield Entry(_format_bytes(size), name)
+        yield format_entry(_format_bytes(size), name)
     less = config.model_copy(update={"train": config.train.model_copy(update={"keep_weights": "evaluated"})})
     needed = sum(estimate_disk(less, copies=copies).values())
     if needed < total:
-        yield Entry("", f'with train.keep_weights = "evaluated": about {_format_bytes(needed)}')
+        yield format_entry("", f'with train.keep_weights = "evaluated": about {_format_bytes(needed)}')
     if total > free:
-        yield Entry("", "more than is free: the run would stop; you could resume it after freeing space")
+        yield format_entry("", "more than is free: the run would stop; you could resume it after freeing space")
 
 
 def _format_bytes(size: float) -> str:

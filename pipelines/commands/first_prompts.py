@@ -11,7 +11,7 @@ from magrpo.progress.activity import show_activity
 from magrpo.stages.backend import Splits, Team
 from magrpo.stages.prepare import Room, prepare
 from magrpo.types import Problem
-from pipelines.commands.plan_lines import Line
+from pipelines.commands.plan_lines import format_line
 
 _MAX_CHARS = 1200
 """Length in characters up to which a prompt is shown whole."""
@@ -30,7 +30,7 @@ class PlannedProblems:
     """Whether the tokens of every prompt were counted."""
 
 
-def read_planned_problems(config: RunConfig, lineup: Lineup, committed: Splits | None) -> PlannedProblems | Line:
+def read_planned_problems(config: RunConfig, lineup: Lineup, committed: Splits | None) -> PlannedProblems | str:
     """Read the problems; return a line that says why they cannot be read if they are on the hub only.
 
     ``committed``: the problems of a run that has loaded them. Raises ConfigError where the run would.
@@ -42,32 +42,32 @@ def read_planned_problems(config: RunConfig, lineup: Lineup, committed: Splits |
     except hub.NotCached as error:
         obstacle = hub.find_hub_obstacle()
         outlook = f", and {obstacle}: the run would be refused" if obstacle else "; the run will download it"
-        return Line("problems", f"could not be read: {error}{outlook}")
+        return format_line("problems", f"could not be read: {error}{outlook}")
 
 
-def describe_problems(config: RunConfig, lineup: Lineup, problems: PlannedProblems | Line) -> Iterator[Line]:
+def describe_problems(config: RunConfig, lineup: Lineup, problems: PlannedProblems | str) -> Iterator[str]:
     """Show the size of each split, the longest prompt, and the first prompt of each agent."""
-    if isinstance(problems, Line):
+    if isinstance(problems, str):
         yield problems
         yield from _describe_templates(lineup)
         return
     splits = problems.splits
-    yield Line("problems", ", ".join(f"{len(members)} {split}" for split, members in splits.items()))
+    yield format_line("problems", ", ".join(f"{len(members)} {split}" for split, members in splits.items()))
     if isinstance(config.env, AgentProgram):
-        yield Line("program", f"{config.env.run}, which writes the prompts; not run here")
+        yield format_line("program", f"{config.env.run}, which writes the prompts; not run here")
         yield from _describe_templates(lineup)
         return
     remark = "" if problems.counts_all else f", of the {_MAX_COUNTED:,} with the longest texts"
-    yield Line("", f"the longest prompt has {problems.longest_prompt:,} tokens{remark}")
+    yield format_line("", f"the longest prompt has {problems.longest_prompt:,} tokens{remark}")
     yield from _describe_templates(lineup)
     if not config.baselines.rows:
         for agent in config.agents:
             yield _show_prompt(Team.of(config), lineup, agent.name, splits["train"][0])
 
 
-def _describe_templates(lineup: Lineup) -> Iterator[Line]:
+def _describe_templates(lineup: Lineup) -> Iterator[str]:
     if unused := lineup.find_unused_templates():
-        yield Line("warning", unused)
+        yield format_line("warning", unused)
 
 
 def _load_problems(config: RunConfig, lineup: Lineup) -> Splits:
@@ -91,16 +91,16 @@ def _count_longest(config: RunConfig, lineup: Lineup, splits: Splits) -> Planned
     return PlannedProblems(splits, longest, counts_all)
 
 
-def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> Line:
+def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> str:
     """Show an agent's prompt for a problem, special tokens included; a long one without its middle."""
     role = team.roles[agent]
     if role not in team.env.acting(0):
-        return Line("prompt", f"{agent} acts in a later turn and reads the earlier answers")
+        return format_line("prompt", f"{agent} acts in a later turn and reads the earlier answers")
     token_ids = lineup.render(agent, team.env.observe(problem, role, (), agent))
     text = str(lineup.tokenizer(agent).decode(list(token_ids), skip_special_tokens=False))
     quoted = [f"  | {line}".rstrip() for line in shorten_middle(text).split("\n")]
     title = f"of {agent}, for {problem.task_id}: {len(token_ids):,} tokens"
-    return Line("prompt", "\n".join([title, *quoted]))
+    return format_line("prompt", "\n".join([title, *quoted]))
 
 
 def shorten_middle(text: str) -> str:

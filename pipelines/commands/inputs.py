@@ -77,7 +77,7 @@ def _contact_hub(agents: Sequence[AgentConfig]) -> str:
     if not obstacle:
         return ""
     for agent in agents:
-        if not hub.is_model_cached(agent.model):
+        if not hub.find_commit(agent.model):
             shipped = [path.parent.name for path in FOLDER.glob("*/config.json")]
             near = difflib.get_close_matches(agent.model, shipped, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""

@@ -16,12 +16,12 @@ from rich.text import Text
 
 from magrpo.config.services import hide_password
 from magrpo.errors import ConfigError
-from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
 from magrpo.reports.series import first_and_last
 from magrpo.run.config_diff import list_differing_keys, read_flat_config
 from magrpo.run.lock import hold_run, is_held
 from magrpo.run.store import CONFIG, RunStore
+from magrpo.text import format_count
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.wall_time import read_run_records, sum_attempts
 from pipelines.arguments import Json, Root, RunId

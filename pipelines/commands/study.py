@@ -9,15 +9,15 @@ from rich.console import Console
 from magrpo.config.place import Place
 from magrpo.experiments.study import Study, fix_study
 from magrpo.experiments.study_runs import run_study
-from magrpo.process.environment import shorten_path
+from magrpo.process.environment import find_command, shorten_path
 from magrpo.process.signals import find_interrupt
 from magrpo.progress.activity import LOADING, open_console, show_activity
-from magrpo.reports.budget import format_count
 from magrpo.run.files import keep_place
 from magrpo.run.lock import hold_run
+from magrpo.text import format_count
 from pipelines.arguments import STUDIES
 from pipelines.commands.inputs import check_inputs
-from pipelines.commands.train import check_given_place, report_interrupt, resume_command
+from pipelines.commands.train import check_given_place, report_interrupt
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 
@@ -41,11 +41,13 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
     console.print(f"study {study.name}, {runs}, in {folder}; fixed on {record['when']}", markup=False, soft_wrap=True)
     file = study.path
     given = file.stem if file.parent == STUDIES else shorten_path(file)
-    again = resume_command("study", shlex.quote(given), study.root, local=local)
+    again = shlex.join([find_command("magrpo"), "study", given, "--root", shorten_path(study.root)])
     if study.name != file.stem:
         again += f" --name {study.name}"
     if workers > 1:
         again += f" --workers {workers}"
+    if local:
+        again += " --local"
     with hold_run(study.folder_store):
         try:
             failures = _run_locally(study, console, workers) if local else _run_flow(study, workers)
@@ -60,10 +62,9 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
         console.print(f"failed: {failures}\n{retry}", markup=False, soft_wrap=True)
         return 1
     console.quiet = False
-    names = (name for _, _, name in study.list_reported())
-    if kept := next((name for name in names if study.find_store(name).exists()), None):
-        look = resume_command("show", kept, study.root, local=False)
-        console.print(f"next: look at a run: {look} --open", markup=False, soft_wrap=True)
+    stores = (study.find_store(name) for _, _, name in study.list_reported())
+    if kept := next((store for store in stores if store.exists()), None):
+        console.print(f"next: look at a run: {kept.format_command('show')} --open", markup=False, soft_wrap=True)
     return 0
 
 

@@ -1,7 +1,6 @@
 """``magrpo train``, ``resume`` and ``schedule``: start or resume runs, with or without Prefect."""
 
 import os
-import shlex
 from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,17 +12,17 @@ from magrpo.config.place import Place, load_place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
 from magrpo.planning.place_check import check_place
-from magrpo.process.environment import find_command, is_quiet, shorten_path
+from magrpo.process.environment import is_quiet, shorten_path
 from magrpo.process.faults import DISK_ERRORS
 from magrpo.process.signals import describe_interrupt, find_exit_code
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.progress.state import was_refused
-from magrpo.reports.budget import format_count
 from magrpo.run.files import keep_place
 from magrpo.run.lock import hold_run
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
+from magrpo.text import format_count
 from magrpo.tracking.connection import check_tracking
 from magrpo.training.closing import print_closing
 from magrpo.training.removal import remove_run
@@ -73,7 +72,7 @@ def launch_run(
     keep_place(store, place)
     console = open_console()
     console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)
-    resume = resume_command("resume", store.run_id, store.path.parent, local=local)
+    resume = store.format_command("resume") + (" --local" if local else "")
     try:
         if not is_checked and store.find(Step("prepare", 0).folder) is None:
             check_inputs(store.config())
@@ -135,9 +134,3 @@ def report_interrupt(error: KeyboardInterrupt, resume: str, console: Console) ->
     text = f"\n{describe_interrupt(error)}; finished work is kept. Resume with:\n  {resume}"
     console.print(text, markup=False, soft_wrap=True)
     return find_exit_code(error)
-
-
-def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
-    """Return the command line that resumes the run or the study ``name``, or shows a run."""
-    line = f"{find_command('magrpo')} {command} {name} --root {shlex.quote(shorten_path(root))}"
-    return f"{line} --local" if local else line

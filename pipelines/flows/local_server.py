@@ -1,13 +1,12 @@
 """A Prefect server for one run, which starts and ends with the run.
 
-Prefect's own ephemeral server survives a killed run and writes tracebacks between the run's lines. This server is
-killed by the kernel when its parent dies, logs to a file, and starts while the run loads its libraries. The server
-process is ``python -m pipelines.flows.local_server PORT PARENT_PID [schedules]``.
+Prefect's own ephemeral server survives a killed run and writes tracebacks between the run's lines. This server ends
+with its parent, logs to a file, and starts while the run loads its libraries. The server process is
+``python -m pipelines.flows.local_server PORT PARENT_PID [schedules]``.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -25,10 +24,10 @@ from magrpo.errors import ConfigError
 from magrpo.files.locks import lock_folder
 from magrpo.process.child import read_last_words
 from magrpo.process.environment import prefect_target, reach_loopback_directly
+from magrpo.process.parent import exit_with_parent
 from magrpo.process.ports import find_free_ports
 from magrpo.progress.activity import show_activity
 
-_PR_SET_PDEATHSIG = 1
 _START_S = 120.0
 _TIMEOUT_S = 5.0
 _JSON = "application/json"
@@ -149,9 +148,7 @@ def serve_api(port: int, parent: int, *, schedules: bool) -> None:
     SIGTERM is ignored: systemd and Slurm send it to all processes of a run, which must still report its end.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job (&) starts with SIGINT ignored
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the line above
-        return
+    exit_with_parent(parent)
     import uvicorn  # a run that starts this process needs neither uvicorn nor prefect
     from prefect.server.api.server import create_app
 

@@ -63,7 +63,7 @@ class ProgressPage(Observer):
         returns = self._attempt.state.describe_returns()
         self._say(f"{self._ending}: {returns}" if returns else self._ending, logging.ERROR if error else logging.INFO)
         if error is not None and not was_refused(self._attempt.store, error):
-            self._say(f"to resume: {self._attempt.resume_command}")
+            self._say(f"to resume: {self._attempt.store.format_command('resume', from_anywhere=True)}")
         self._over.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():

@@ -36,8 +36,11 @@ FLOW = "magrpo-scheduled"
 
 
 def build_schedule(timetable: Timetable) -> Schedule:
-    """Convert the timetable to Prefect's schedule."""
-    return Schedule(cron=timetable.cron, interval=timetable.interval, timezone=timetable.timezone)
+    """Convert the timetable to Prefect's schedule. Raises ConfigError if Prefect cannot use its cron expression."""
+    try:
+        return Schedule(cron=timetable.cron, interval=timetable.interval, timezone=timetable.timezone)
+    except ValueError as error:
+        raise ConfigError(f"--cron {timetable.cron!r}: {error}") from None
 
 
 @flow(name=FLOW, flow_run_name="{name}", validate_parameters=False)

@@ -1,30 +1,18 @@
-"""The timetable of scheduled runs: the flags of ``magrpo schedule``, checked before a server of Prefect is started."""
+"""The timetable of scheduled runs: the flags of ``magrpo schedule``, checked as far as this needs no Prefect."""
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from tempfile import TemporaryDirectory
 from zoneinfo import ZoneInfo
 
 from magrpo.errors import ConfigError
-
-_CHECK = """
-import sys
-from prefect.schedules import Schedule
-try:
-    Schedule(cron=sys.argv[1])
-except ValueError as error:
-    print(error)
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
     """The times at which runs start: a cron expression or an interval.
 
-    Raises ConfigError unless exactly one is given, and Prefect can use it.
+    Raises ConfigError unless exactly one is given. The values of a cron expression are left to Prefect, which reads the
+    address of its server when it is imported: :func:`pipelines.flows.schedule.build_schedule` checks them.
     """
 
     cron: str | None = None
@@ -39,8 +27,6 @@ class Timetable:
         if self.cron is not None and len(self.cron.split()) != 5 and not self.cron.startswith("@"):
             message = 'needs five fields: minute, hour, day, month, day of the week, such as "0 2 * * *"'
             raise ConfigError(f"--cron {self.cron!r}: {message}")
-        if self.cron is not None:
-            _check_cron(self.cron)
         try:
             ZoneInfo(self.timezone)
         except (KeyError, ValueError, OSError):
@@ -50,16 +36,3 @@ class Timetable:
     def __str__(self) -> str:
         when = f'cron "{self.cron}"' if self.cron is not None else f"every {self.interval}"
         return f"{when} ({self.timezone})"
-
-
-def _check_cron(cron: str) -> None:
-    """Raise ConfigError unless Prefect can use ``cron``.
-
-    Another process asks Prefect, which reads the address of its server when it is imported: there is none yet.
-    """
-    with TemporaryDirectory() as home:
-        command = [sys.executable, "-P", "-c", _CHECK, cron]
-        settings = os.environ | {"PREFECT_HOME": home}
-        asked = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
-    if asked.stdout:
-        raise ConfigError(f"--cron {cron!r}: {asked.stdout.strip()}")

@@ -5,7 +5,7 @@ its output committed and returns within milliseconds. A second memory could only
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +22,6 @@ from prefect.runtime import deployment, flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Crashed
 from prefect.tasks import exponential_backoff
-from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
 
 from magrpo.config.services import hide_password
@@ -74,7 +73,7 @@ def execute_in_flow(root: Path, run_id: str) -> Result:
     page = url_for("flow-run", obj_id=flow_run.id)
     tags = {"prefect.flow_run_id": str(flow_run.id), **({FLOW_RUN_URL: page} if page else {})}
     observers: list[Observer] = [ProgressPage(deployment.name or run_id, UUID(flow_run.id)), Notices(page)]
-    return execute(root, run_id, run_as_tasks, tags, undo_in_transaction, observers)
+    return execute(root, run_id, run_as_tasks, tags, observers)
 
 
 def mark_killed(name: str, parameters: Mapping[str, str]) -> None:
@@ -126,11 +125,3 @@ def run_as_tasks(run_step: RunStep) -> RunStep:
         return as_task(step, inputs)
 
     return run_task
-
-
-@contextmanager
-def undo_in_transaction(undo: Callable[[], None]) -> Iterator[None]:
-    """Open a Prefect transaction that rolls back with ``undo``; an ``Undo`` of :mod:`magrpo.training.promotion`."""
-    with transaction() as open_transaction:
-        open_transaction.stage(None, on_rollback_hooks=[lambda _: undo()])
-        yield

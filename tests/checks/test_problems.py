@@ -34,9 +34,15 @@ class Given:
         ({"validation": [ADD]}, "returned the split 'validation'; splits are train, test, ood"),
         ({"train": 5}, "returned 5 for the split 'train'"),
         ({"train": [{"prompt": "p"}]}, "returned {'prompt': 'p'} in the split 'train'"),
-        ({"train": [Problem("add/2", None)]}, "returned the problem 'add/2' with prompt = None; "),
-        ({"train": [Problem(2, "p")]}, "returned the problem 2 with task_id = 2; "),
-        ({"train": [Problem("add/2", "p", tags={"level": 1})]}, "returned the problem 'add/2' with tags = "),  # type: ignore[dict-item]
+        (
+            {"train": [Problem("a", None)]},
+            "returned the ill-typed problem 'a'; Expected `str`, got `null` - at `$.prompt`",
+        ),
+        ({"train": [Problem(2, "p")]}, "returned the ill-typed problem 2; Expected `str`, got `int` - at `$.task_id`"),
+        (
+            {"train": [Problem("a", "p", tags={"b": 1})]},  # type: ignore[dict-item]
+            "returned the ill-typed problem 'a'; Expected `str`, got `int` - at `$.tags[...]`",
+        ),
     ],
 )
 def test_unusable_splits_are_refused(splits: object, fault: str) -> None:
@@ -73,7 +79,7 @@ class Parsed(FileProblems):
     ("give", "fault"),
     [
         ("text", "returned 'p' for row '{}:1'; it must return a Problem, or None to skip the row"),
-        ("untyped", "returned the problem 'add/2' with prompt = 3 for row '{}:1'; it must be a string"),
+        ("untyped", "returned the ill-typed problem 'add/2' for row '{}:1'; Expected `str`, got `int` - at `$.prompt`"),
     ],
 )
 def test_a_row_that_becomes_no_problem_is_named(tmp_path: Path, give: str, fault: str) -> None:

@@ -10,7 +10,7 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.config.validate import SYNONYMS, validate_config, walk_fields
 from magrpo.errors import ConfigError, check_name, quote_value
 from magrpo.plugins import build_plugin, import_plugin
-from magrpo.run.config_diff import flatten_config, list_changed_values, read_flat_config
+from magrpo.run.config_diff import flatten_config, format_changed_values, read_flat_config
 from magrpo.run.store import RunStore
 from tests import plugins
 
@@ -443,5 +443,5 @@ def test_the_password_of_mlflow_is_shown_nowhere(path: Path, tmp_path: Path) -> 
     assert store.config().tracking.uri == "https://alice:hunter2@example.org"
     shown: list[Any] = [flatten_config(config), read_flat_config(store.path)]
     assert [flat["tracking.uri"] for flat in shown] == ["https://***@example.org"] * 2
-    assert "tracking.uri = https://***@example.org (default None)" in list_changed_values(config)
+    assert "tracking.uri = https://***@example.org (default None)" in format_changed_values(config)
     assert "hunter2" not in config.resolved()

@@ -15,7 +15,6 @@ from mlflow import MlflowClient
 
 from magrpo.config.run import load_config
 from magrpo.config.services import TrackingConfig
-from magrpo.process.environment import is_quiet
 from magrpo.run.files import has_samples
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
@@ -49,7 +48,7 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
         (["runs", "--root", "run.toml"], "--root run.toml is not a folder"),
         (["trian", "embedded"], "Unknown command: trian; did you mean 'train'? choices: ask, bench, compare, config, "),
-        (["bench", "los"], "Unknown command: bench los; did you mean 'loss'? choices: iteration, loss, sandbox (see "),
+        (["bench", "sand"], "Unknown command: bench sand; did you mean 'sandbox'? choices: iteration, sandbox (see "),
         (
             ["resume", "a", "train.seed=1"],
             "resume takes no train.seed=1: a run keeps its values; magrpo train starts a",
@@ -58,10 +57,9 @@ SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
         (["ask", "a", "Add 1.", "a.b=1"], "ask takes no a.b=1: write --set before each value (see magrpo ask --help)"),
         (["runs", "a", "b"], "runs takes no a b: leave it out (see magrpo runs --help)"),
         (["config", "schema", "a"], "config schema takes no a: leave it out (see magrpo config schema --help)"),
-        (["bench", "loss", "--tokens", "0"], "(see magrpo bench loss --help)"),
+        (["bench", "sandbox", "--workers", "0"], "(see magrpo bench sandbox --help)"),
         (["schedule", "embedded"], "schedule needs either --cron or --interval"),
         (["schedule", "embedded", "--cron", "every night"], "--cron 'every night': needs five fields"),
-        (["schedule", "embedded", "--cron", "99 2 * * *"], "--cron '99 2 * * *': Invalid cron string"),
         (["schedule", "embedded", "--interval", "5"], "write it like 90s, 30m, 6h or 1d (see magrpo schedule --help)"),
     ],
 )
@@ -110,6 +108,15 @@ def test_a_shipped_configuration_is_found_by_its_name(
     assert locate_config("team") == Path("team")
 
 
+@pytest.fixture
+def verbosity(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Restores what ``--quiet`` and ``--verbose`` set for the rest of a process."""
+    monkeypatch.setenv("MAGRPO_VERBOSITY", "normal")
+    for name in ("magrpo", "pipelines"):
+        caplog.set_level(logging.NOTSET, name)
+
+
+@pytest.mark.usefixtures("verbosity")
 def test_a_run_is_quiet_verbose_and_listed_as_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +125,6 @@ def test_a_run_is_quiet_verbose_and_listed_as_json(
     quiet = capfd.readouterr().out
     assert not re.search("^(run |problems:|1/1|held-out problems before)", quiet, re.MULTILINE)
     assert "report.html" in quiet
-    assert not is_quiet(), "the flag holds for its command alone"
     assert cli.main(["train", config, "--local", "-v", "--name", "loud"]) == 0
     said = capfd.readouterr().out
     assert re.search("^problems:", said, re.MULTILINE)

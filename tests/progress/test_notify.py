@@ -125,7 +125,8 @@ def test_a_run_that_is_refused_before_it_sampled_is_told_without_a_command_to_re
             raise ConfigError("the prompt is too long")
         with pytest.raises(OSError, match="disk"), observe_attempt(attempt, [Notices()]):
             raise OSError("the disk is full")
-    assert [posted.get("resume", "") for posted in receiver.posted] == ["", attempt.resume_command]
+    resume = attempt.store.format_command("resume", from_anywhere=True)
+    assert [posted.get("resume", "") for posted in receiver.posted] == ["", resume]
     assert "the prompt is too long" in receiver.posted[0]["reason"]
 
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from magrpo.reports.budget import Budget, build_ledger, format_count
+from magrpo.reports.budget import Budget, build_ledger
 from magrpo.reports.figures import format_budget
+from magrpo.text import format_count
 
 
 def test_a_ledger_by_hand() -> None:

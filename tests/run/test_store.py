@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import random
 import re
 import sys
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -357,18 +355,6 @@ def test_turns_and_scored_turns_are_told_apart(tmp_path: Path) -> None:
 def test_floats_survive_exactly(value: float) -> None:
     assert json.loads(json.dumps(value)) == value
     assert digest(value) == digest(json.loads(json.dumps(value)))
-
-
-def test_large_files_hold_the_bytes_that_one_thread_writes(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    logps = [tuple(-rng.expovariate(2) for _ in range(100)) for _ in range(300)]
-    samples = [Sample((1, 2), tuple(range(100)), some, 1.0, 0.5, 0, 7) for some in logps]
-    write_records(tmp_path / "threads.gz", samples)
-    with (tmp_path / "one.gz").open("wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) as file:
-        for sample in samples:
-            file.write(msgspec.json.encode(sample) + b"\n")
-    assert (tmp_path / "threads.gz").read_bytes() == (tmp_path / "one.gz").read_bytes()
-    assert read_records(tmp_path / "threads.gz", Sample) == samples
 
 
 def test_an_error_of_the_disk_reaches_the_writer() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from magrpo.training import champion, gate
 from magrpo.training.champion import RegistryError
 from magrpo.training.closing import suggest_commands
 from magrpo.training.execute import Result, execute
-from magrpo.training.promotion import Promotion, Undo, register_team, undo_on_error
-from pipelines.flows.train import undo_in_transaction
+from magrpo.training.promotion import Promotion, register_team
 from tests.pipelines.micro import write_config
 from tests.pipelines.receiver import receiving
 
@@ -54,17 +53,17 @@ class World:
     def finish(self, run: str, **registry: object) -> Promotion | None:
         """The end of a run again, all of its stages reused, with another section ``registry``."""
         self.configure(run, **registry)
-        return execute(self.root, run, lambda stages: stages, {}, undo_on_error, [Notices()]).promotion
+        return execute(self.root, run, lambda stages: stages, {}, [Notices()]).promotion
 
-    def register(self, run: str, undo: Undo = undo_on_error, **registry: object) -> Promotion:
+    def register(self, run: str, **registry: object) -> Promotion:
         """The last step of a run alone, with another section ``registry``."""
         result = self.finished[run]
-        promotion = register_team(self.configure(run, **registry), result.outcome, result.mlflow_run_id, undo)
+        promotion = register_team(self.configure(run, **registry), result.outcome, result.mlflow_run_id)
         assert promotion is not None
         return promotion
 
-    def promote(self, run: str, model: str, undo: Undo = undo_on_error) -> Promotion:
-        return self.register(run, undo, model=model, promote=True)
+    def promote(self, run: str, model: str) -> Promotion:
+        return self.register(run, model=model, promote=True)
 
     def champion(self, model: str) -> int | None:
         number = self.client.get_registered_model(model).aliases.get("champion")
@@ -205,11 +204,10 @@ def fail_commit(
         yield
 
 
-@pytest.mark.parametrize("undo", [undo_on_error, undo_in_transaction])
 def test_the_gate_opens_above_the_champion_and_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
-    world: World, undo: Undo, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = f"fails-{undo.__name__}"
+    model = "fails"
     world.promote("one", model)
     world.rewrite(model, 1, set_returns(-1.0))
     seen = []
@@ -221,11 +219,11 @@ def test_the_gate_opens_above_the_champion_and_a_promotion_that_fails_after_the_
 
     full = OSError("the disk is full")
     with fail_commit(monkeypatch, is_promotion, full), pytest.raises(OSError, match="the disk is full"):
-        world.promote("two", model, undo)
+        world.promote("two", model)
     assert seen == [2]
     assert world.champion(model) == 1
     assert world.tags(model, 2)["verdict"] == "undone"
-    promotion = world.promote("two", model, undo)
+    promotion = world.promote("two", model)
     assert promotion.promoted
     assert_compared(world, promotion, -1.0)
 
@@ -237,8 +235,9 @@ def test_a_kill_after_the_alias_moved_loses_and_repeats_nothing(world: World, mo
     def is_promotion(_: RunStore, name: str) -> bool:
         return name.endswith("promote")
 
+    monkeypatch.setattr("magrpo.training.promotion._Candidate._put_back", lambda *_: None)
     with fail_commit(monkeypatch, is_promotion, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
-        world.promote("two", "killed", lambda _: nullcontext())
+        world.promote("two", "killed")
     assert world.champion("killed") == 2
     promotion = world.promote("two", "killed")
     assert (promotion.version, promotion.promoted, promotion.champion) == (2, True, 1)

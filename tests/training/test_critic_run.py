@@ -53,9 +53,10 @@ def test_metrics(runs: Runs) -> None:
 def test_an_untrained_agent_needs_no_critic(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path), [*CRITIC, "agents.0.trained=false", "tracking.traces=0"])
     store, _, _ = run_locally(config)
-    assert "critic/value_loss" in store.stored_metrics("00001/critic")
-    assert "critic/helper/value_loss" not in store.stored_metrics("00001/critic")
-    assert store.stored_metrics("00001/credit")["credit/helper/advantage_std"] == 0, "a group of 1 has no siblings"
+    valued, credited = (store.manifest_of(f"00001/{stage}")["metrics"] for stage in ("critic", "credit"))
+    assert "critic/value_loss" in valued
+    assert "critic/helper/value_loss" not in valued
+    assert credited["credit/helper/advantage_std"] == 0, "a group of 1 has no siblings"
 
 
 def test_two_turns_hold_values_of_the_second(tmp_path: Path) -> None:

@@ -173,9 +173,8 @@ def test_the_engine_wakes_when_the_update_has_released_its_memory(
 
 def keep_half(context: StageContext) -> Metrics:
     """The writer of a stage between ``score`` and ``credit``: it keeps every other node."""
-    kept = context.read_scored(last=True)[::2]
+    kept = context.read_scored()[::2]
     write_scores(context.folder, kept)
-    context.keep_nodes(kept)
     return {"filter/nodes": float(len(kept))}
 
 
@@ -212,19 +211,15 @@ def test_a_stage_put_before_credit_feeds_it(
         assert samples == nodes * len(config.agents) * config.rollout.group_size
 
 
-def test_nodes_pass_through_memory_and_after_a_resume_through_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_that_are_repeated_write_the_same_files(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path), ["engine.kind=tests.plugins:Engine"])
     store = RunStore.create(config)
     rollout, score, credit = Step("rollout", 1, "0"), Step("score", 1, "0"), Step("credit", 1)
-    with open_stages(config, store, MemoryTracker()) as stages, monkeypatch.context() as patched:
+    with open_stages(config, store, MemoryTracker()) as stages:
         untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
         sampled = stages.run_step(rollout, untrained)
-        patched.setattr("magrpo.run.files.read_records", Mock(side_effect=AssertionError("read from a file")))
         scored = stages.run_step(score, [sampled])
         credited = stages.run_step(credit, [scored])
-        assert not stages.memory.nodes, "nobody needs them any more"
     assert not (store.folder(scored) / GROUPS).exists()
     assert (store.folder(scored) / SCORES).exists()
     shutil.copytree(store.path, tmp_path / "runs" / "resumed")

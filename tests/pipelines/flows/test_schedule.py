@@ -42,7 +42,7 @@ from tests.processes import assert_all_end, wait_until
 )
 def test_flags_that_are_no_schedule_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        Timetable(**flags)
+        build_schedule(Timetable(**flags))
 
 
 @pytest.mark.parametrize("flags", [{"cron": "0 2 * * *"}, {"interval": timedelta(hours=6)}])
