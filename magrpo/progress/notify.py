@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Literal
 
 from magrpo.config.services import NotifyConfig, make_apprise
+from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
 from magrpo.progress.state import Attempt, RunState, describe_error, was_refused
 from magrpo.reports.verdict import read_verdict
@@ -51,7 +52,7 @@ class Notices:
                 self._failure = json.loads(self._file.read_bytes())["failed"]
             if self._failure is None:
                 self._failure = _KILLED
-                self._send("failure", RunState.read(attempt.store), _KILLED, attempt.resume_command)
+                self._send("failure", self._read_state(), _KILLED, attempt.resume_command)
         self._write_file(None)
 
     def step_finished(self, step: Step) -> None:
@@ -64,9 +65,8 @@ class Notices:
         if error is not None and type(error) is not KeyboardInterrupt:  # after Ctrl-C a person is watching
             reason = describe_error(error)
             self._write_file(reason)
-            store = self._attempt.store
-            resume = "" if was_refused(store, error) else self._attempt.resume_command
-            self._send("failure", RunState.read(store), reason, resume)
+            resume = "" if was_refused(self._attempt.store, error) else self._attempt.resume_command
+            self._send("failure", self._read_state(), reason, resume)
         elif error is not None and self._failure is not None:
             self._write_file(self._failure)
         else:
@@ -80,6 +80,13 @@ class Notices:
     @property
     def _wanted(self) -> bool:
         return bool(_list_urls(self._attempt.notify))
+
+    def _read_state(self) -> RunState:
+        """Read where the run stands; from a directory that cannot be read, take what this attempt knows."""
+        try:
+            return RunState.read(self._attempt.store)
+        except (ConfigError, OSError):
+            return self._attempt.state
 
     def _report_recovery(self) -> None:
         reason, self._failure = f"earlier: {self._failure}", None
@@ -101,12 +108,14 @@ class Notices:
     def _send(self, event: Event, state: RunState, reason: str, resume: str = "") -> None:
         store, notify = self._attempt.store, self._attempt.notify
         command, address = self._attempt.mlflow_page()
-        verdict = read_verdict(store)
+        verdict, place = None, ""
+        with suppress(ConfigError, OSError):  # the run directory cannot be read, which may be what the notice is about
+            verdict, place = read_verdict(store), read_place(store).describe()
         fields = {
             "event": event,
             "run_id": store.run_id,
             "host": socket.gethostname(),
-            "place": read_place(store).describe(),
+            "place": place,
             "stage": state.describe_step(),
             "reason": reason,
             "returns": state.describe_returns() or "none measured yet",
