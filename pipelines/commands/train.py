@@ -127,9 +127,10 @@ def serve_schedule(
     with hold_file(home / f"serve-{name}.lock", refusal), LocalServer(home, schedules=True) as server:
         with show_activity(LOADING["Prefect"]):
             from pipelines.flows.schedule import serve_flow  # prefect, loaded while the server starts
+            from pipelines.flows.train import name_server
 
             server.wait_until_ready()
-        with suppress(KeyboardInterrupt, CancelledError):
+        with suppress(KeyboardInterrupt, CancelledError), name_server():
             serve_flow(config, overrides, timetable, name, limit, place)
     print("stopped; the schedule is paused until you start it again")
     return 0
