@@ -78,6 +78,13 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "secret" not in str(named.value)
 
 
+def test_a_schedule_is_not_told_to_run_without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    with LocalServer(Path("nowhere"), schedules=True) as server, pytest.raises(ServerError) as named:
+        server.wait_until_ready()
+    assert str(named.value).endswith("; start that server, or unset the variable")
+
+
 def test_a_server_that_refuses_a_run_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a wrong key, or when its address has a wrong path."""
     with answering(401, "application/json") as server:
