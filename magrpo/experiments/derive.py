@@ -20,7 +20,7 @@ from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_basel
 from magrpo.planning.place_check import check_place
 from magrpo.run.files import checkpoint_weights, choose_checkpoint
 from magrpo.run.store import RunStore, name_after
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import check_tracking
 
 RUNS = Path("runs")
 """Folder of the runs, unless another is given."""
@@ -108,8 +108,8 @@ def create_baselines(
 
 
 def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore:
-    """Create a run directory. Raises ConfigError before that if its place or tracking store is unusable."""
-    tracking_uri(config.tracking, config.root)
+    """Create a run directory. Raises ConfigError before that if its place, tracking store or experiment is unusable."""
+    check_tracking(config.tracking, config.root)
     check_place(config, source.place or Place())
     return RunStore.create(config, name)
 

@@ -92,6 +92,14 @@ def test_a_configuration_is_evaluated_in_the_root_where_it_would_be_trained(
     assert made == [Path(folder).resolve()]
 
 
+def test_an_experiment_that_mlflow_cannot_use_takes_no_name(trained: RunStore) -> None:
+    root = trained.path.parent
+    overrides = ["tracking.uri=databricks", "tracking.experiment=relative"]
+    with pytest.raises(ConfigError, match="on Databricks an experiment is an absolute path"):
+        create_evaluation(Source("source", None, root, overrides), "refused")
+    assert not (root / "refused").exists()
+
+
 def test_a_run_may_be_named_by_its_folder(trained: RunStore) -> None:
     root = trained.path.parent
     evaluated = create_evaluation(Source(f"{trained.path}/", None, root), None)
