@@ -406,7 +406,7 @@ def evaluate(
     single_run: RunId | None = None,
     partner: Annotated[tuple[RunId, ...], Parameter(negative=())] = (),
     name: RunName | None = None,
-    root: Root = Path("runs"),
+    root: Root | None = None,
     place: GivenPlace | None = None,
     local: bool = False,
     quiet: Quiet = False,
@@ -427,10 +427,10 @@ def evaluate(
         local: Run the same stages without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
-    from magrpo.experiments.derive import Source, create_baselines, create_evaluation
+    from magrpo.experiments.derive import RUNS, Source, create_baselines, create_evaluation
     from pipelines.commands.train import launch_run
 
-    source = Source(locate_source(run, root), checkpoint, root, overrides, place)
+    source = Source(locate_source(run, root or RUNS), checkpoint, root, overrides, place)
     if baselines is not None:
         made = create_baselines(source, baselines, name, single_run, partner)
         return launch_run(made, place, local=local, is_new=True)

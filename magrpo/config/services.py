@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
@@ -28,6 +29,11 @@ def hide_password(uri: str) -> str:
     if "@" not in parts.netloc:
         return uri
     return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{parts.netloc.rpartition('@')[2]}"))
+
+
+def hide_passwords(text: str) -> str:
+    """Replace user and password in every URI of a text, such as a library's message, which may encode them anew."""
+    return re.sub(r"://[^/?#\s]*@", f"://{HIDDEN}@", text)
 
 
 def hide_secrets(key: str, value: object) -> object:

@@ -20,7 +20,10 @@ from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_basel
 from magrpo.planning.place_check import check_place
 from magrpo.run.files import checkpoint_weights, choose_checkpoint
 from magrpo.run.store import RunStore, name_after
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import check_tracking
+
+RUNS = Path("runs")
+"""Folder of the runs, unless another is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class Source:
 
     run: str
     checkpoint: int | None
-    root: Path
+    root: Path | None
+    """Folder of the runs. None: that of the overrides or of the file; for a run, ``runs``."""
     overrides: Sequence[str] = ()
     place: Place | None = None
     """Place at which the new run is executed; None: one process on this machine."""
@@ -40,7 +44,8 @@ class Source:
             return None
         if self.checkpoint is not None:
             raise ConfigError("--checkpoint needs the id of a run; a configuration has no checkpoints")
-        return load_config(self.run, [*self.overrides, "train.num_iterations=0", write_override("root", self.root)])
+        root = [] if self.root is None else [write_override("root", self.root)]
+        return load_config(self.run, [*self.overrides, "train.num_iterations=0", *root])
 
 
 def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:
@@ -57,14 +62,15 @@ def create_evaluation(source: Source, name: str | None) -> RunStore:
     config = source.load_file()
     if config is not None:
         return _create_run(config, source, name)
-    run = RunStore.open(source.root, source.run)
+    root = source.root or RUNS
+    run = RunStore.open(root, source.run)
     source = replace(source, run=run.run_id)
     iteration = choose_checkpoint(run, source.checkpoint)
     tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
     for agent in tree["agents"]:
         agent["start_from"] = str(checkpoint_weights(run, iteration) / agent["name"])
-    name = name or _free_name(source.root, f"{source.run}-eval-{iteration}")
-    return _create_run(derive_config(tree, source.root, source.overrides, f"run {source.run}"), source, name)
+    name = name or _free_name(root, f"{source.run}-eval-{iteration}")
+    return _create_run(derive_config(tree, root, source.overrides, f"run {source.run}"), source, name)
 
 
 def create_baselines(
@@ -77,9 +83,9 @@ def create_baselines(
     Raises ConfigError if a name, a run, a checkpoint or an override is unusable, or no row can be made.
     """
     names = parse_names(baselines)
-    root = source.root
     trained = None
     config = source.load_file()
+    root = source.root or (RUNS if config is None else config.root)
     if config is None:
         run = RunStore.open(root, source.run)
         source = replace(source, run=run.run_id)
@@ -102,8 +108,8 @@ def create_baselines(
 
 
 def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore:
-    """Create a run directory. Raises ConfigError before that if its place or tracking store is unusable."""
-    tracking_uri(config.tracking, config.root)
+    """Create a run directory. Raises ConfigError before that if its place, tracking store or experiment is unusable."""
+    check_tracking(config.tracking, config.root)
     check_place(config, source.place or Place())
     return RunStore.create(config, name)
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Literal
 
 from magrpo.config.services import NotifyConfig, make_apprise
+from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
 from magrpo.progress.state import Attempt, RunState, describe_error, was_refused
 from magrpo.reports.verdict import read_verdict
@@ -80,9 +81,15 @@ class Notices:
         return bool(_list_urls(self._attempt.notify))
 
     def _report_failure(self, reason: str, *, can_resume: bool = True) -> None:
-        store = self._attempt.store
-        resume = store.format_command("resume", from_anywhere=True) if can_resume else ""
-        self._send("failure", RunState.read(store), reason, resume)
+        resume = self._attempt.store.format_command("resume", from_anywhere=True) if can_resume else ""
+        self._send("failure", self._read_state(), reason, resume)
+
+    def _read_state(self) -> RunState:
+        """Read where the run stands; from a directory that cannot be read, take what this attempt knows."""
+        try:
+            return RunState.read(self._attempt.store)
+        except (ConfigError, OSError):
+            return self._attempt.state
 
     def _report_recovery(self) -> None:
         reason, self._failure = f"earlier: {self._failure}", None
@@ -104,12 +111,14 @@ class Notices:
     def _send(self, event: Event, state: RunState, reason: str, resume: str = "") -> None:
         store, notify = self._attempt.store, self._attempt.notify
         command, address = self._attempt.mlflow_page()
-        verdict = read_verdict(store)
+        verdict, place = None, ""
+        with suppress(ConfigError, OSError):  # the run directory cannot be read, which may be what the notice is about
+            verdict, place = read_verdict(store), read_place(store).describe()
         fields = {
             "event": event,
             "run_id": store.run_id,
             "host": socket.gethostname(),
-            "place": read_place(store).describe(),
+            "place": place,
             "stage": state.describe_step(),
             "reason": reason,
             "returns": state.describe_returns() or "none measured yet",

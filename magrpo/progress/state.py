@@ -176,8 +176,14 @@ def describe_error(error: BaseException) -> str:
 
 
 def was_refused(store: RunStore, error: BaseException) -> bool:
-    """Whether ``error`` is a mistake in the configuration, found before the run sampled anything."""
-    return isinstance(error, ConfigError) and not has_samples(store)
+    """Whether ``error`` is a mistake in the configuration, found before the run sampled anything.
+
+    False if the run directory cannot be read.
+    """
+    try:
+        return isinstance(error, ConfigError) and not has_samples(store)
+    except (ConfigError, OSError):
+        return False
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The lock of a run directory: one process works on a run at a time.
+"""Locks on files: one process works on a run, or serves a schedule, at a time.
 
-The lock is held on an open file and does not depend on the file's existence, so the kernel releases it however the
+A lock is held on an open file and does not depend on the file's existence, so the kernel releases it however the
 process ends.
 """
 
@@ -21,13 +21,21 @@ _PATIENCE_S = 1.0  # is_held, called by another process, takes the lock for a mo
 @contextmanager
 def hold_run(store: RunStore) -> Iterator[None]:
     """Hold the lock of a run directory; ConfigError, naming the process, if another one holds it."""
-    path = store.path / LOCK
+    with hold_file(store.path / LOCK, f"run {store.run_id}: process {{holder}} is working on it already"):
+        yield
+
+
+@contextmanager
+def hold_file(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a file, into which the id of this process is written.
+
+    Raises ConfigError if another process holds the lock: ``refusal`` with the id of that process as ``{holder}``.
+    """
     lock = FileLock(path, timeout=_PATIENCE_S, fallback_to_soft=False)
     try:
         held = lock.acquire()
     except Timeout:
-        holder = path.read_text() or "?"
-        raise ConfigError(f"run {store.run_id}: process {holder} is working on it already") from None
+        raise ConfigError(refusal.format(holder=path.read_text() or "?")) from None
     with held:
         path.write_text(str(os.getpid()))
         yield

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from magrpo.config.services import TrackingConfig, hide_password
+from magrpo.config.services import TrackingConfig, hide_password, hide_passwords
 from magrpo.errors import ConfigError, first_line, list_choices, quote_value
 from magrpo.files.locks import lock_folder
 
@@ -146,8 +146,7 @@ def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
         raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({error}; install it)") from error
     except (MlflowException, SQLAlchemyError, OSError) as error:
         found = _DATABASE_ERROR.search(str(error))  # the first line may be about another error
-        line = found[0] if found else first_line(error)
-        reason = line.replace(uri.rstrip("/"), hide_password(uri))[:300]
+        reason = hide_passwords(found[0] if found else first_line(error))[:300]
         code = error.error_code if isinstance(error, MlflowException) else ""
         if may_refuse and code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
             raise RecordRefused(reason) from error

@@ -21,6 +21,7 @@ from uuid import uuid4
 from magrpo.config.services import TrackingConfig, hide_password
 from magrpo.errors import first_line
 from magrpo.tracking.connection import (
+    RecordRefused,
     Unavailable,
     check_tracking,
     make_database,
@@ -95,7 +96,7 @@ class MlflowSink:
         with translate_errors(self.uri, may_refuse=True):
             try:
                 getattr(self, f"_deliver_{records[0]['kind']}")(records)
-            except MlflowException:
+            except (MlflowException, RecordRefused):
                 # MLflow refuses every record of a deleted experiment. They must wait, not be skipped as refused.
                 if self._client.get_experiment(self.experiment_id).lifecycle_stage == "deleted":
                     raise Unavailable(self._describe_deleted(self.experiment_id)) from None

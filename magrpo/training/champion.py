@@ -1,7 +1,10 @@
 """Fetches the champion of a registered model, to start a run from it."""
 
 import json
+import logging
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from magrpo.assets import name_base
@@ -11,10 +14,14 @@ from magrpo.files.writing import atomic_write
 from magrpo.run.files import START, describe_start
 from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.connection import Unavailable, tracking_uri
-from magrpo.tracking.model_registry import ModelRegistry
+from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
+
+log = logging.getLogger(__name__)
 
 FETCHED = "champions"
 """Folder of a run that holds the versions it fetched, by number."""
+PAUSES_S = (5.0, 20.0, 60.0)
+"""Seconds to wait before each further request to a registry that failed: long enough for a restart of its server."""
 
 
 class RegistryError(RuntimeError):
@@ -26,7 +33,8 @@ def start_from_champion(store: RunStore) -> str:
 
     After this the run does not depend on the registry: the weights are in its directory, its configuration names them,
     and ``start.json`` names the version. Raises ConfigError if an agent already has weights to start from, or the
-    champion has other agents, base models or kinds of weights; RegistryError if MLflow does not answer.
+    champion has other agents, base models or kinds of weights; RegistryError if MLflow still does not answer
+    after ``PAUSES_S``.
     """
     if not (store.path / START).exists():
         config = store.config()
@@ -48,20 +56,32 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
             f"agent {next(iter(given))!r}: start_from cannot be combined with registry.continue_from_champion"
         )
     registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
-    try:
-        champion = registry.find_champion()
-        if champion is None:
-            _note_start(store, registry.model, None)
-            return
-        folder = store.path / FETCHED / str(champion.number)
-        folder.parent.mkdir(exist_ok=True)
-        registry.download_version(champion, folder)
-    except Unavailable as error:
-        raise RegistryError(f"registry.continue_from_champion: {error}") from error
+    champion = _fetch_champion(registry, store.path / FETCHED)
+    if champion is None:
+        _note_start(store, registry.model, None)
+        return
+    folder = store.path / FETCHED / str(champion.number)
     _check_agents(config, json.loads((folder / CONFIG).read_bytes())["agents"], champion.number)
     agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
     store.write_config(config.model_copy(update={"agents": agents}))
     _note_start(store, registry.model, champion.number)
+
+
+def _fetch_champion(registry: ModelRegistry, folder: Path) -> TeamVersion | None:
+    """Download the champion into ``folder/<version>``; None if there is none. Raises RegistryError after PAUSES_S."""
+    pauses = iter(PAUSES_S)
+    while True:
+        try:
+            champion = registry.find_champion()
+            if champion is not None:
+                folder.mkdir(exist_ok=True)
+                registry.download_version(champion, folder / str(champion.number))
+            return champion
+        except Unavailable as error:
+            if (pause_s := next(pauses, None)) is None:
+                raise RegistryError(f"registry.continue_from_champion: {error}") from error
+            log.warning("registry.continue_from_champion: %s; trying again in %g s", error, pause_s)
+            time.sleep(pause_s)
 
 
 def _check_agents(config: RunConfig, champions: Sequence[Mapping[str, Any]], version: int) -> None:

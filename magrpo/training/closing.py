@@ -40,12 +40,13 @@ _TABLE = 76
 
 
 def print_closing(result: Result, console: Console, *, brief: bool = False) -> None:
-    """Print results, paths of the artifacts and next commands; if ``brief``, only the verdict and the paths."""
+    """Print results, paths of the artifacts and next commands; if ``brief``, only verdict, paths and team."""
     store = result.store
     config = store.config()
     if brief and not makes_tables(config):
         print_verdict(list(store.stage_metrics()), config, read_evaluations(store), console)
         print_files(store, console)
+        _print_team(result, config, console)
         return
     console.print()
     if makes_tables(config):
@@ -62,6 +63,7 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
     print_place(store, console)
     print_entry(console, "time:", _describe_time(store, result.timing))
     print_files(store, console)
+    _print_team(result, config, console)
     _print_services(result, console)
     print_commands("next:", suggest_commands(store), console)
 
@@ -193,21 +195,23 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
     return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
 
 
-def _print_services(result: Result, console: Console) -> None:
-    store = result.store
-    config = store.config()
+def _print_team(result: Result, config: RunConfig, console: Console) -> None:
+    """Print the version of the registered model that the agents became, and whether it was promoted."""
     if result.promotion is not None:
         print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:
         print_entry(console, "team:", "not registered; to register it:")
-        print_command("", store.format_command("resume"), console)
+        print_command("", result.store.format_command("resume"), console)
+
+
+def _print_services(result: Result, console: Console) -> None:
     if result.undelivered:
         print_entry(
             console,
             "waiting:",
             f"{format_count(result.undelivered, 'records')} for MLflow in the outbox; to deliver them:",
         )
-        print_command("", store.format_command("sync"), console)
+        print_command("", result.store.format_command("sync"), console)
     command, page = result.mlflow_page
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)

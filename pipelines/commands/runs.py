@@ -23,6 +23,7 @@ from magrpo.run.lock import hold_run, is_held
 from magrpo.run.store import CONFIG, RunStore
 from magrpo.text import format_count
 from magrpo.tracking.mlflow_runs import MlflowTracker
+from magrpo.tracking.outbox import read_outbox
 from magrpo.tracking.wall_time import read_run_records, sum_attempts
 from pipelines.arguments import Json, Root, RunId
 
@@ -75,6 +76,9 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
         run: Id of a run that no process is working on.
     """
     store = RunStore.open(root, run)
+    if all(record["kind"] == "tags" for record in read_outbox(store.path)):  # of the folder: the first one written
+        print(f"{store.run_id} has recorded nothing yet")
+        return 0
     with hold_run(store):
         tracker = MlflowTracker(store.config().tracking, root, store.run_id, store.path)
         tracker.flush()

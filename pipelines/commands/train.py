@@ -18,7 +18,7 @@ from magrpo.process.signals import describe_interrupt, find_exit_code
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.progress.state import was_refused
 from magrpo.run.files import keep_place
-from magrpo.run.lock import hold_run
+from magrpo.run.lock import hold_file, hold_run
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
@@ -113,17 +113,23 @@ def rewind_run(store: RunStore, name: str) -> None:
 def serve_schedule(
     config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int, place: Path | None
 ) -> int:
-    """Start runs by a schedule until interrupted, then return 0."""
+    """Start runs by a schedule until interrupted, then return 0.
+
+    Raises ConfigError if another process serves a schedule of this name, whose deployment this one would replace.
+    """
     resolved = load_config(config, overrides)
     check_given_place(resolved, load_place(place) if place is not None else None)
     check_inputs(resolved)
-    root = resolved.root
-    with LocalServer(root / "prefect", schedules=True) as server:
+    home = resolved.root / "prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    refusal = f"schedule {name} is served by process {{holder}} already; stop it, or give another --name"
+    with hold_file(home / f"serve-{name}.lock", refusal), LocalServer(home, schedules=True) as server:
         with show_activity(LOADING["Prefect"]):
             from pipelines.flows.schedule import serve_flow  # prefect, loaded while the server starts
+            from pipelines.flows.train import name_server
 
             server.wait_until_ready()
-        with suppress(KeyboardInterrupt, CancelledError):
+        with suppress(KeyboardInterrupt, CancelledError), name_server():
             serve_flow(config, overrides, timetable, name, limit, place)
     print("stopped; the schedule is paused until you start it again")
     return 0

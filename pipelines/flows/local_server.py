@@ -32,7 +32,6 @@ _START_S = 120.0
 _TIMEOUT_S = 5.0
 _JSON = "application/json"
 _NO_ADDRESS = "it is not an address such as http://127.0.0.1:4200/api"
-_REMEDY = "; start that server, unset the variable, or run with --local"
 _CHOSEN_S = 30.0
 """Seconds within which a server chosen by the user must answer."""
 
@@ -51,6 +50,8 @@ class LocalServer:
 
     def __init__(self, home: Path, *, schedules: bool = False) -> None:
         self._flags = ["schedules"] if schedules else []
+        others = ", or unset the variable" if schedules else ", unset the variable, or run with --local"
+        self._remedy = f"; start that server{others}"
         self._home = home.absolute()
         self._log = self._home / "server.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -61,7 +62,7 @@ class LocalServer:
     def __enter__(self) -> LocalServer:
         if (chosen := prefect_target()) is not None:
             if not is_address(chosen):
-                raise ConfigError(f"PREFECT_API_URL = {hide_password(chosen)!r}: {_NO_ADDRESS}{_REMEDY}")
+                raise ConfigError(f"PREFECT_API_URL = {hide_password(chosen)!r}: {_NO_ADDRESS}{self._remedy}")
             return self
         reach_loopback_directly()
         before = set(os.environ) - {"PREFECT_API_URL"}
@@ -96,10 +97,11 @@ class LocalServer:
 
     def _describe_failure(self, url: str, fault: str) -> str:
         if self.process is None:
-            return f"PREFECT_API_URL = {hide_password(url)!r}: {fault}{_REMEDY}"
+            return f"PREFECT_API_URL = {hide_password(url)!r}: {fault}{self._remedy}"
         words = read_last_words(self._log)
         last = f" ({words})" if words else ""
-        return f"the Prefect server did not start{last}: see {self._log}, or run with --local"
+        other = "" if self._flags else ", or run with --local"
+        return f"the Prefect server did not start{last}: see {self._log}{other}"
 
     def __exit__(self, *_: object) -> None:
         for name in self._variables:

@@ -7,6 +7,7 @@ end a run waits for the thread at most ``PATIENCE_S`` seconds.
 import logging
 import re
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 from prefect.exceptions import PrefectException
 
+from magrpo.errors import ConfigError
 from magrpo.progress.state import Attempt, Observer, describe_error, was_refused
 from magrpo.run.files import read_place
 from magrpo.run.steps import Step
@@ -47,9 +49,10 @@ class ProgressPage(Observer):
         client = get_client(sync_client=True, httpx_settings={"timeout": 5.0})
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
-        place = read_place(attempt.store)
-        if not place.is_default:
-            self._say(f"place: {place.describe()}")
+        with suppress(ConfigError, OSError):  # the loop reads the place, too, and raises the error
+            place = read_place(attempt.store)
+            if not place.is_default:
+                self._say(f"place: {place.describe()}")
 
     def step_finished(self, step: Step) -> None:
         if line := self._attempt.state.finished_lines.get(step):

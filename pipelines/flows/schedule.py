@@ -19,6 +19,7 @@ from rich.console import Console
 
 from magrpo.config.place import Place
 from magrpo.config.run import load_config
+from magrpo.config.services import hide_password
 from magrpo.config.validate import write_override
 from magrpo.errors import ConfigError
 from magrpo.planning.place_check import check_place
@@ -30,7 +31,7 @@ from magrpo.training.execute import Result
 from magrpo.training.removal import remove_run
 from pipelines.arguments import locate_config, parse_place
 from pipelines.flows.timetable import Timetable
-from pipelines.flows.train import execute_in_flow
+from pipelines.flows.train import execute_in_flow, name_server
 
 FLOW = "magrpo-scheduled"
 
@@ -120,7 +121,10 @@ def cancel_waiting_runs(deployments: DeploymentFilter, message: str) -> None:
 def serve_flow(
     config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int, place: Path | None
 ) -> None:
-    """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable. Raises ConfigError."""
+    """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable.
+
+    Raises ConfigError; HTTPError if the server refuses the schedule; ServerError if it stays away later.
+    """
     schedule = build_schedule(timetable)
     root = load_config(config, overrides).root.absolute()
     parameters = {
@@ -136,13 +140,14 @@ def serve_flow(
     runner = _Runner(name=name, limit=limit)
     # The last process that served the deployment paused it at its end.
     runner.add_flow(scheduled, name=name, parameters=parameters, schedule=schedule, paused=False)
-    api = str(PREFECT_API_URL.value()).rstrip("/")
+    api = hide_password(str(PREFECT_API_URL.value())).rstrip("/")
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"serving {name}: {timetable}")
     console.print(f"runs:    {root}/{name}-*")
     console.print(f"page:    {api.removesuffix('/api')}")
     console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nPress Ctrl-C to stop")
-    asyncio.run(_run_until_interrupted(runner))
+    with name_server((RuntimeError, ExceptionGroup)):  # the loops of Prefect's runner are groups of tasks
+        asyncio.run(_run_until_interrupted(runner))
 
 
 class _Runner(Runner):

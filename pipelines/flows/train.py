@@ -24,7 +24,7 @@ from prefect.states import Cancelled, Crashed
 from prefect.tasks import exponential_backoff
 from prefect.utilities.urls import url_for
 
-from magrpo.config.services import hide_password
+from magrpo.config.services import hide_password, hide_passwords
 from magrpo.engines import EngineError, NonFiniteLogits
 from magrpo.errors import first_line
 from magrpo.progress.notify import Notices
@@ -91,12 +91,15 @@ def mark_killed(name: str, parameters: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def name_server() -> Iterator[None]:
-    """Raise ServerError, which names the server, for errors of Prefect's client."""
+def name_server(kinds: tuple[type[Exception], ...] = (HTTPError,)) -> Iterator[None]:
+    """Raise ServerError, which names the server, for errors of these kinds, by default those of Prefect's client."""
     try:
         yield
-    except HTTPError as error:
-        reason = first_line(error)
+    except kinds as error:
+        cause: Exception = error
+        while isinstance(cause, ExceptionGroup):
+            cause = cause.exceptions[0]
+        reason = hide_passwords(first_line(cause))
         where = hide_password(PREFECT_API_URL.value() or "")
         raise ServerError(f"the Prefect server at {where} (PREFECT_API_URL) failed: {reason}") from error
 

@@ -77,6 +77,29 @@ def test_a_configuration_is_evaluated_untrained(trained: RunStore) -> None:
     assert [agent.start_from for agent in store.config().agents] == [None, None]
 
 
+@pytest.mark.parametrize("table", [[], ["--baselines", "single"]])
+@pytest.mark.parametrize(
+    ("given", "folder"), [([], "../runs"), (["root=other"], "other"), (["root=other", "--root", "third"], "third")]
+)
+def test_a_configuration_is_evaluated_in_the_root_where_it_would_be_trained(
+    given: list[str], folder: str, table: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr("pipelines.commands.train.launch_run", lambda store, *_, **__: made.append(store.path.parent))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    main(["evaluate", str(write_config(tmp_path, iterations=1)), *given, *table])
+    assert made == [Path(folder).resolve()]
+
+
+def test_an_experiment_that_mlflow_cannot_use_takes_no_name(trained: RunStore) -> None:
+    root = trained.path.parent
+    overrides = ["tracking.uri=databricks", "tracking.experiment=relative"]
+    with pytest.raises(ConfigError, match="on Databricks an experiment is an absolute path"):
+        create_evaluation(Source("source", None, root, overrides), "refused")
+    assert not (root / "refused").exists()
+
+
 def test_a_run_may_be_named_by_its_folder(trained: RunStore) -> None:
     root = trained.path.parent
     evaluated = create_evaluation(Source(f"{trained.path}/", None, root), None)

@@ -121,8 +121,10 @@ def test_a_run_is_quiet_verbose_and_listed_as_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
-    assert cli.main(["train", config, "--local", "-q", "--name", "quiet"]) == 0
+    registry = ["registry.model=team", "registry.promote=true"]
+    assert cli.main(["train", config, *registry, "--local", "-q", "--name", "quiet"]) == 0
     quiet = capfd.readouterr().out
+    assert re.search("^team: +version 1 of team ", quiet, re.MULTILINE)
     assert not re.search("^(run |problems:|1/1|held-out problems before)", quiet, re.MULTILINE)
     assert "report.html" in quiet
     assert cli.main(["train", config, "--local", "-v", "--name", "loud"]) == 0

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,26 @@ def test_a_full_disk_keeps_no_notice_back(config: RunConfig, monkeypatch: pytest
             raise OSError("the first error")
     [posted] = receiver.posted
     assert "the first error" in posted["reason"]
+
+
+@pytest.mark.parametrize("lost", [".", "config.json", "place.json"])
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), ConfigError("a file is damaged")])
+def test_a_run_that_cannot_be_read_keeps_neither_notice_nor_error_back(
+    config: RunConfig, lost: str, error: Exception
+) -> None:
+    def fail(folder: Path) -> None:
+        if lost == ".":
+            shutil.rmtree(folder)
+        else:
+            (folder / lost).write_text("{")
+        raise error
+
+    with receiving() as receiver:
+        attempt = make_attempt(config, receiver)
+        with pytest.raises(type(error), match=str(error)), observe_attempt(attempt, [Notices()]):
+            fail(attempt.store.path)
+    [posted] = receiver.posted
+    assert posted["reason"] == describe_error(error)
 
 
 def test_a_disk_that_was_full_does_not_fail_a_finished_run(

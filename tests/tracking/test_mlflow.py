@@ -15,6 +15,7 @@ from magrpo.config.services import TrackingConfig, hide_password
 from magrpo.errors import ConfigError
 from magrpo.process.ports import find_free_ports
 from magrpo.tracking.connection import (
+    RecordRefused,
     Unavailable,
     check_reachable,
     check_tracking,
@@ -379,6 +380,24 @@ def test_an_experiment_that_is_deleted_during_a_run_loses_no_record(tmp_path: Pa
     MlflowClient(uri).delete_experiment("1")
     with pytest.raises(Unavailable, match="mlflow experiments restore --experiment-id 1"):
         sink.deliver([RECORD])
+
+
+def test_a_trace_that_is_refused_waits_while_its_experiment_is_deleted(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server then answers like one that does not support the trace."""
+
+    def refuse(*_: object) -> None:
+        raise RecordRefused("Not Found")
+
+    monkeypatch.setattr("magrpo.tracking.mlflow_runs.deliver_traces", refuse)
+    sink = MlflowSink(uri, "magrpo", "one", tmp_path / "artifacts", "magrpo.run_id")
+    sink.connect()
+    with pytest.raises(RecordRefused):
+        sink.deliver([{"kind": "trace"}])
+    MlflowClient(uri).delete_experiment("1")
+    with pytest.raises(Unavailable, match="mlflow experiments restore --experiment-id 1"):
+        sink.deliver([{"kind": "trace"}])
 
 
 def test_a_run_that_is_deleted_while_it_trains_is_made_again_with_all_records(tmp_path: Path, uri: str) -> None:

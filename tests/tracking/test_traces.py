@@ -12,8 +12,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Trace
 
 from magrpo.config.services import TrackingConfig
-from magrpo.tracking.connection import RecordRefused
-from magrpo.tracking.mlflow_runs import MlflowTracker
+from magrpo.tracking.connection import RecordRefused, Unavailable
+from magrpo.tracking.mlflow_runs import MlflowSink, MlflowTracker
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import (
     Action,
@@ -142,3 +142,17 @@ def test_traces_through_a_server(tmp_path: Path) -> None:
             [trace] = traces(uri, experiment)
             check(trace, uri, experiment)
             again(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_server_whose_experiment_is_deleted_gets_the_traces_later(tmp_path: Path) -> None:
+    with serve_mlflow(tmp_path) as uri:
+        sink = MlflowSink(uri, "magrpo", "one", None, "magrpo.run_id")
+        sink.connect()
+        client = MlflowClient(uri)
+        client.delete_experiment(sink.experiment_id)
+        with pytest.raises(Unavailable, match="mlflow experiments restore"):
+            sink.deliver([trace_record(TRAJECTORY, 1, TIMES)])
+        client.restore_experiment(sink.experiment_id)
+        sink.deliver([trace_record(TRAJECTORY, 1, TIMES)])
+        assert len(traces(uri, sink.experiment_id)) == 1

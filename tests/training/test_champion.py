@@ -22,6 +22,8 @@ from magrpo.export.model_card import find_licence
 from magrpo.progress.notify import Notices
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
+from magrpo.tracking.connection import Unavailable
+from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.training import champion, gate
 from magrpo.training.champion import RegistryError
 from magrpo.training.closing import suggest_commands
@@ -84,6 +86,11 @@ class World:
 @pytest.fixture(autouse=True)
 def _gate_of_few_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MIN_PROBLEMS", 1)
+
+
+@pytest.fixture(autouse=True)
+def _hurried_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(champion, "PAUSES_S", (0.0,))
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +305,26 @@ def test_a_kill_while_a_run_takes_the_champion_loses_nothing(world: World, monke
         with pytest.raises(KeyboardInterrupt):
             champion.start_from_champion(store)
     assert "version 1 of killed-start" in champion.start_from_champion(store)
+
+
+def test_a_registry_that_is_away_for_a_moment_costs_no_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.promote("one", "restarted")
+    faults = [Unavailable("MLflow restarts")]
+    download = ModelRegistry.download_version
+
+    def fail_once(self: ModelRegistry, version: TeamVersion, target: Path) -> None:
+        if faults:
+            raise faults.pop()
+        download(self, version, target)
+
+    monkeypatch.setattr(ModelRegistry, "download_version", fail_once)
+    store = RunStore.create(
+        load_config(world.config, ["registry.continue_from_champion=true", "registry.model=restarted"]), "restarted"
+    )
+    assert "version 1 of restarted" in champion.start_from_champion(store)
+    assert "registry.continue_from_champion: MLflow restarts; trying again in 0 s" in caplog.text
 
 
 def test_without_a_champion_a_run_starts_untrained_and_says_so(

@@ -44,6 +44,18 @@ def test_a_run_without_its_server_is_delivered_later(
     assert {"problems", "stages", "checkpoints", "report"} <= {path.name for path in artifacts.iterdir()}
 
 
+def test_a_run_that_recorded_nothing_leaves_nothing_in_mlflow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = tmp_path / "mlflow.db"
+    store = RunStore.create(load_config(write_config(tmp_path), [f"tracking.uri=sqlite:///{database}"]), "fresh")
+    files = set(store.path.iterdir())
+    assert main(["sync", "fresh", "--root", str(tmp_path / "runs")]) == 0
+    assert capsys.readouterr().out == "fresh has recorded nothing yet\n"
+    assert not database.exists()
+    assert set(store.path.iterdir()) - files <= {store.path / "lock"}
+
+
 def test_records_of_a_deleted_experiment_wait_until_it_is_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

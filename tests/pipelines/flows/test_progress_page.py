@@ -21,6 +21,7 @@ from tests.pipelines.micro import write_config
 def test_a_server_that_is_away_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(write_config(tmp_path))
     attempt = Attempt(RunStore.create(config, "run"), config.notify, RunState(3, CodingReward()))
+    (attempt.store.path / "place.json").write_text("{")  # the loop raises the error, an observer must not
     nobody = f"http://127.0.0.1:{find_free_ports(1)[0]}/api"
     with temporary_settings({PREFECT_API_URL: nobody}), observe_attempt(attempt, [ProgressPage("run", uuid4())]):
         pass

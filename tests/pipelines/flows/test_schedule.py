@@ -20,8 +20,10 @@ from prefect.utilities.callables import parameter_schema
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
 from magrpo.process.children import list_family
+from magrpo.run.lock import hold_file
 from magrpo.run.store import RunStore
 from magrpo.training.execute import Result, execute
+from pipelines.cli import main
 from pipelines.flows.schedule import build_schedule, execute_scheduled_run, name_run, scheduled
 from pipelines.flows.study import study
 from pipelines.flows.timetable import Timetable
@@ -59,6 +61,17 @@ def test_every_field_of_a_deployments_form_is_described() -> None:
 
 def test_a_scheduled_run_is_named_after_the_time_at_which_it_was_due() -> None:
     assert name_run("nightly", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "nightly-20260102-030405"
+
+
+def test_a_second_schedule_of_the_same_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would replace the deployment of the first."""
+    config, home = write_config(tmp_path, iterations=1), tmp_path / "runs" / "prefect"
+    home.mkdir(parents=True)
+    capsys.readouterr()
+    with hold_file(home / "serve-run.lock", ""):
+        assert main(["schedule", str(config), "--cron", "0 0 29 2 *"]) == 2
+    refusal = f"schedule run is served by process {os.getpid()} already; stop it, or give another --name"
+    assert capsys.readouterr().err == f"magrpo: {refusal}\n"
 
 
 def test_a_scheduled_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.errors import ConfigError
+from pipelines.cli import main
 from pipelines.flows import local_server
 from pipelines.flows.local_server import LocalServer, ServerError, find_fault
 from pipelines.flows.train import mark_killed, name_server
+from tests.pipelines.micro import write_config
 from tests.servers import answering
 
 REMEDY = "; start that server, unset the variable, or run with --local"
@@ -76,11 +78,45 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "secret" not in str(named.value)
 
 
-def test_a_server_that_refuses_a_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_is_not_told_to_run_without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    with LocalServer(Path("nowhere"), schedules=True) as server, pytest.raises(ServerError) as named:
+        server.wait_until_ready()
+    assert str(named.value).endswith("; start that server, or unset the variable")
+
+
+def test_a_server_that_refuses_a_run_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a wrong key, or when its address has a wrong path."""
     with answering(401, "application/json") as server:
-        url = f"{server}/api"
-        reach(url, monkeypatch)
+        url = f"{server}/api".replace("//", "//me:s%5Ecret@")
+        reach(url.replace("%5E", "^"), monkeypatch)
         with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServerError) as named, name_server():
             mark_killed("run", {})
-    assert str(named.value).startswith(f"the Prefect server at {url} (PREFECT_API_URL) failed: Client error '401 ")
+    where = url.replace("me:s%5Ecret", "***")
+    said = str(named.value)
+    assert said.startswith(f"the Prefect server at {where} (PREFECT_API_URL) failed: Client error '401 ")
+    assert f"'{where}/" in said
+    assert "cret" not in said
+
+
+def test_a_server_that_refuses_a_schedule_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(401, "application/json") as server:
+        url = f"{server}/api".replace("//", "//me:secret@")
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with temporary_settings({PREFECT_API_URL: url}):
+            assert main(["schedule", str(write_config(tmp_path)), "--cron", "0 0 29 2 *"]) == 1
+    said = capsys.readouterr()
+    where = url.replace("me:secret", "***")
+    assert f"magrpo: the Prefect server at {where} (PREFECT_API_URL) failed: Client error '401 " in said.err
+    assert "secret" not in said.err + said.out
+    assert "Traceback" not in said.err
+
+
+def test_a_server_that_stays_away_from_a_schedule_is_named() -> None:
+    """Prefect's loop, which asks for due runs, then raises its error in groups."""
+    error = ExceptionGroup("loops", [ExceptionGroup("loop", [RuntimeError("Service exceeded error threshold.")])])
+    failed = r"\(PREFECT_API_URL\) failed: Service exceeded error threshold\.$"
+    with pytest.raises(ServerError, match=failed), name_server((RuntimeError, ExceptionGroup)):
+        raise error
