@@ -99,7 +99,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     import torch
 
-    # Builds for CUDA are of torch and of vLLM; that of torch also computes without a GPU.
+    # Where torch is built for CUDA, so is vLLM. That torch also computes on a CPU, but that vLLM needs a GPU.
     if not torch.cuda.is_available() and ("gpu" in marks or torch.version.cuda):
         outcome = pytest.fail if os.environ.get("MAGRPO_LANE") == "gpu" else pytest.skip
         outcome("needs a CUDA GPU" if "gpu" in marks else "this vLLM build needs a GPU")

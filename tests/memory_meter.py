@@ -32,10 +32,14 @@ class MemoryMeter(TorchDispatchMode):
 
     def _note(self, tensors: Any, *, are_new: bool) -> None:
         for tensor in tree_leaves(tensors):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._sizes:
-                self._sizes[storage._cdata] = storage.nbytes() if are_new else 0
-                self._held += self._sizes[storage._cdata]
-                weakref.finalize(storage, self._forget, storage._cdata)
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            address = storage._cdata
+            if address not in self._sizes:
+                self._sizes[address] = storage.nbytes() if are_new else 0
+                self._held += self._sizes[address]
+                weakref.finalize(storage, self._forget, address)
 
     def _forget(self, address: int) -> None:
         self._held -= self._sizes.pop(address)

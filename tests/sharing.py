@@ -32,7 +32,7 @@ TOGETHER = {
     "tests/cluster/test_samplers.py": "ray",
     "tests/training/test_places.py": "ray",
 }
-"""Modules that must not or need not run side by side, and the name of their unit."""
+"""Modules that one worker runs one after another, and the name of their unit. The comments say why."""
 
 SPLIT = ("tests/stages/test_exact_game.py", "tests/training/test_embedded.py")
 """Modules whose tests have nothing expensive in common: each test is a unit."""

@@ -317,11 +317,12 @@ def _list_children() -> list[int]:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill a worker and everything in its process group, of which it may not be the leader yet."""
-    for kill in (os.killpg, os.kill):
+    """Kill a worker and everything in its process group."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # the worker leads no group until it has called setsid
         with suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
-            return
+            os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:

@@ -210,11 +210,11 @@ class Gateway:
     async def _answer_once(
         self, http: web.Request, live: LiveSession, body: bytes, answer: Callable[[], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
-        """The answer to a request; to one that is sent again, the answer that it got the first time.
+        """The answer to a request. A request that is sent again gets an answer that an equal request got before.
 
-        Equal requests that are not marked as sent again are separate samples: programs vote over them on purpose. Sent
-        again, each gets another of their answers. The latest comes first, because a program that asks for one after the
-        other has read the earlier ones.
+        Programs vote over equal requests on purpose, so requests that are not marked as sent again are separate
+        samples. If several of them are sent again, each gets a different one of their answers, the latest first: a
+        program that asks for one sample after the other has already read the earlier ones.
         """
         if live.session.is_sealed:  # while the body was on its way
             raise _SEALED
@@ -222,7 +222,11 @@ class Gateway:
         equal = live.answered.setdefault(digest, [])
         count = http.headers.get(_RETRY_HEADER, "0")
         if equal and count != "0":
-            earlier = next((one for one in reversed(equal) if (one, count) not in live.given_again), equal[-1])
+            earlier = equal[-1]
+            for candidate in reversed(equal):
+                if (candidate, count) not in live.given_again:
+                    earlier = candidate
+                    break
             live.given_again.add((earlier, count))
             return await asyncio.shield(earlier)
         # A task, so that the completion is sampled and recorded also if the client goes away.

@@ -213,13 +213,13 @@ def _read_tool_call(call: Any) -> dict[str, Any]:
 
 def clamp_sampling(request: _Options, run: SamplingParams) -> tuple[SamplingParams, dict[str, Any]]:
     """The sampling parameters of a request: the run's, except for a smaller limit of tokens; and what was overruled."""
-    wanted = {name: getattr(request, name) for name in _NEUTRAL}
     own = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k}
-    overruled = {
-        name: value
-        for name, value in wanted.items()
-        if value is not None and value not in (_NEUTRAL[name], own.get(name)) and value != {}
-    }
+    overruled: dict[str, Any] = {}
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(request, name)
+        changes_nothing = value in (None, neutral, own.get(name)) or value == {}  # {}: an empty logit_bias
+        if not changes_nothing:
+            overruled[name] = value
     limit = request.max_tokens
     if isinstance(request, ChatRequest):
         if request.tools and request.parallel_tool_calls is False:

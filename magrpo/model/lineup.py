@@ -355,9 +355,9 @@ def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
 def read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
     """The context window and the size of the vocabulary of a base model, in tokens.
 
-    A model with LongRoPE has other positions as soon as one text of a batch exceeds its original window, so that window
-    is its own here: in it the positions of a text are the same in every batch, in the trainer and in vLLM. Raises
-    ConfigError if ``base``, the configuration of the model, does not state the sizes.
+    The window of a model with LongRoPE is its original one, before extension. As soon as one text of a batch is longer,
+    the positions of all its texts change; within the original window they are the same in every batch, in the trainer
+    and in vLLM. Raises ConfigError if ``base``, the configuration of the model, does not state the sizes.
     """
     text = base.get_text_config()
     window, vocab_size = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))

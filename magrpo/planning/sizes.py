@@ -145,10 +145,13 @@ def _estimate_policy(config: RunConfig, dtype_bytes: int) -> dict[str, float]:
     adapted = [(agent.model, size) for agent, size in apart if agent.weights != "full"]
     full = [(agent.model, size) for agent, size in apart if agent.weights == "full"]
     layer_bytes = 2 if config.model.dtype == "mixed" else dtype_bytes
-    bases = dict(adapted).values()  # which agents share
-    frozen = sum(size.layer_parameters * layer_bytes + size.outer_parameters * dtype_bytes for size in bases)
+    # Agents of one model share the frozen base of their adapters, or the reference of their full copies.
+    size_of_base, size_of_reference = dict(adapted), dict(full)
+    frozen = 0
+    for size in size_of_base.values():
+        frozen += size.layer_parameters * layer_bytes + size.outer_parameters * dtype_bytes
     if config.algo.beta > 0 or config.trains_critics:
-        frozen += sum(size.count_reference(dtype_bytes) for size in dict(full).values())
+        frozen += sum(size.count_reference(dtype_bytes) for size in size_of_reference.values())
     return {
         "frozen parameters": frozen,
         "adapters": sum(size.adapter_parameters for _, size in adapted) * 4,
@@ -299,11 +302,13 @@ def _measure_pass(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> f
     """Bytes that a token holds until backward if nothing is computed again."""
     model = _build_model(agent, lora, dtype)
     try:
-        short, long = (_count_kept(model, length) / length for length in (64, 128))
+        per_token_64, per_token_128 = (_count_kept(model, length) / length for length in (64, 128))
     except RuntimeError:  # its forward pass depends on values
         text = model.config.get_text_config()
         return float(ACTIVATIONS * text.num_hidden_layers * text.hidden_size * dtype.itemsize)
-    return 2 * short - long  # at length 0: without what grows by the square of it
+    # The bytes of a token are a + b * length. Attention scores and masks, which fast kernels do not keep, grow with the
+    # square of the length and make up b. The line through both measurements is a at length 0.
+    return 2 * per_token_64 - per_token_128
 
 
 def _count_kept(model: PreTrainedModel, length: int) -> int:
@@ -315,10 +320,12 @@ def _count_kept(model: PreTrainedModel, length: int) -> int:
     def note(tensor: Tensor) -> Tensor:
         return kept.setdefault(tensor.untyped_storage()._cdata, tensor)
 
-    prompt, lengths = (0,) * 8, [length - 7]
+    # One row of ``length`` inputs: a prompt of 8 tokens, and each completion without its last token. Models that take
+    # positions pack several completions into a row, so they get two.
+    prompt, completion_lengths = (0,) * 8, [length - 7]
     if takes_positions(model):
-        lengths = [length // 2, length - length // 2 - 6]
-    samples = [Sample(prompt, (0,) * tokens, (0.0,) * tokens, 0.0, 0.0, 0, 0) for tokens in lengths]
+        completion_lengths = [length // 2, length - length // 2 - 6]
+    samples = [Sample(prompt, (0,) * tokens, (0.0,) * tokens, 0.0, 0.0, 0, 0) for tokens in completion_lengths]
     batch = collate(samples, [tuple(range(len(samples)))], torch.device("meta"))
     assert batch.input_ids.shape == (1, length)
     with saved_tensors_hooks(note, lambda tensor: tensor):
@@ -341,7 +348,7 @@ def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:
 
 
 def _find_first(agent: AgentConfig, config: RunConfig) -> AgentConfig:
-    """The first agent with the same model, so that each is made once."""
+    """The first agent with the same model and kind of weights, so that the caches below build each kind once."""
     wanted = agent.model, agent.weights == "full"
     return next(other for other in config.agents if (other.model, other.weights == "full") == wanted)
 

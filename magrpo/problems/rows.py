@@ -109,8 +109,9 @@ def check_source(source: str) -> None:
     """Raise ConfigError if ``source`` is neither an existing file nor written like a hub id."""
     path = expand_home(source)
     repository, _, name = source.partition(":")
-    is_hub_id = repository.count("/") == 1 and not source.startswith((".", "/", "~"))
-    if not path.is_file() and not (is_hub_id and (name or not source.endswith(_SUFFIXES))):
+    may_be_hub_id = repository.count("/") == 1 and not source.startswith((".", "/", "~"))
+    is_missing_file = not name and source.endswith(_SUFFIXES)  # ``data/mine.jsonl`` also looks like a hub id
+    if not path.is_file() and (is_missing_file or not may_be_hub_id):
         raise ConfigError(f"{source}: no such file; {_FORMS}, or a hub id like owner/name")
 
 

@@ -203,7 +203,14 @@ class RunConsole:
             log.info(self._state.finished_lines[step])
         if step.stage in TRAINING_STAGES:
             merge_metrics(self._metrics[step.iteration], metrics)
-        match step.stage if not reused else "":
+        if not reused:
+            self._say_result(step, metrics)
+        if step.stage == "update":
+            self._metrics.pop(step.iteration, None)
+
+    def _say_result(self, step: Step, metrics: Mapping[str, float]) -> None:
+        """Print the line of a stage that ends an iteration, an evaluation or a baseline, or counts the problems."""
+        match step.stage:
             case "prepare":
                 sizes = {split: metrics.get(f"problems/{split}") for split in get_args(Split)}
                 shown = (f"{size:.0f} {split}" for split, size in sizes.items() if size is not None)
@@ -223,8 +230,6 @@ class RunConsole:
                 returns = _format_returns(f"baseline/{step.part}", metrics)
                 row = f"row {self._state.finished_rows} of {self._state.num_rows}, {step.part}"
                 self.say(f"{row}: {returns} ({metrics['time/baseline_s']:.1f} s)")
-        if step.stage == "update":
-            self._metrics.pop(step.iteration, None)
 
     def _time_left(self) -> str:
         """``0:12:30 left``: the remaining time; empty before the first complete iteration and after the last.
@@ -242,7 +247,11 @@ class RunConsole:
 
     def _format_iteration(self, iteration: int) -> str:
         metrics, last = self._metrics[iteration], self._state.num_iterations
-        seconds = {key[5:-2]: value for key, value in metrics.items() if key.startswith("time/")}
+        seconds = {
+            key.removeprefix("time/").removesuffix("_s"): value
+            for key, value in metrics.items()
+            if key.startswith("time/")
+        }
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in metrics:
             parts.append(f"joint return {self._state.reward.fraction(metrics['reward/joint']):.1%}")

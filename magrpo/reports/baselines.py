@@ -304,11 +304,12 @@ class BaselineTable:
         cells: dict[tuple[str, str], str] = {}
         for result in self.rows:
             if result.row.name == "magrpo" or result.row.name.startswith("partners_"):
-                runs = [run_of_weights(agent.start_from) for agent in result.row.agents if agent.start_from is not None]
-                pair = runs[0], runs[-1]
+                agents = result.row.agents
+                sources = [run_of_weights(agent.start_from) for agent in agents if agent.start_from is not None]
+                pair = sources[0], sources[-1]  # the run of the first role, and that of its partners
                 returns[pair] = result.means[HEADLINE][self._ranked_quantity]
                 cells[pair] = self._format_value(result, HEADLINE, self._ranked_quantity)
-                role = result.row.agents[0].role
+                first_role = agents[0].role  # the same in all rows
         runs = list(dict.fromkeys(first for first, _ in returns))
         if len(runs) < 2 or len(returns) < len(runs) ** 2 or self._num_runs > 1:
             return
@@ -318,7 +319,7 @@ class BaselineTable:
         shown = figures.keep_interval(figures.format_difference(difference), figures.has_interval(len(runs)))
         maximum = _name_maximum(self._ranked_quantity)
         yield ReportTable(
-            f"Cross-play: {role} from the run of the row, its partners from the run of the column",
+            f"Cross-play: {first_role} from the run of the row, its partners from the run of the column",
             ("", *runs),
             [[first, *(cells[first, rest] for rest in runs)] for first in runs],
             f"Percent of the {maximum}. Teams of one run (the diagonal) less teams of two, paired by problem: "

@@ -22,13 +22,13 @@ from magrpo.types import HEADLINE, AnswerStats, EvalReport
 MAX_CUT_OFF = 0.1
 MAX_COPIED = 0.5
 MAX_REPEATED = 0.3
-"""Smallest share of an agent's answers, or of their words, that counts as a finding."""
+"""Shares of an agent's answers (cut off) or of their words (copied, repeated) from which on there is a finding."""
 MIN_PROMPT_WORDS = 0.2
 """Smallest share of prompt words in answers before training for which losing them counts as a finding."""
 MAX_LOST = 0.5
-"""Smallest fraction of the share of prompt words whose loss in training counts as a finding."""
+"""Training may lower the share of prompt words by less than this fraction of it; more is a finding."""
 MAX_ALIKE = 0.5
-"""Smallest share of an agent's answers with the same first words that is a finding, if training at least doubled it."""
+"""Share of an agent's answers with the same first words from which on there is a finding, if training doubled it."""
 _OPENING_WORDS = 3
 _MIN_WORDS = 10
 """Answers shorter than this have no opening: a single number or word may well be the same everywhere."""
@@ -254,7 +254,10 @@ def _find_opening(report: EvalReport, agent: str) -> tuple[str, float]:
     """Find the most common first words of an agent's sampled held-out answers, and the share of answers with them."""
     texts = [row.texts.get(agent, "").split() for row in report.rows if f"{row.split}/{row.mode}" == HEADLINE]
     openings = Counter(" ".join(words[:_OPENING_WORDS]) for words in texts if len(words) >= _MIN_WORDS)
-    return next(((opening, count / len(texts)) for opening, count in openings.most_common(1)), ("", 0.0))
+    if not openings:
+        return "", 0.0
+    [(opening, count)] = openings.most_common(1)
+    return opening, count / len(texts)
 
 
 def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:

@@ -71,16 +71,19 @@ class StudiedRun:
         return all(quantity in values for _, _, values in self.evaluations)
 
     def find_damage(self, study: StudyConfig) -> str:
-        """Return why no finished run has such evaluations; nothing if one may have."""
+        """Say why these cannot be the evaluations of a finished run of ``study``; empty if they can."""
         budget = study.pilot_tokens if self.is_pilot else study.tokens
         iterations, tokens, values = zip(*self.evaluations, strict=True)
-        rise = all(one < other for one, other in pairwise(iterations)) and list(tokens) == sorted(tokens)
-        if (iterations[0], tokens[0]) != (0, 0) or not rise:
+        begins_at_zero = iterations[0] == 0 and tokens[0] == 0
+        iterations_rise = all(earlier < later for earlier, later in pairwise(iterations))
+        tokens_never_fall = all(earlier <= later for earlier, later in pairwise(tokens))
+        if not (begins_at_zero and iterations_rise and tokens_never_fall):
             return "its iterations and tokens do not rise from 0"
         if tokens[-1] < budget:
             return f"its last evaluation is after {tokens[-1]:,} tokens, but its budget is {budget:,}"
-        is_finite = all(math.isfinite(value) for of_one in values for value in of_one.values())
-        return "" if is_finite else "an evaluation has a value that is not a number"
+        if not all(math.isfinite(value) for measured in values for value in measured.values()):
+            return "an evaluation has a value that is not a number"
+        return ""
 
     def curve(self, quantity: str) -> list[tuple[float, float]]:
         """Return tokens and value of each evaluation."""
@@ -359,13 +362,12 @@ class StudyReport:
         known = {run.run_id for run in self.runs}
         kept = [*self.runs, *(run for run in remembered if run.run_id not in known)]
         write_page(page, f"Study {self.name}", list(self._list_sections()))
-        rows = [
-            (run.arm, kind, run.rate, run.seed, run.run_id, iteration, tokens, *map(values.get, QUANTITIES))
-            for kind in ("pilot", "reported")
-            for run in kept
-            if run.is_pilot == (kind == "pilot")
-            for iteration, tokens, values in run.evaluations
-        ]
+        rows = []
+        for run in sorted(kept, key=lambda run: not run.is_pilot):  # pilots first
+            kind = "pilot" if run.is_pilot else "reported"
+            for iteration, tokens, values in run.evaluations:
+                measured = map(values.get, QUANTITIES)
+                rows.append((run.arm, kind, run.rate, run.seed, run.run_id, iteration, tokens, *measured))
         figures.write_csv(table, _COLUMNS, rows)
         return [page, table]
 

@@ -46,12 +46,10 @@ def classify_use(source: str, name: str, bound: str = "") -> Use:
         return "none"
     if name in _find_live_names(sinks, bound):
         return "used"
-    given = {
-        owner
-        for node in sinks
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-        for owner in _list_owners([*node.args, *(keyword.value for keyword in node.keywords)])
-    }
+    given: set[ast.Name] = set()  # what the module passes to ``name``
+    for node in sinks:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            given.update(_list_owners(_list_arguments(node)))
     live_elsewhere = _find_live_names({node: sink for node, sink in sinks.items() if node not in given}, bound)
     shared = _list_sharing_names(sinks, {owner.id for owner in given})
     return "in place" if shared & live_elsewhere else "discarded"
@@ -79,9 +77,14 @@ def _list_changed(node: ast.AST, own: set[str]) -> list[ast.expr]:
             return [changed]
         case ast.Call(func=ast.Attribute(value=changed)) if any(owner.id in own for owner in _list_owners([changed])):
             return [changed]
-        case ast.Call(func=function, args=arguments, keywords=keywords) if not _is_pure(node):
-            return [function, *arguments, *(keyword.value for keyword in keywords)]
+        case ast.Call(func=function) if not _is_pure(node):
+            return [function, *_list_arguments(node)]
     return []
+
+
+def _list_arguments(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a call, by position and by keyword."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def _list_owners(values: Iterable[ast.expr]) -> list[ast.Name]:
@@ -375,7 +378,8 @@ def _is_forwarded(value: ast.expr | None, to: str, results: set[str]) -> bool:
         case ast.Name(id=name):
             return name in results
         case ast.Call(func=ast.Name(id=name)) if name == to:
-            arguments = [*value.args, *(keyword.value for keyword in value.keywords)]
-            bare = [argument.value if isinstance(argument, ast.Starred) else argument for argument in arguments]
+            bare = [
+                argument.value if isinstance(argument, ast.Starred) else argument for argument in _list_arguments(value)
+            ]
             return all(isinstance(argument, ast.Name | ast.Constant) for argument in bare)
     return False

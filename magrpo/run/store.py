@@ -195,7 +195,9 @@ class RunStore:
         Raises ConfigError, naming the folder, if the manifest is damaged.
         """
         manifest = find_manifest(self.stage_folder(name))
-        return self._pointer(name, manifest) if manifest is not None and key in (None, manifest["key"]) else None
+        if manifest is None or (key is not None and key != manifest["key"]):
+            return None
+        return self._pointer(name, manifest)
 
     def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
         """Commit the files that ``write(folder)`` writes and the metrics it returns as the output of stage ``name``."""
@@ -205,7 +207,7 @@ class RunStore:
             shutil.rmtree(stale)
         partial.mkdir(parents=True)
         try:
-            metrics = {key: float(value) for key, value in write(partial).items()}
+            metrics = {metric: float(value) for metric, value in write(partial).items()}
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)  # it may have filled the disk
             raise

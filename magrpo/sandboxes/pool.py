@@ -35,9 +35,11 @@ MIB = 1 << 20
 RECYCLE_AFTER = 1000
 """Number of candidates after which a worker is replaced."""
 ATTEMPTS = 3
+"""Number of times that an execution is tried, on a new worker after each failure."""
 FATAL_ATTEMPTS = 2
 """Number of fresh workers that a program must kill before it is blamed."""
 MAX_FAILURES = 3
+"""Number of executions in a row that found no working sandbox, from which on the pool raises SandboxDied."""
 BATCHES, MAX_BATCH = 4, 32
 """Programs that may share a tester run in batches: at least 4 batches per worker, each of at most 32 programs."""
 PAUSE_S = 0.3  # the user may be out of processes for a moment
@@ -247,7 +249,7 @@ class Pool:
         message, num_killed = "", 0
         try:
             for _ in range(ATTEMPTS):
-                given, worker = worker, None
+                given, worker = worker, None  # a worker that dies is closed: ``finally`` must not put it back
                 try:
                     worker, result = self._run_job(given, job)
                     return self._accept_result(result)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev
+from typing import NamedTuple
 
 from magrpo.algo.advantages import ESTIMATORS, EstimatorName, group_advantages
 from magrpo.algo.episodes import credit_episodes
@@ -44,8 +45,16 @@ class _ValuedNode:
     """The critic's value; 0 without a critic."""
 
 
-_Completion = tuple[_ValuedNode, Action, float, float]
-"""A completion with its node, its return, and its return less the critic's value of the node."""
+class _Completion(NamedTuple):
+    """A completion that is part of a valid joint action of ``node``."""
+
+    node: _ValuedNode
+    action: Action
+    own_return: float
+    gain: float
+    """The return less the critic's value of the node."""
+
+
 NodeKey = tuple[str, tuple[int, ...]]
 """The problem and the path of a node."""
 JOINT = ""
@@ -106,7 +115,7 @@ class _Siblings:
             picks = [turn.picks[agent] for turn in node.turns]
             values = completion_returns(node.returns, picks, len(actions), lenience)
             completions += [
-                (node, action, value, value - node.value)
+                _Completion(node, action, own_return=value, gain=value - node.value)
                 for action, value in zip(actions, values, strict=True)
                 if value is not None
             ]
@@ -170,7 +179,7 @@ def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -
         completions = group.list_completions(agent, rules.algo.lenience)
         if not completions:
             continue
-        returns = [gain for _, _, _, gain in completions]
+        returns = [completion.gain for completion in completions]
         if not has_critic:
             # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
             # below, because they have no completion here to train.
@@ -204,17 +213,20 @@ class _Forest:
         weights = tree_weights(tree, returns, self._algo.gamma)
         nodes = []
         root_sizes: dict[str, int] = {}
-        for n, (group, values) in enumerate(zip(self._groups, returns, strict=True)):
-            turns = [group.turns[j] for j, value in zip(self._unmasked[n], values, strict=True) if value is not None]
+        for n, (group, node_returns) in enumerate(zip(self._groups, returns, strict=True)):
+            turns, valid_returns = [], []
+            for j, value in zip(self._unmasked[n], node_returns, strict=True):
+                if value is not None:
+                    turns.append(group.turns[j])
+                    valid_returns.append(value)
             # Only completions that are part of a valid joint action are trained on. A later node may hold fewer of them
             # than its root: each then stands for several.
             size = max(len({turn.picks[agent] for turn in turns}) for agent in group.actions)
             root_size = root_sizes.setdefault(group.problem.task_id, size)
             weight = weights[n] * root_size / size if group.path and size else 1.0
             absorbed = [reward for reward in tree[n].absorbed if reward is not None]
-            value = None if bootstrap is None else bootstrap.values[n]
-            valid = [value for value in values if value is not None]
-            nodes.append(_ValuedNode(group, turns, valid, weight, absorbed, 0.0 if value is None else value))
+            critic_value = None if bootstrap is None else bootstrap.values[n]
+            nodes.append(_ValuedNode(group, turns, valid_returns, weight, absorbed, critic_value or 0.0))
         return nodes
 
     def _find_values(self, critic: str) -> list[float | None]:
@@ -272,12 +284,12 @@ class _Forest:
 
 
 def _build_sample(agent: str, completion: _Completion, advantage: float, group: int) -> Sample:
-    node, action, value, _ = completion
+    node, action = completion.node, completion.action
     return Sample(
         prompt_ids=node.group.prompts[agent].token_ids,
         completion_ids=action.token_ids,
         sampling_logps=action.sampling_logps,
-        returns=value,
+        returns=completion.own_return,
         advantage=advantage,
         group=group,
         policy_version=action.policy_version,
@@ -355,7 +367,8 @@ def prefer_joint_actions(
             for i, value in enumerate(values):
                 if value is not None:
                     found[i] = len(samples[agent])
-                    sample = _build_sample(agent, (node, actions[i], value, value), pushes[i], number)
+                    completion = _Completion(node, actions[i], own_return=value, gain=value)
+                    sample = _build_sample(agent, completion, pushes[i], number)
                     samples[agent].append(replace(sample, counts=node.weight / len(set(picks))))
             positions[agent] = tuple(found[pick] for pick in picks)
         comparisons.append(Comparison(tuple(returns), positions))

@@ -204,30 +204,28 @@ def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict
     values: dict[str, dict[str, dict[str, list[float]]]] = {}
     verdicts: dict[str, dict[str, list[bool | None]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        name = f"{row.split}/{row.mode}"
-        verdicts[name][row.task_id].append(row.passed[-1])
+        split_and_mode = f"{row.split}/{row.mode}"
+        verdicts[split_and_mode][row.task_id].append(row.passed[-1])
         quantities = {
             "return": reward.fraction(row.returns[-1]),
             "generated_tokens": float(row.generated_tokens),
             **{part: row.parts[-1].get(part, 0.0) / maximum for part, maximum in reward.maxima.items()},
             **_penalty_share(row, reward),
-            **{
-                f"{agent}/{name}": value
-                for agent, stats in row.answers.items()
-                for name, value in list_quantities(stats).items()
-            },
         }
+        for agent, stats in row.answers.items():
+            quantities |= {f"{agent}/{name}": value for name, value in list_quantities(stats).items()}
+        by_quantity = values.setdefault(split_and_mode, {})
         for quantity, value in quantities.items():
-            values.setdefault(name, {}).setdefault(quantity, {}).setdefault(row.task_id, []).append(value)
-    for name, verdicts_of in verdicts.items():
-        fewest_rows = min(map(len, verdicts_of.values()))
-        if any(None in passed for passed in verdicts_of.values()):
+            by_quantity.setdefault(quantity, {}).setdefault(row.task_id, []).append(value)
+    for split_and_mode, by_problem in verdicts.items():
+        if any(None in passed for passed in by_problem.values()):
             continue  # some samples have no verdict, so there is no pass@k
-        ks = [k for k in PASS_AT if k <= fewest_rows]
-        for k in ks:
-            values[name][f"pass_at_{k}"] = {
-                task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in verdicts_of.items()
-            }
+        fewest_samples = min(map(len, by_problem.values()))
+        for k in PASS_AT:
+            if k <= fewest_samples:
+                values[split_and_mode][f"pass_at_{k}"] = {
+                    task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in by_problem.items()
+                }
     return values
 
 

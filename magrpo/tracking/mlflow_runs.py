@@ -95,6 +95,7 @@ class MlflowSink:
 
         with translate_errors(self.uri, may_refuse=True):
             try:
+                # _deliver_metrics, _deliver_params, _deliver_tags, ...: records are of one kind.
                 getattr(self, f"_deliver_{records[0]['kind']}")(records)
             except (MlflowException, RecordRefused):
                 # MLflow refuses every record of a deleted experiment. They must wait, not be skipped as refused.
@@ -230,7 +231,7 @@ class MlflowSink:
 
 
 def _name_param(key: str) -> str:
-    """Return the name of the parameter ``key`` with the characters that MLflow takes, not as a path to elsewhere."""
+    """Return ``key`` as the name of a parameter: "_" replaces what MLflow refuses, such as ``../`` and most signs."""
     return re.sub(r"(^|/)(\.{0,2}/)+|[^\w/. :-]", "_", key)
 
 

@@ -109,7 +109,8 @@ class _SamplingThreads(AbstractContextManager["_SamplingThreads"]):
                 if step.stage in SAMPLING_STAGES:
                     by_iteration[step.iteration].append(step)
             for iteration_steps in by_iteration.values():
-                self._waiting[iteration_steps[0].inputs[1]].append(iteration_steps)
+                _, checkpoint, *_ = iteration_steps[0].inputs  # the first step is a rollout: problems, checkpoint
+                self._waiting[checkpoint].append(iteration_steps)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

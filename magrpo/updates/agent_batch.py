@@ -56,7 +56,7 @@ class AgentBatch:
     @property
     def is_smallest(self) -> bool:
         """Whether every micro-batch holds a single completion, so that none can be split further."""
-        return all(len(rows) == len(rows[0]) == 1 for rows in self.micro_batches)
+        return all(len(rows) == 1 and len(rows[0]) == 1 for rows in self.micro_batches)
 
 
 @dataclass(slots=True)

@@ -104,8 +104,8 @@ class GradientComputer:
             if self.at_once > 1 and self._plan.is_trivial:
                 num_batches = len(batch.micro_batches)
                 add = OrderedGradient(list(self.policy.parameters(batch.agent).values())).add
-                # The list repeats one task, so that its threads take the numbers from the same iterator.
-                tasks += [partial(run, add, iter(range(num_batches)))] * min(self.at_once, num_batches)
+                numbers = iter(range(num_batches))  # shared: each number goes to the task that asks first
+                tasks += [partial(run, add, numbers) for _ in range(min(self.at_once, num_batches))]
             else:
                 tasks.append(partial(self._sum_lanes, run, batch, part))
         self._run_tasks(tasks)

@@ -85,7 +85,7 @@ class LanePlan:
     @property
     def is_trivial(self) -> bool:
         """Whether one rank sums every gradient in one lane."""
-        return self.num_lanes == self.num_blocks * self.agents_at_once == 1
+        return self.num_lanes == 1 and self.num_blocks * self.agents_at_once == 1
 
     def find_owners(self, agent: int) -> list[int]:
         """The ranks that compute the lanes of the agent at position ``agent``, in the order of the lanes."""

@@ -68,11 +68,14 @@ def _clean(value: Any, *, of_names: bool = False) -> Any:
         return [_clean(item) for item in value]
     if not isinstance(value, Mapping):
         return value
-    cleaned = {
-        key: _clean(item, of_names=not of_names and key in ("properties", "$defs"))
-        for key, item in value.items()
-        if of_names or (key != "title" and not (key == "default" and (item is None or isinstance(item, dict))))
-    }
-    if not of_names and isinstance(text := cleaned.get("description"), str):
-        cleaned["description"] = " ".join(text.replace("``", "`").split())
+    if of_names:
+        return {name: _clean(item) for name, item in value.items()}
+    cleaned: dict[str, Any] = {}
+    for key, item in value.items():
+        toml_lacks_default = key == "default" and (item is None or isinstance(item, dict))
+        if key != "title" and not toml_lacks_default:
+            cleaned[key] = _clean(item, of_names=key in ("properties", "$defs"))
+    description = cleaned.get("description")
+    if isinstance(description, str):
+        cleaned["description"] = " ".join(description.replace("``", "`").split())
     return cleaned

@@ -76,7 +76,8 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
         run: Id of a run that no process is working on.
     """
     store = RunStore.open(root, run)
-    if all(record["kind"] == "tags" for record in read_outbox(store.path)):  # of the folder: the first one written
+    # Every outbox begins with a tag, the id of the run's folder.
+    if all(record["kind"] == "tags" for record in read_outbox(store.path)):
         print(f"{store.run_id} has recorded nothing yet")
         return 0
     with hold_run(store):
@@ -143,7 +144,9 @@ def _describe_configs(configs: Sequence[Mapping[str, object]]) -> tuple[str, lis
     lines = dict.fromkeys(range(len(configs)), "")
     for task in set(tasks):
         alike = [number for number, other in enumerate(tasks) if other == task]
-        lines |= zip(alike, _list_differences([configs[number] for number in alike]), strict=False)
+        differences = _list_differences([configs[number] for number in alike])
+        if differences:  # empty if none differ, or too many
+            lines |= zip(alike, differences, strict=True)
     return "task", [f"{task}\n{lines[number]}".rstrip() for number, task in enumerate(tasks)]
 
 

@@ -108,7 +108,8 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
 
         for report, passed in _score_lines(problem_of, lines, config, sandbox, count_programs):
             tally["passed"] += passed
-            tally[report.status] += report.reward is None
+            if report.reward is None:
+                tally[report.status] += 1
             tally["forgeable"] += report.forgeable
             file.write(msgspec.json.encode(report) + b"\n")
             bar.advance(task)

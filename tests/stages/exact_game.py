@@ -53,9 +53,12 @@ class Game:
         self.num_turns, self.sequential, self.threshold = num_turns, sequential, threshold
         rng = random.Random(7)
         self.histories = [h for turn in range(num_turns) for h in self._histories(turn)]
-        self.row = {
-            key: n for n, key in enumerate((a.name, h) for h in self.histories for a in AGENTS if self._acts(a.role, h))
-        }
+        self.row: dict[tuple[str, History], int] = {}
+        """The row of ``logits`` for each agent and each history after which it acts."""
+        for history in self.histories:
+            for agent in AGENTS:
+                if self._acts(agent.role, history):
+                    self.row[agent.name, history] = len(self.row)
         self.logits = torch.tensor([[rng.uniform(-1, 1) for _ in range(TOKENS)] for _ in self.row], dtype=torch.float64)
         self.probabilities = self.logits.softmax(-1).numpy()
         ends = [h for turn in range(num_turns) for h in self._histories(turn + 1)]

@@ -168,9 +168,10 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tenso
     del cache, output
     joined = []
     while states[0]:
-        layer = [chunk.popleft() for chunk in states]
-        keys, values = (map(_pad_left, kind, paddings) for kind in zip(*layer, strict=True))
-        joined.append((torch.cat([*keys]), torch.cat([*values])))
+        layer = [layers_left.popleft() for layers_left in states]  # (keys, values) of each chunk
+        keys = torch.cat([_pad_left(part, padding) for (part, _), padding in zip(layer, paddings, strict=True)])
+        values = torch.cat([_pad_left(part, padding) for (_, part), padding in zip(layer, paddings, strict=True)])
+        joined.append((keys, values))
     return torch.cat(outputs)[parents], Prompts(joined, mask, parents)
 
 

@@ -1,5 +1,7 @@
-"""One decoding step of Llama and Qwen2 models on a CPU, without calls of modules, which take small models as long as
-the products. Siblings read the keys and values of their prompt together; the rest is computed as the model does.
+"""One decoding step of Llama and Qwen2 models on a CPU, without calls of modules.
+
+In a small model those calls take as long as the matrix products. Siblings read the keys and values of their prompt
+together; everything else is computed as the model does.
 
 Shapes: n live rows of P prompts; H heads of keys, each for g queries, of size E; W slots for a prompt; T new tokens.
 """
