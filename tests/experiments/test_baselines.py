@@ -27,7 +27,7 @@ from magrpo.types import Problem
 from pipelines.arguments import locate_config
 from pipelines.cli import main
 from tests.asking.runs import make_run
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import run_locally, write_config
 from tests.reports.pages import Page
 
 
@@ -35,9 +35,9 @@ from tests.reports.pages import Page
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the runs ``a`` and ``b`` of one iteration each, and the table ``table`` of both; cut answers cost reward."""
     folder = tmp_path_factory.mktemp("baselines")
-    config = str(write_config(folder, iterations=1))
+    path = write_config(folder, iterations=1)
     for name, seed in (("a", 0), ("b", 1)):
-        assert main(["train", config, f"train.seed={seed}", "penalty.cut_off=0.25", "--local", "--name", name]) == 0
+        run_locally(load_config(path, [f"train.seed={seed}", "penalty.cut_off=0.25"]), name)
     arguments = ["--baselines", "all", "--partner", "b", "--name", "table", "--root", str(folder / "runs")]
     assert main(["evaluate", "a", *arguments, "eval.num_samples=3", "--local"]) == 0
     return folder / "runs"
