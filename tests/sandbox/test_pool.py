@@ -41,6 +41,12 @@ def right(number: int = 0) -> Execution:
     return Execution(f"{RIGHT}# {number}\n", "f", CHECK)
 
 
+@pytest.fixture(autouse=True)
+def _pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None before another try: whatever failed here has been put right by then, or is to fail again."""
+    monkeypatch.setattr(pool_module, "PAUSE_S", 0)
+
+
 @pytest.fixture(scope="module")
 def single() -> Iterator[Pool]:
     """With one worker, which every test leaves working."""
@@ -154,9 +160,7 @@ def test_the_longest_limits_can_be_waited_for() -> None:
     pool.close()
 
 
-def test_failures_with_batches_between_them_do_not_end_a_run(
-    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_with_batches_between_them_do_not_end_a_run(make_pool: MakePool) -> None:
     class Failing(Worker):
         def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
             if any("no memory" in str(job["source"]) for job in jobs):
@@ -164,7 +168,6 @@ def test_failures_with_batches_between_them_do_not_end_a_run(
                 raise WorkerDied("no memory today")
             return super().run_jobs(jobs, timeout_s)
 
-    monkeypatch.setattr(pool_module, "PAUSE_S", 0)
     pool = make_pool(Failing)
     for k in range(pool_module.MAX_FAILURES):
         [report] = pool.run([Execution(f"'no memory'\n{right(k).source}", "f", CHECK)])
