@@ -28,7 +28,7 @@ def answers(url: str) -> bool:
 def serve_handler(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
     """Yield the port of a server on 127.0.0.1, in threads of this process, whose requests ``handler`` answers."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # how often it looks for its end
         thread.start()
         try:
             yield server.server_port

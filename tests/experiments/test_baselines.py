@@ -27,7 +27,7 @@ from magrpo.types import Problem
 from pipelines.arguments import locate_config
 from pipelines.cli import main
 from tests.asking.runs import SMALL, make_run
-from tests.pipelines.micro import blank_pictures, write_config
+from tests.pipelines.micro import run_locally, write_config
 from tests.reports.pages import Page
 
 
@@ -35,9 +35,9 @@ from tests.reports.pages import Page
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the runs ``a`` and ``b`` of one iteration each, and the table ``table`` of both; cut answers cost reward."""
     folder = tmp_path_factory.mktemp("baselines")
-    config = str(write_config(folder, iterations=1))
+    path = write_config(folder, iterations=1)
     for name, seed in (("a", 0), ("b", 1)):
-        assert main(["train", config, f"train.seed={seed}", "penalty.cut_off=0.25", "--local", "--name", name]) == 0
+        run_locally(load_config(path, [f"train.seed={seed}", "penalty.cut_off=0.25"]), name)
     arguments = ["--baselines", "all", "--partner", "b", "--name", "table", "--root", str(folder / "runs")]
     assert main(["evaluate", "a", *arguments, "eval.num_samples=3", "--local"]) == 0
     return folder / "runs"
@@ -216,8 +216,7 @@ def change_rows(root: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) 
 
 
 def test_a_row_with_the_same_agents_in_two_tables_is_left_out(copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with blank_pictures():
-        assert main(["compare", "table", "copy", "--root", str(copies), "--output", str(copies / "page")]) == 0
+    assert main(["compare", "table", "copy", "--root", str(copies), "--output", str(copies / "page")]) == 0
     said = capsys.readouterr().out
     assert "left out: partners_b_b: two of the runs load the same weights, so they are no two seeds" in said
     assert said.count("left out: ") == 1
@@ -270,8 +269,7 @@ def test_tables_may_differ_in_the_seeds_of_their_samples(copies: Path) -> None:
     tree["eval"]["seed"] += 1
     tree["eval"]["every"] += 1
     path.write_text(json.dumps(tree))
-    with blank_pictures():
-        assert main(["compare", "table", "copy", "--root", str(copies), "--output", str(copies / "page")]) == 0
+    assert main(["compare", "table", "copy", "--root", str(copies), "--output", str(copies / "page")]) == 0
 
 
 def test_tables_of_other_problems_with_equal_names_are_not_pooled(

@@ -16,16 +16,15 @@ from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from magrpo.types import Interval
 from pipelines.cli import main
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import run_locally, write_config
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
     """A run of one iteration."""
     folder = tmp_path_factory.mktemp("trained")
-    config = str(write_config(folder, iterations=1))
-    assert main(["train", config, "--local", "--name", "source"]) == 0
-    return RunStore.open(folder / "runs", "source")
+    store, _, _ = run_locally(load_config(write_config(folder, iterations=1)), "source")
+    return store
 
 
 def _report(store: RunStore, iteration: int) -> object:

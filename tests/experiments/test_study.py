@@ -539,6 +539,14 @@ def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.C
         fix_study(study)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, str]:
+    """A finished study of four runs, whose table a test may damage, and the text of that table."""
+    study = load(write_study(tmp_path_factory.mktemp("finished"), *FOUR_RUNS))
+    run_study(study, Runner(), QUIET)
+    return study, (study.folder / "study.csv").read_text()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -550,22 +558,19 @@ def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.C
         (",0.5\n", "\n", "not a table of this program .*a line has too few cells"),
     ],
 )
-def test_a_damaged_table_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    study = load(write_study(tmp_path, *FOUR_RUNS))
-    run_study(study, Runner(), QUIET)
+def test_a_damaged_table_is_refused(finished: tuple[Study, str], old: str, new: str, message: str) -> None:
+    study, text = finished
     table = study.folder / "study.csv"
-    before, found, after = table.read_text().rpartition(old)
+    before, found, after = text.rpartition(old)
     assert found
     table.write_text(before + new + after)
     with pytest.raises(ConfigError, match=f"{table}: {message}.*; restore it or delete it"):
         list_finished(study)
 
 
-def test_a_table_cut_off_after_a_line_is_refused(tmp_path: Path) -> None:
-    study = load(write_study(tmp_path, *FOUR_RUNS))
-    run_study(study, Runner(), QUIET)
-    table = study.folder / "study.csv"
-    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+def test_a_table_cut_off_after_a_line_is_refused(finished: tuple[Study, str]) -> None:
+    study, text = finished
+    (study.folder / "study.csv").write_text("".join(text.splitlines(keepends=True)[:-1]))
     with pytest.raises(ConfigError, match="run s-loo-s1: its last evaluation is after 0 tokens"):
         list_finished(study)
 

@@ -18,14 +18,14 @@ from magrpo.run.store import write_records
 from magrpo.stages.prepare import prepare
 from pipelines.commands.score import score_files
 from tests.fuzz.mutations import COUNT, count_outcomes, dump_lines, mutate_bytes, mutate_tree
-from tests.problems.test_evalplus import mbpp_plus
+from tests.problems.test_evalplus import LOOP, check, mbpp_plus
 from tests.problems.test_files import mbpp, row
 from tests.problems.test_livecodebench import lcb, lcb_method
 
 NUM_ROWS = 4
 ROWS: Mapping[str, Sequence[Callable[[int], dict[str, Any]]]] = {
     "humaneval": [row],
-    "coophumaneval": [row],
+    "humanevalplus": [lambda i: row(i, test=check(LOOP))],
     "mbpp": [mbpp],
     "mbppplus": [mbpp_plus],
     "livecodebench": [lcb, lcb_method],

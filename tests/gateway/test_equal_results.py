@@ -1,4 +1,4 @@
-"""The embedded task as a program gives what the built-in environment gives, bit for bit."""
+"""The example on one page trains every agent, and the embedded task as a program gives the same bits."""
 
 from pathlib import Path
 
@@ -28,6 +28,10 @@ def facts(sample: Sample) -> tuple[object, ...]:
 def test_samples_and_first_update_are_those_of_the_built_in_environment(capsys: pytest.CaptureFixture[str]) -> None:
     built_in = run_once(load("embedded", "rollout.joint_mode=aligned"))
     moved = capsys.readouterr().out
+    assert f"mean joint reward {built_in.metrics['reward/joint']:.3f}" in moved
+    for agent in ("helper", "main"):
+        assert built_in.metrics[f"update/{agent}/grad_norm"] > 0
+        assert f"{agent}: groups without signal" in moved
     # A batch that waits a second holds all requests, also on a busy machine: log-probabilities then have the same bits.
     program = run_once(load("embedded_program", "env.batch_wait_s=1.0"))
     assert capsys.readouterr().out == moved, "the joint reward, and how far the weights moved"

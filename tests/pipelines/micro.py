@@ -138,9 +138,9 @@ def blank_pictures() -> Iterator[None]:
         yield
 
 
-def run_locally(config: RunConfig) -> tuple[RunStore, MemoryTracker, Outcome]:
+def run_locally(config: RunConfig, name: str | None = None) -> tuple[RunStore, MemoryTracker, Outcome]:
     """A new run of ``config`` in this process, recorded in memory."""
-    store, tracker = RunStore.create(config), MemoryTracker()
+    store, tracker = RunStore.create(config, name), MemoryTracker()
     with open_stages(config, store, tracker) as stages:
         outcome = run_steps(config, store, stages.run_step, RunRecorder(config, store, tracker))
     return store, tracker, outcome

@@ -74,13 +74,12 @@ def install(shell: str, environment: dict[str, str], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_runs_and_configurations(
+def test_bash_completes_runs_and_commands(
     folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("bash", environment, monkeypatch)
     asked = [
         "COMP_WORDS=(magrpo resume seed); COMP_CWORD=2",
-        "COMP_WORDS=(magrpo train embedded_g); COMP_CWORD=2",
         "COMP_WORDS=(magrpo sche); COMP_CWORD=1",
     ]
     lines = [f'{words}; COMPREPLY=(); _magrpo; echo "${{COMPREPLY[@]}}"' for words in asked]
@@ -93,11 +92,7 @@ def test_bash_completes_runs_and_configurations(
         text=True,
         check=True,
     )
-    assert [set(line.split()) for line in done.stdout.splitlines()] == [
-        {"seed-1", "seed-2"},
-        {"embedded_grpo"},
-        {"schedule"},
-    ]
+    assert [set(line.split()) for line in done.stdout.splitlines()] == [{"seed-1", "seed-2"}, {"schedule"}]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
@@ -124,15 +119,11 @@ def test_zsh_completes_runs_and_configurations(
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
-def test_fish_completes_runs_and_configurations(
+def test_fish_completes_runs_and_commands(
     folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("fish", environment, monkeypatch)
-    for words, offered in (
-        ("resume seed", {"seed-1", "seed-2"}),
-        ("train embedded_g", {"embedded_grpo"}),
-        ("sche", {"schedule"}),
-    ):
+    for words, offered in (("resume seed", {"seed-1", "seed-2"}), ("sche", {"schedule"})):
         command = ["fish", "--command", f"complete --do-complete 'magrpo {words}'"]
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
         assert {line.partition("\t")[0] for line in done.stdout.splitlines()} == offered

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -26,12 +25,6 @@ with hold_run(RunStore(Path(sys.argv[1]), "run")):
     print("holds", flush=True)
     child.wait()
 """
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    (tmp_path / "run").mkdir()
-    return RunStore(tmp_path, "run")
 
 
 @contextmanager

@@ -37,12 +37,6 @@ from magrpo.types import (
 from tests.plugins import CONFIG
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    (tmp_path / "run").mkdir()
-    return RunStore(tmp_path, "run")
-
-
 def write_text(text: str) -> Callable[[Path], dict[str, float]]:
     """A function for ``RunStore.commit`` that writes the text to ``sub/a.txt`` and returns one metric."""
 

@@ -20,11 +20,13 @@ RIGHT = "def f(n):\n    return n + 1\n"
 
 
 def open_pool(**options: object) -> Pool:
-    """A pool, or a skipped test where the level cannot be had."""
+    """A pool of the level that is asked for, or a skipped test where it cannot be had."""
     try:
-        return PoolSandbox.model_validate({"kind": "pool", **options}).open()
+        pool = PoolSandbox.model_validate({"kind": "pool", **options}).open()
     except SandboxError as error:
         pytest.skip(str(error))
+    assert options.get("level", "auto") in ("auto", pool.level)
+    return pool
 
 
 def the_worker(pool: Pool) -> Worker:

@@ -212,7 +212,6 @@ _CALLS: dict[str, dict[str, str]] = {
         "channel_trickle": "import os, time\nos.write(3, b'\\x00\\x00')\ntime.sleep(60)",
         "long_message": "raise ValueError('x' * 10000000)",
         "regex_bomb": "import re\nreturn re.match('(a+)+$', 'a' * 60 + 'b')",
-        "endless_loop": "while True:\n    pass",
         "endless_sleep": "import time\ntime.sleep(1000)",
         "endless_swallow": "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n"
         "        pass",

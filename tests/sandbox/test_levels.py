@@ -23,7 +23,7 @@ from magrpo.types import Execution, IsolationLevel
 from tests.process_state import use_temporary_folder
 from tests.processes import assert_all_end
 
-from .conftest import LEVELS, open_pool
+from .conftest import open_pool
 from .hostile import CORPUS
 from .world import World
 
@@ -108,13 +108,6 @@ def test_nothing_falls_through_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
         levels.choose_level(SPEC, "auto")
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_the_probe_is_refused(level: str) -> None:
-    pool = open_pool(level=level, workers=1)
-    assert pool.level == level
-    pool.close()
-
-
 def test_the_first_process_of_a_container_finds_the_same_level() -> None:
     """Its number is that of the candidate in the candidate's own namespace, which may send itself signals."""
     unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -194,11 +187,6 @@ def test_without_the_privileges_of_root(
     assert [line[0] for line in lines] == ["pass"] * len(levels), done.stderr
     assert all(line[1] in accepted for line, accepted in zip(lines, found, strict=True)), lines
     assert "Traceback" not in done.stderr
-
-
-def test_a_package_that_is_not_installed_is_named() -> None:
-    with pytest.raises(ValueError, match="'no-such-package' is not installed"):
-        PoolSandbox(packages=("no-such-package",)).open()
 
 
 @pytest.mark.parametrize(

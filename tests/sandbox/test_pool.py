@@ -41,20 +41,28 @@ def right(number: int = 0) -> Execution:
     return Execution(f"{RIGHT}# {number}\n", "f", CHECK)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
+def _pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None before another try: whatever failed here has been put right by then, or is to fail again."""
+    monkeypatch.setattr(pool_module, "PAUSE_S", 0)
+
+
+@pytest.fixture(scope="module")
 def single() -> Iterator[Pool]:
+    """With one worker, which every test leaves working."""
     pool = open_pool(workers=1)
     yield pool
     pool.close()
 
 
-def test_workers_are_recycled(single: Pool) -> None:
-    single.recycle_after = 2
+def test_workers_are_recycled() -> None:
     workers = set()
-    for k in range(6):
-        [report] = single.run([right(k)])
-        assert report.status == "pass"
-        workers.add(the_worker(single).process.pid)
+    with contextlib.closing(open_pool(workers=1)) as pool:
+        pool.recycle_after = 2
+        for k in range(6):
+            [report] = pool.run([right(k)])
+            assert report.status == "pass"
+            workers.add(the_worker(pool).process.pid)
     assert len(workers) == 3
 
 
@@ -71,10 +79,11 @@ def test_a_dead_worker_is_replaced_and_nobody_notices(single: Pool, who: str) ->
 
 def test_a_worker_that_dies_during_a_job_is_replaced(single: Pool) -> None:
     before = the_worker(single)
+    served = before.jobs
     running = single.threads.submit(
         single.run_batch, [Execution("import time\ntime.sleep(0.5)\n" + right().source, "f", CHECK)]
     )
-    while before.jobs == 0:
+    while before.jobs == served:
         time.sleep(0.001)
     before.kill()
     assert running.result()[0].status == "pass"
@@ -101,11 +110,10 @@ MakePool = Callable[[Callable[[JailSpec], Worker]], Pool]
 
 
 @pytest.fixture
-def make_pool() -> Iterator[MakePool]:
+def make_pool(single: Pool) -> Iterator[MakePool]:
     """Opens pools of one worker, which the given function makes."""
     with contextlib.ExitStack() as opened:
-        spec = opened.enter_context(contextlib.closing(open_pool(workers=1))).spec
-        yield lambda make_worker: opened.enter_context(contextlib.closing(Pool(spec, 1, make_worker)))
+        yield lambda make_worker: opened.enter_context(contextlib.closing(Pool(single.spec, 1, make_worker)))
 
 
 def kill_now(worker: Worker) -> None:
@@ -152,9 +160,7 @@ def test_the_longest_limits_can_be_waited_for() -> None:
     pool.close()
 
 
-def test_failures_with_batches_between_them_do_not_end_a_run(
-    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_with_batches_between_them_do_not_end_a_run(make_pool: MakePool) -> None:
     class Failing(Worker):
         def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
             if any("no memory" in str(job["source"]) for job in jobs):
@@ -162,7 +168,6 @@ def test_failures_with_batches_between_them_do_not_end_a_run(
                 raise WorkerDied("no memory today")
             return super().run_jobs(jobs, timeout_s)
 
-    monkeypatch.setattr(pool_module, "PAUSE_S", 0)
     pool = make_pool(Failing)
     for k in range(pool_module.MAX_FAILURES):
         [report] = pool.run([Execution(f"'no memory'\n{right(k).source}", "f", CHECK)])
@@ -294,7 +299,7 @@ def test_no_isolation_is_logged_on_every_run(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_many_that_loop_forever() -> None:
     """64 candidates, 16 of which never end: the others are unharmed."""
-    pool = open_pool(workers=2, test_s=0.3, total_s=0.6)
+    pool = open_pool(workers=2, test_s=0.25, total_s=0.25)
     executions = [
         Execution(f"while True:\n    {k}\n", "f", CHECK) if k % 4 == 0 else right(k) for k in range(64)
     ]  # fmt: skip

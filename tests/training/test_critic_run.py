@@ -14,7 +14,6 @@ from magrpo.planning.place_check import find_misfits
 from magrpo.run.files import CRITICS, read_scored, read_values, samples_file
 from magrpo.run.store import read_records
 from magrpo.types import Sample
-from pipelines.cli import main
 from tests.pipelines.micro import run_locally, write_config
 from tests.training.test_resume import Runs
 
@@ -26,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """With an uninterrupted run, ``whole``."""
     folder = tmp_path_factory.mktemp("critics")
     runs = Runs(folder, [str(write_config(folder, iterations=2)), *CRITIC, "tracking.traces=0"])
-    assert main(runs.arguments("whole")) == 0
+    runs.train_unrecorded("whole")
     return runs
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
 from magrpo.export.team import TrainedTeam
 from magrpo.run.files import EVALUATION, OPTIMIZER, read_evaluations
@@ -20,7 +19,7 @@ from magrpo.training.loop import run_steps
 from magrpo.training.recorder import RunRecorder
 from pipelines.cli import main
 from tests.memory_tracker import MemoryTracker
-from tests.pipelines.micro import open_stages, run_locally, write_config
+from tests.pipelines.micro import open_stages, write_config
 from tests.training.test_resume import Runs
 
 REMEDY = "delete this folder and resume the run, which computes it again"
@@ -30,9 +29,9 @@ REMEDY = "delete this folder and resume the run, which computes it again"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """With the finished run ``whole`` of three iterations, evaluated at 0, 2 and 3."""
     folder = tmp_path_factory.mktemp("damage")
-    store, _, _ = run_locally(load_config(write_config(folder, iterations=3)))
-    store.path.rename(folder / "runs" / "whole")
-    return Runs(folder)
+    runs = Runs(folder, [str(write_config(folder, iterations=3))])
+    runs.train_unrecorded("whole")
+    return runs
 
 
 @pytest.fixture

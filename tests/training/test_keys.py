@@ -20,7 +20,7 @@ from magrpo.training import keys
 from magrpo.training.keys import list_changes, make_key, set_aside_stale
 from pipelines.cli import main
 from tests import plugins
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import run_locally, write_config
 
 CONFIG = "pipelines/configs/embedded.toml"
 PROMPTING = {"rollout", "evaluate", "baseline"}
@@ -157,8 +157,7 @@ def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, root = write_config(tmp_path, iterations=1), tmp_path / "runs"
-    assert main(["train", str(path), "env.kind=coding", "env.prompt=bare", "--name", "run", "--local"]) == 0
-    store = RunStore.open(root, "run")
+    store, _, _ = run_locally(load_config(path, ["env.kind=coding", "env.prompt=bare"]), "run")
     committed = {step.folder: store.manifest_of(step.folder)["key"] for step in steps(store.config())}
     monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")
     assert main(["resume", "run", "--root", str(root), "--local"]) == 0

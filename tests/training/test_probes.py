@@ -20,7 +20,6 @@ from magrpo.stages.rollout import Selection, rollout, root_nodes, select_problem
 from magrpo.stages.score import score
 from magrpo.training.keys import make_key
 from magrpo.types import Execution, Problem, Request, RolloutGroup, ScoredTurn
-from pipelines.cli import main
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, render
 from tests.pipelines.micro import write_config
 from tests.stages.test_rollout import AGENTS
@@ -141,7 +140,7 @@ def test_what_cannot_be_probed_is_refused(tmp_path: Path, overrides: list[str], 
 def test_a_run_counts_all_tokens_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     overrides = ["rollout.probe_size=2", "rollout.max_draws=3", "tracking.traces=0"]
     runs = Runs(tmp_path, [str(write_config(tmp_path, iterations=2)), *overrides])
-    assert main(runs.arguments("whole")) == 0
+    runs.train_unrecorded("whole")
     metrics = runs.metrics("whole")
     for iteration in (1, 2):
         folder = runs.root / "whole" / "stages" / f"{iteration:05d}" / "score.0"

@@ -28,12 +28,11 @@ from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.stages.checkpoints import check_bases
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.types import Action, Request
-from pipelines.cli import main
 from pipelines.flows.train import is_transient
 from tests import plugins
 from tests.fakes import ScriptedEngine
 from tests.memory_tracker import MemoryTracker
-from tests.pipelines.micro import open_stages, write_config
+from tests.pipelines.micro import open_stages, run_locally, write_config
 
 OPENED: list[MortalEngine] = []
 
@@ -164,9 +163,8 @@ def test_the_engine_wakes_when_the_update_has_released_its_memory(
 ) -> None:
     EVENTS.clear()
     monkeypatch.setattr(Lineup, "release_cached_memory", lambda _: EVENTS.append("release"))
-    path = write_config(tmp_path, iterations=2)
     overrides = ["engine.kind=tests.training.test_stages:Watched", "eval.every=5"]
-    assert main(["train", str(path), *overrides, "--local"]) == 0
+    run_locally(load_config(write_config(tmp_path, iterations=2), overrides))
     once = ["wake", "generate", "sleep", "release"]
     assert [event for event, _ in groupby(EVENTS)] == ["generate", *once * 2, "wake", "generate"]
 

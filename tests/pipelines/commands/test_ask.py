@@ -102,7 +102,7 @@ def test_without_a_problem_the_first_held_out_one_is_asked(
     stdin: Typed | None, run: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", stdin)
-    assert ask(run, "--trained-only") == 0
+    assert ask(run, "--trained-only", "--set", 'sandbox={kind="tests.plugins:Sandbox"}') == 0
     first = next(iter(load_asked_problems(find_asked_team(run.run_id, run.path.parent))))
     assert capsys.readouterr().out.startswith(f"{first}\ndef ")
 

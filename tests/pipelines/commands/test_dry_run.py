@@ -46,7 +46,7 @@ from tests.training.test_resume import Runs
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """With a finished run, ``whole``."""
     runs = Runs(tmp_path_factory.mktemp("plan"))
-    assert main(runs.arguments("whole")) == 0
+    runs.train_unrecorded("whole")
     return runs
 
 
