@@ -224,6 +224,16 @@ class MeasuresTexts(Protocol):
 
 
 @runtime_checkable
+class PricesRoles(Protocol):
+    @property
+    def priced_roles(self) -> Sequence[str]:
+        """The roles whose texts a reward prices; a run in an environment without them is refused.
+
+        Only an attribute of the class itself counts, not an inherited one, because a subclass may price other roles.
+        """
+
+
+@runtime_checkable
 class TakesReturned(Protocol):
     def read_returned(self, result: Any, agents: Sequence[str]) -> JointReward:
         """The joint reward in what a program (``env.kind = "program"``) returned; ValueError if it holds none."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from magrpo.checks.calls import PluginCall
 from magrpo.checks.part_names import check_part_names
 from magrpo.errors import ConfigError, PluginFailed, list_choices, quote_value
-from magrpo.interfaces import Reward
+from magrpo.interfaces import EnvPlugin, PricesRoles, Reward, RewardPlugin
+from magrpo.plugins import TABLES
 from magrpo.types import Execution, JointReward, Problem, Reports, RoleTexts
 
 LARGEST_REWARD = 1e15
@@ -36,6 +37,21 @@ def check_maxima(reward: Reward) -> Reward:
                 "it must be a finite number above 0; turn a penalty into a bonus for avoiding it",
             )
     return reward
+
+
+def check_priced_roles(reward: RewardPlugin, env: EnvPlugin, roles: Sequence[str]) -> None:
+    """Raise ConfigError if ``reward`` says which roles it prices, and they are not those of ``env``.
+
+    Environments outside the project may have further roles, whose texts are not priced.
+    """
+    if not isinstance(reward, PricesRoles) or "priced_roles" not in vars(type(reward)):
+        return
+    priced = reward.priced_roles
+    if set(priced) - set(roles) or (env.kind in TABLES["env"] and set(roles) - set(priced)):
+        raise ConfigError(
+            f"reward: {reward.kind!r} prices the roles {', '.join(priced)}; env {env.kind!r} has {', '.join(roles)}: "
+            "choose a reward and an environment with the same roles (see docs/roles.md)"
+        )
 
 
 def request_executions(reward: Reward, problem: Problem, texts: RoleTexts, reports: Reports) -> dict[str, Execution]:

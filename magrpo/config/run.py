@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from magrpo.algo.advantages import ESTIMATORS, EstimatorName
 from magrpo.checks.envs import count_turns, list_acting, list_roles
-from magrpo.checks.rewards import check_maxima
+from magrpo.checks.rewards import check_maxima, check_priced_roles
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, start_weights, weight_holders
 from magrpo.config.sections import (
     AlgoConfig,
@@ -190,6 +190,7 @@ class RunConfig(Section):
                 f"env: {self.env.kind!r} has the roles {wanted}, but the roles that act in its {self.env.num_turns} "
                 f"turns are {sorted(acting)}; see acting() and num_turns"
             )
+        check_priced_roles(self.reward, self.env, list_roles(self.env))
         return self
 
     def _check_program(self, env: AgentProgram) -> None:
@@ -208,6 +209,7 @@ class RunConfig(Section):
                 "env.writes: name the roles whose texts the reward prices and the program returns; leave it out if the "
                 'program returns its own reward (reward.kind = "returned")'
             )
+        check_priced_roles(self.reward, env, env.writes)
         if not self.reward.fraction(env.failure_reward) <= 1:
             raise ValueError(f"env.failure_reward = {env.failure_reward:g} is above the maximum of the reward")
 

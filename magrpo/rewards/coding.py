@@ -78,6 +78,11 @@ class CodingReward(ProgramReward):
         """See :class:`magrpo.interfaces.HasMaxExecutions`."""
         return 1 + len(VARIANTS)
 
+    @property
+    def priced_roles(self) -> tuple[str, ...]:
+        """See :class:`magrpo.interfaces.PricesRoles`."""
+        return ("helper", "main")
+
     def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """Request the combined program first, then all its variants if it passed a test and used ``aux``."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
@@ -148,6 +153,8 @@ class SoloReward(ProgramReward):
     max_executions: ClassVar[int] = 1
     """See :class:`magrpo.interfaces.HasMaxExecutions`."""
 
+    priced_roles: ClassVar[tuple[str, ...]] = ("solo",)
+    """See :class:`magrpo.interfaces.PricesRoles`."""
     part_maxima: ClassVar[Mapping[str, float]] = SOLO_MAXIMA
     runs_elsewhere: ClassVar[bool] = True
     """See :class:`magrpo.interfaces.RunsElsewhere`."""
@@ -189,6 +196,10 @@ class TeamReward(CodingReward):
     @property
     def max_executions(self) -> int:
         return self.num_helpers * super().max_executions
+
+    @property
+    def priced_roles(self) -> tuple[str, ...]:
+        return (*(f"helper{i}" for i in range(1, self.num_helpers + 1)), "main")
 
     def passed(self, reports: Reports) -> bool:
         """Whether the program with any of the proposals passed every test."""

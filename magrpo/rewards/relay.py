@@ -28,6 +28,11 @@ class RelayReward(ProgramReward):
 
     kind: str = "relay"
 
+    @property
+    def priced_roles(self) -> tuple[str, ...]:
+        """See :class:`magrpo.interfaces.PricesRoles`."""
+        return ("solo",) if self.kind == "relay_solo" else ("first", "second")
+
     def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
         """Request the program, if every agent wrote its function."""
         source = chain_functions(problem.entry_point, tuple(texts[role] for role in _ORDER if role in texts))

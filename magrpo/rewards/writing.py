@@ -75,6 +75,11 @@ class WritingReward(ScaledReward):
     """``tldr``: a short and a longer summary; ``arxiv``: background and methods of an introduction, with the paper's
     length window; ``arxiv_late``: the same with the authors' later length window."""
 
+    @property
+    def priced_roles(self) -> tuple[str, ...]:
+        """See :class:`magrpo.interfaces.PricesRoles`."""
+        return FORMS[self.task].roles
+
     def passed(self, reports: Reports) -> None:
         """Return None: texts have no tests."""
 
@@ -119,6 +124,10 @@ class SoloWritingReward(WritingReward):
     """The reward ``writing`` of the two texts of one author, ``solo``, who leaves an empty line between them."""
 
     kind: str = "writing_solo"
+
+    @property
+    def priced_roles(self) -> tuple[str, ...]:
+        return ("solo",)
 
     def _pair_texts(self, texts: Mapping[str, str]) -> tuple[str, str]:
         return split_texts(texts["solo"])

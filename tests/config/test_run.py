@@ -10,6 +10,7 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.config.validate import SYNONYMS, validate_config, walk_fields
 from magrpo.errors import ConfigError, check_name, quote_value
 from magrpo.plugins import build_plugin, import_plugin
+from magrpo.rewards.coding import SoloReward
 from magrpo.run.config_diff import flatten_config, format_changed_values, read_flat_config
 from magrpo.run.store import RunStore
 from tests import plugins
@@ -214,6 +215,48 @@ def test_a_plugin_whose_module_fails_is_named(
 def test_a_reward_has_a_scale_that_can_be_divided_by(path: Path, scale: str) -> None:
     with pytest.raises(ConfigError, match=r"reward.scale: (must be a finite number|.* greater than 0)"):
         load_config(path, ["reward.kind=coding", f"reward.scale={scale}"])
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "message"),
+    [
+        ("embedded", ["reward.kind=solo"], "'solo' prices the roles solo; env 'coding' has helper, main: choose "),
+        ("embedded", ["reward.kind=relay"], "'relay' prices the roles first, second; env 'coding' has helper, main: "),
+        ("relay", ["reward.kind=relay_solo"], "'relay_solo' prices the roles solo; env 'relay' has first, second: "),
+        ("relay_solo", ["reward.kind=writing"], "'writing' prices the roles summary, elaboration; env 'relay_solo' "),
+        ("tldr", ["reward.kind=writing_solo"], "'writing_solo' prices the roles solo; env 'writing' has summary, "),
+        ("tldr", ["reward.task=arxiv"], "'writing' prices the roles background, methods; env 'writing' has summary, "),
+        ("team", ["reward.num_helpers=1"], "'team' prices the roles helper1, main; env 'team' has helper1, helper2, "),
+        ("team", ["reward.num_helpers=3"], "'team' prices the roles helper1, helper2, helper3, main; env 'team' has "),
+        ("embedded_program", ["env.writes=['main']"], "'coding' prices the roles helper, main; env 'program' has main"),
+    ],
+)
+def test_a_reward_of_other_roles_than_the_environment_is_refused(
+    config: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"reward: {message}"):
+        load_config(f"pipelines/configs/{config}.toml", overrides)
+
+
+class PlannedEnv(plugins.Env):
+    """An environment with a role that no reward of the project prices."""
+
+    coder: str = "main"
+
+    def roles(self) -> tuple[str, ...]:
+        return ("planner", self.coder)
+
+
+class MainReward(SoloReward):
+    """Prices another role than its base class."""
+
+
+def test_own_environments_have_further_roles_and_own_rewards_price_any(path: Path) -> None:
+    planned = [f"env.kind={__name__}:PlannedEnv", "agents.0.role=planner"]
+    load_config(path, [*planned, f"reward.kind={__name__}:MainReward"])
+    with pytest.raises(ConfigError, match=r"'solo' prices the roles solo; env '.*:PlannedEnv' has planner, main: "):
+        load_config(path, [*planned, "reward.kind=solo"])
+    load_config(path, [*planned, "agents.1.role=solo", "reward.kind=solo", "env.coder=solo"])
 
 
 def test_a_line_much_too_long_loses_its_middle() -> None:
