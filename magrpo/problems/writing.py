@@ -4,6 +4,7 @@ The two writing tasks of arXiv 2508.04652, for the environment and the reward ``
 text; there are no tests.
 """
 
+import logging
 import re
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +17,7 @@ from magrpo.problems.rows import check_source, is_single_file, one_line, read_ro
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
+log = logging.getLogger(__name__)
 _POST = re.compile(r"(?:SUBREDDIT:\s*(\S+)\s+)?TITLE:\s*(.*?)\s*^POST:\s*(.*)", re.DOTALL | re.MULTILINE)
 _ABSTRACTS = Path(__file__).with_name("abstracts.json")
 _TLDR = re.compile(r"\s*TL;DR:?\s*$")
@@ -50,7 +52,7 @@ class TextsPlugin(Plugin):
         check_source(self.resolved_source)
 
     def load(self) -> dict[Split, list[Problem]]:
-        """Load ``train`` and ``test``.
+        """Load ``train`` and ``test``; warns if texts are left out because of their length.
 
         Raises:
             ConfigError: the source, a row or a field is unusable, or no text has an allowed length; the message names
@@ -73,18 +75,25 @@ class TextsPlugin(Plugin):
     def _read_problems(self, split: str) -> dict[str, Problem]:
         """Read the problems whose text has an allowed length, one for each text, keyed by the words of the text."""
         problems: dict[str, Problem] = {}
-        for row in read_rows(self.resolved_source, split):
+        rows = read_rows(self.resolved_source, split)
+        num_left_out = 0
+        for row in rows:
             content = row.read_text(*self.fields)
             row.check_size(self.fields[0], content)
             text, tags = self.split_text(content.replace("\r\n", "\n").strip())
             if self.min_words <= len(text.split()) <= self.max_words:
                 task_id = str(row.values.get("task_id") or f"{self.name}/{derive_seed(text):016x}")
                 problems.setdefault(one_line(text), Problem(task_id, text, tags=tags))
+            else:
+                num_left_out += 1
         if not problems:
             raise ConfigError(
                 f"{self.source}: no text has {self.min_words} to {self.max_words} words; widen problems.min_words and "
                 "problems.max_words"
             )
+        if num_left_out:
+            message = "skipped %d of %d texts without %d to %d words (problems.min_words and problems.max_words)"
+            log.warning(message, num_left_out, len(rows), self.min_words, self.max_words)
         return problems
 
     def split_text(self, text: str) -> tuple[str, dict[str, str]]:

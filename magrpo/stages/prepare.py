@@ -79,8 +79,8 @@ def prepare(
     Raises ConfigError if a problem does not fit, a split is empty or too small, or a ``task_id`` is used twice.
     """
     splits = load_problems(problems)
+    faults: dict[str, str] = {}
     if room:
-        faults: dict[str, str] = {}
         for problem in itertools.chain.from_iterable(splits.values()):
             if fault := room.find_fault(problem):
                 faults[problem.task_id] = fault
@@ -93,7 +93,13 @@ def prepare(
             splits = {split: [p for p in members if p.task_id not in faults] for split, members in splits.items()}
     for split in ("train", "test"):
         if not splits.get(split):
-            raise ConfigError(f"problems: the split {split!r} is empty; make it larger")
+            reason = "is empty; make it larger"
+            if faults:
+                reason = (
+                    "is empty without the problems that do not fit the context window; lower rollout.max_new_tokens, "
+                    "or take shorter problems"
+                )
+            raise ConfigError(f"problems: the split {split!r} {reason}")
     if len(splits["train"]) < problems_per_iteration:
         raise ConfigError(
             f"rollout.problems_per_iteration = {problems_per_iteration}, "

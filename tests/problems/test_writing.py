@@ -38,13 +38,14 @@ def test_texts_of_other_forms_stay_as_they_are(text: str, kept: str) -> None:
     assert Tldr(kind="tldr").split_text(text) == (kept, {})
 
 
-def test_abstracts_have_limits_of_number_and_length(tmp_path: Path) -> None:
+def test_abstracts_have_limits_of_number_and_length(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"task_id": f"mine/{i}", "abstract": f"{LONG} {i}"} for i in range(10)]
     rows += [{"abstract": "Too short."}, {"abstract": LONG * 40}]
     source = jsonl(tmp_path / "abstracts.jsonl", rows)
     splits = Arxiv(kind="arxiv", source=source, test_frac=0.3, num_train=4, num_test=2).load()
     assert {split: len(problems) for split, problems in splits.items()} == {"train": 4, "test": 2}
     assert all(p.task_id.startswith("mine/") for problems in splits.values() for p in problems)
+    assert "skipped 2 of 12 texts without 8 to 500 words (problems.min_words and problems.max_words)" in caplog.text
     with pytest.raises(ValueError, match=r"abstracts\.jsonl: no text has 700 to 800 words; widen problems\.min_words"):
         Arxiv(kind="arxiv", source=source, min_words=700, max_words=800).load()
 

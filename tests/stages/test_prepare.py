@@ -86,6 +86,10 @@ def test_problems_that_do_not_fit_can_be_left_out(caplog: pytest.LogCaptureFixtu
     assert "skipped 3 problems: 'of 14': the prompt of agent 'h' has 21 tokens" in caplog.text
     with pytest.raises(ConfigError, match=r"rollout\.problems_per_iteration = 3, but the train split has only 2"):
         prepare(Sized([1, 13, 14, 10**6], [2, 50]), 3, ROOM, leave_out_long=True)
+    with pytest.raises(
+        ConfigError, match=r"'train' is empty without the problems that .*; lower rollout\.max_new_tokens"
+    ):
+        prepare(Sized([14, 50], [2]), 1, ROOM, leave_out_long=True)
 
 
 @given(size=st.integers(1, 30), count=st.integers(1, 30), seed=st.integers(0, 5))
