@@ -70,6 +70,9 @@ class Place(Section):
     def _fits_together(self) -> Place:
         if self.address and not self.uses_ray:
             raise ValueError("address needs actors to place: set samplers.count, ranks.count or jails.nodes")
+        for name, actors in (("samplers", self.samplers), ("ranks", self.ranks)):
+            if actors.gpus is not None and not actors.count:
+                raise ValueError(f"{name}.gpus is the number of GPUs of each: set {name}.count, or remove it")
         if self.ranks.shard != "none" and self.ranks.count < 2:
             raise ValueError("ranks.shard spreads models over ranks: set ranks.count to 2 or more, or remove it")
         if self.colocate and not (self.samplers.count and self.ranks.count):

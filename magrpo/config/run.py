@@ -5,7 +5,7 @@ Imports no heavy library: a plug-in's class is imported only when a configuratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -413,7 +413,8 @@ class RunConfig(Section):
         """Warnings about valid values that users of the run should know of, one line each."""
         if self.train.num_iterations == 0:
             return []
-        chosen = dict.fromkeys(self.estimator_of(agent) for agent in self.agents if agent.trained)
+        crediting = [agent for agent in self.agents if agent.trained and self.algo.loss != "madpo"]
+        chosen = dict.fromkeys(self.estimator_of(agent) for agent in crediting)
         found = [f"estimator {name!r}: {ESTIMATORS[name].bias}" for name in chosen if ESTIMATORS[name].bias]
         if self.algo.lenience:
             found.append(
@@ -433,24 +434,12 @@ class RunConfig(Section):
                 f"algo.beta = {self.algo.beta:g} pulls agents that start from trained weights back towards their base "
                 "model, which is the reference of the penalty; set algo.beta = 0 to keep what they have learnt"
             )
-        if self.critic != CriticConfig() and not self.trains_critics:
-            found.append("critic: no trained agent has an estimator with a critic, so this section has no effect")
         if self.algo.loss == "madpo" and self.algo.update_epochs == 1:
             found.append(
                 "algo.loss = 'madpo' with one epoch never leaves the margin 0, where only the order of returns "
                 "matters; set algo.update_epochs to 2 or more"
             )
-        if self.algo.ratio == "sequence" and self.algo.update_epochs == 1:
-            found.append(
-                "algo.ratio = 'sequence' has no effect in the only epoch, in which every ratio is 1; set "
-                "algo.update_epochs to 2 or more"
-            )
-        if unused := self._list_unused_options():
-            has = "has" if len(unused) == 1 else "have"
-            found.append(
-                f"{', '.join(unused)} {has} no effect, because episodes have one turn; set env.num_turns to 2 or more, "
-                "if the environment has this key, or leave the options out"
-            )
+        found += self._list_unused_options()
         if self.algo.max_sampling_gap is not None and self.train.lag:
             found.append(
                 "algo.max_sampling_gap has no effect after the first iteration, because with train.lag = "
@@ -461,20 +450,57 @@ class RunConfig(Section):
             found.append(long_warmup)
         return found
 
-    def _list_unused_options(self) -> list[str]:
-        """The options of later turns that are set although there are none."""
-        if count_turns(self.env) > 1:
-            return []
-        options: dict[str, tuple[Section, Sequence[str]]] = {
-            "rollout": (self.rollout, ("tree", "branching", "termination_threshold")),
-            "algo": (self.algo, ("gamma",)),
-        }
-        return [
+    def _list_unused_options(self) -> Iterator[str]:
+        """Warnings about options that are set, but have no effect beside the others."""
+        sections: dict[str, Section] = {f"agents.{agent.name}": agent for agent in self.agents}
+        sections |= {name: getattr(self, name) for name in ("rollout", "algo", "optim", "critic", "eval")}
+        changed = [
             f"{name}.{option}"
-            for name, (section, keys) in options.items()
-            for option in keys
-            if getattr(section, option) != type(section).model_fields[option].default
+            for name, section in sections.items()
+            for option, field in type(section).model_fields.items()
+            if getattr(section, option) != field.default
         ]
+        for reason, keys in self._list_ineffective():
+            if unused := [key for key in changed if key in keys]:
+                has, them = ("has", "the option") if len(unused) == 1 else ("have", "the options")
+                yield f"{', '.join(unused)} {has} no effect, because {reason}, or leave {them} out"
+
+    def _list_ineffective(self) -> Iterator[tuple[str, Collection[str]]]:
+        """Reasons why options have no effect in this run, each with a remedy and these options, set or not."""
+        if count_turns(self.env) == 1:
+            later = (
+                "rollout.tree",
+                "rollout.branching",
+                "rollout.termination_threshold",
+                "algo.gamma",
+                "eval.stop_above",
+            )
+            yield "episodes have one turn; set env.num_turns to 2 or more, if the environment has this key", later
+        else:
+            limits = {
+                "rollout.termination_threshold": self.rollout.termination_threshold,
+                "eval.stop_above": self.eval.stop_above,
+            }
+            never = [key for key, limit in limits.items() if limit is not None and self.reward.fraction(limit) >= 1]
+            yield "no reward exceeds its maximum; set a smaller value", never
+        if not self.trains_critics:
+            critic = [f"critic.{option}" for option in CriticConfig.model_fields]
+            yield "no trained agent has an estimator with a critic; set algo.estimator to one", critic
+        if self.algo.loss == "madpo":
+            estimators = [f"agents.{agent.name}.estimator" for agent in self.agents]
+            unused = ("algo.estimator", *estimators, "algo.clip_low", "algo.clip_high")
+            yield "preferences take neither an estimator nor a ratio; set algo.loss to 'policy_gradient'", unused
+        else:
+            yield "algo.loss is not 'madpo'; set it", ("algo.preference_beta",)
+            if self.algo.update_epochs == 1:
+                ratio = ("algo.ratio", "algo.clip_low", "algo.clip_high")
+                yield "in the only epoch every ratio is 1; set algo.update_epochs to 2 or more", ratio
+        if self.rollout.probe_size is None:
+            yield "nothing is probed; set rollout.probe_size", ("rollout.max_draws",)
+        if all(agent.lr is not None for agent in self.agents if agent.trained):
+            yield "every trained agent has an lr of its own; remove these", ("optim.lr",)
+        untrained = [f"agents.{agent.name}.lr" for agent in self.agents if not agent.trained]
+        yield "untrained agents keep their weights; set trained = true", untrained
 
     def seeded_eval(self) -> EvalConfig:
         """``eval`` with a seed that also follows from ``train.seed``, so that runs do not share the luck of samples."""

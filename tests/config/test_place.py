@@ -38,6 +38,8 @@ def write_place(folder: Path, text: str) -> Path:
             "colocate needs one GPU for each sampler and rank",
         ),
         ('[ranks]\nshard = "base"\ncount = 1', "ranks.shard spreads models over ranks: set ranks.count"),
+        ("[samplers]\ngpus = 2", "samplers.gpus is the number of GPUs of each: set samplers.count, or remove it"),
+        ("[ranks]\ngpus = 1", "ranks.gpus is the number of GPUs of each: set ranks.count, or remove it"),
         ('[ranks]\nshard = "bse"\ncount = 2', "ranks.shard: unknown value 'bse'; did you mean 'base'?"),
         ("[[agents]]\nname = 'helper'", "is a run configuration, not a cluster file (place)"),
         ("[ranks", "cannot be read as TOML"),

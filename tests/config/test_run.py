@@ -380,11 +380,6 @@ def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
     [normalized] = load_config(path, ["algo.normalize=std"]).list_warnings()
     assert normalized.startswith("algo.normalize = 'std': groups with nearly equal returns weigh as much")
     assert load_config(path, ["algo.normalize=std", "train.num_iterations=0"]).list_warnings() == []
-    [unused] = load_config(path, ["critic.lr=0.1"]).list_warnings()
-    assert "no effect" in unused
-    assert load_config(path, ["critic.lr=0.1", "agents.0.estimator=iac"]).list_warnings() == []
-    [only_epoch] = load_config(path, ["algo.ratio=sequence"]).list_warnings()
-    assert "every ratio is 1; set algo.update_epochs" in only_epoch
     [one_epoch] = load_config(path, ["algo.loss=madpo"]).list_warnings()
     assert "never leaves the margin 0" in one_epoch
 
@@ -400,17 +395,51 @@ def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("overrides", "keys"),
+    ("overrides", "unused", "remedy"),
     [
-        (["rollout.tree=full"], "rollout.tree has"),
-        (["rollout.tree=full", "rollout.branching=2"], "rollout.tree, rollout.branching have"),
-        (["rollout.termination_threshold=2", "algo.gamma=0.9"], "rollout.termination_threshold, algo.gamma have"),
+        (["rollout.tree=full"], "rollout.tree has", ["env.num_turns=2"]),
+        (["rollout.tree=full", "rollout.branching=2"], "rollout.tree, rollout.branching have", ["env.num_turns=2"]),
+        (
+            ["rollout.termination_threshold=1.9", "algo.gamma=0.9", "eval.stop_above=1.9"],
+            "rollout.termination_threshold, algo.gamma, eval.stop_above have",
+            ["env.num_turns=2"],
+        ),
+        (
+            ["env.num_turns=2", "rollout.termination_threshold=2", "eval.stop_above=3"],
+            "rollout.termination_threshold, eval.stop_above have",
+            ["rollout.termination_threshold=1.9", "eval.stop_above=1.9"],
+        ),
+        (["critic.lr=0.1", "critic.epochs=2"], "critic.lr, critic.epochs have", ["agents.0.estimator=iac"]),
+        (["algo.ratio=sequence"], "algo.ratio has", ["algo.update_epochs=2"]),
+        (["algo.clip_low=0.1", "algo.clip_high=0.3"], "algo.clip_low, algo.clip_high have", ["algo.update_epochs=2"]),
+        (["algo.preference_beta=0.2"], "algo.preference_beta has", ["algo.loss=madpo", "algo.update_epochs=2"]),
+        (
+            [
+                "algo.loss=madpo",
+                "algo.update_epochs=2",
+                "algo.clip_low=0.1",
+                "algo.estimator=maremax",
+                "agents.1.estimator=marloo",
+            ],
+            "agents.m.estimator, algo.estimator, algo.clip_low have",
+            ["algo.loss=policy_gradient", "algo.estimator=marloo"],
+        ),
+        (["rollout.max_draws=2"], "rollout.max_draws has", ["rollout.probe_size=2"]),
+        (["agents.0.lr=1e-3", "agents.1.lr=1e-4"], "optim.lr has", ["agents.0.lr=none"]),
+        (["agents.0.trained=false", "agents.0.lr=1e-3"], "agents.h.lr has", ["agents.0.trained=true"]),
     ],
 )
-def test_options_of_later_turns_warn_if_there_are_none(path: Path, overrides: list[str], keys: str) -> None:
-    assert load_config(path, [*overrides, "env.num_turns=2"]).list_warnings() == []
-    [unused] = load_config(path, overrides).list_warnings()
-    assert unused.startswith(f"{keys} no effect, because episodes have one turn; set ")
+def test_options_without_effect_are_warned_about_until_the_remedy(
+    path: Path, overrides: list[str], unused: str, remedy: list[str]
+) -> None:
+    [warning] = load_config(path, overrides).list_warnings()
+    assert warning.startswith(f"{unused} no effect, because ")
+    assert load_config(path, [*overrides, *remedy]).list_warnings() == []
+
+
+@pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
+def test_every_option_of_an_example_has_an_effect(example: Path) -> None:
+    assert not [warning for warning in load_config(example).list_warnings() if "no effect" in warning]
 
 
 def test_a_limit_of_the_sampling_gap_warns_of_a_lag(path: Path) -> None:
