@@ -22,7 +22,7 @@ from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import UNJUDGED, ExecutionReport, Problem
-from pipelines.arguments import Overrides
+from pipelines.arguments import HomePath, Overrides
 
 _ROLES = {"coding": ("helper", "main"), "solo": ("solo",)}
 """Roles whose texts a reward of programs needs, by its kind; other kinds need the roles of ``coding``."""
@@ -66,7 +66,7 @@ class ReportLine(msgspec.Struct, frozen=True):
     """Whether the program could have forged its verdict: see ``docs/sandbox.md``."""
 
 
-def score_files(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
+def score_files(*overrides: Overrides, problems: HomePath, completions: HomePath, output: HomePath) -> int:
     """Score every line of ``completions`` and write the report; the exit code is 1 if some could not be judged.
 
     Raises ConfigError if a file, one of its lines or an option is unusable; the message names it.
