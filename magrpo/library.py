@@ -62,7 +62,14 @@ def build_config(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> 
     ...     "reward": {"kind": "coding"},
     ... }, ["train.num_iterations=2"])
     """
-    return validate_config(RunConfig, dict(sections), overrides, "build_config")
+    return validate_config(RunConfig, _copy_tree(sections), overrides, "build_config")
+
+
+def _copy_tree(value: Any) -> Any:
+    """Copy nested dictionaries and lists, with lists for tuples, so that overrides change only the copy."""
+    if isinstance(value, Mapping):
+        return {key: _copy_tree(item) for key, item in value.items()}
+    return [_copy_tree(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def run_iteration(config: RunConfig) -> Iteration:

@@ -10,6 +10,7 @@ from cyclopts.completion import CompletionContext
 
 from magrpo.config.place import Place, load_place
 from magrpo.errors import ConfigError
+from magrpo.files.paths import expand_home
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the shipped configurations."""
@@ -27,12 +28,12 @@ def locate_config(name: Path | str) -> Path:
 
     A missing file in an existing folder is returned, too: :func:`magrpo.config.run.load_config` names its neighbours.
     """
-    return _locate_shipped(Path(name), CONFIGS)
+    return _locate_shipped(expand_home(name), CONFIGS)
 
 
 def locate_study(name: Path | str) -> Path:
     """Locate the study's file ``name``, or the shipped study of that name, like :func:`locate_config`."""
-    return _locate_shipped(Path(name), STUDIES)
+    return _locate_shipped(expand_home(name), STUDIES)
 
 
 def _locate_shipped(path: Path, folder: Path) -> Path:
@@ -61,14 +62,14 @@ def locate_source(run: str, root: Path) -> str:
 
 def parse_place(text: str) -> Place:
     """Read the place in the file ``text``; ``none`` means one process on this machine. Raises ConfigError."""
-    return Place() if text == "none" else load_place(Path(text))
+    return Place() if text == "none" else load_place(expand_home(text))
 
 
 # ----------------------------------------------------------------------------------------------------------- completion
 def complete_runs(context: CompletionContext) -> Iterator[str]:
     """Complete ids of the runs in ``--root``."""
     root = context.get("root")
-    for path in Path(root.raw if root and root.raw else "runs").glob("*/config.json"):
+    for path in expand_home(root.raw if root and root.raw else "runs").glob("*/config.json"):
         yield path.parent.name
 
 
@@ -108,6 +109,10 @@ def complete_sources(context: CompletionContext) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- types
+def _convert_path(_: type, tokens: Sequence[Token]) -> Path:
+    return expand_home(tokens[0].value)
+
+
 def _convert_config(_: type, tokens: Sequence[Token]) -> Path:
     return locate_config(tokens[0].value)
 
@@ -126,12 +131,14 @@ def _convert_name(_: type, tokens: Sequence[Token]) -> str:
     return check_run_name(tokens[0].value, longest=100)
 
 
-Root = Annotated[Path, Parameter(help="Folder of run directories.")]
+HomePath = Annotated[Path, Parameter(converter=_convert_path)]
+"""A path that may begin with ``~``, which shells leave alone in ``--flag=~/folder``."""
+Root = Annotated[HomePath, Parameter(help="Folder of run directories.")]
 ConfigFile = Annotated[Path, Parameter(converter=_convert_config, completer=complete_configs)]
 """A TOML file, or the name of a shipped configuration."""
 StudyFile = Annotated[Path, Parameter(converter=_convert_study, completer=complete_studies)]
 """A TOML file, or the name of a shipped study."""
-PlaceFile = Annotated[Path, Parameter(validator=validators.Path(dir_okay=False), completer=complete_toml)]
+PlaceFile = Annotated[HomePath, Parameter(validator=validators.Path(dir_okay=False), completer=complete_toml)]
 GivenPlace = Annotated[
     Place,
     Parameter(

@@ -469,7 +469,8 @@ def ask(
         seed: Sample the answer at the run's temperature with this seed; by default decode greedily.
         trained_only: Do not show the answer of the base models.
         show_prompts: Show each agent's prompt as its model sees it.
-        settings: section.key=value: change one value of the run's configuration; repeatable.
+        settings: section.key=value: change one value of the run's configuration; repeatable. rollout.temperature, top_p
+            and top_k matter only with --seed.
     """
     from pipelines.commands.ask import Question, ask_agents
 

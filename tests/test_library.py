@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -26,6 +28,15 @@ def test_every_name_of_the_package_is_one_of_the_library() -> None:
     assert set(magrpo.__all__) <= set(dir(magrpo))
     with pytest.raises(AttributeError, match="has no attribute 'train_runs'"):
         magrpo.train_runs  # noqa: B018
+
+
+def test_overrides_leave_the_dictionaries_of_the_caller_alone(config: magrpo.RunConfig) -> None:
+    sections = json.loads(config.resolved(secrets=True))
+    sections |= {"agents": tuple(sections["agents"]), "train": MappingProxyType(sections["train"])}
+    changed = magrpo.build_config(sections, ["agents.helper.lr=0.5", "agents.1.lr=0.25", "train.num_iterations=77"])
+    assert [agent.lr for agent in changed.agents] == [0.5, 0.25]
+    assert changed.train.num_iterations == 77
+    assert magrpo.build_config(sections) == config
 
 
 def test_a_joint_action_has_a_price_and_needs_every_role(config: magrpo.RunConfig) -> None:

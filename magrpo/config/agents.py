@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from magrpo.algo.advantages import EstimatorName
 from magrpo.assets import locate_model
 from magrpo.errors import ConfigError, check_name
+from magrpo.files.paths import expand_home
 from magrpo.plugins import Section
 
 
@@ -22,6 +23,10 @@ def check_agent_name(name: str) -> str:
     return name
 
 
+def _expand_model(model: str) -> str:
+    return str(expand_home(model)) if model.startswith("~") else model
+
+
 class AgentConfig(Section):
     """One agent."""
 
@@ -29,12 +34,12 @@ class AgentConfig(Section):
     """Name of the agent in metrics, artifacts and adapters."""
     role: str = Field("", validate_default=True)
     """Role of the agent in the environment, such as ``helper`` or ``main``. Empty: its name."""
-    model: str
+    model: Annotated[str, AfterValidator(_expand_model)]
     """Base model: a folder, a hub id, or a shipped model (``coopcode-base``, ``writing-base``)."""
     weights: Literal["lora", "shared", "full"] = "lora"
     """``lora``: the agent trains its own adapter on the frozen base; ``shared``: all ``shared`` agents of a base train
     one adapter (parameter sharing); ``full``: the agent trains all weights of its own copy of the base."""
-    start_from: Path | None = None
+    start_from: Annotated[Path, AfterValidator(expand_home)] | None = None
     """Folder of trained weights to start from: ``weights/<agent>`` of a checkpoint, ``agents/<agent>`` of a run, or an
     adapter saved by peft with the rank, scale and layers of the section ``lora``. None: start untrained."""
     trained: bool = True

@@ -29,6 +29,7 @@ from magrpo.config.services import NotifyConfig, RegistryConfig, TrackingConfig
 from magrpo.config.validate import read_toml, validate_config
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import check_name, quote_value
+from magrpo.files.paths import expand_home
 from magrpo.interfaces import TakesReturned
 from magrpo.plugins import Section, plugin_field
 from magrpo.seeds import derive_seed
@@ -137,7 +138,7 @@ class RunConfig(Section):
     tracking: TrackingConfig = TrackingConfig()
     registry: RegistryConfig = RegistryConfig()
     notify: NotifyConfig = NotifyConfig()
-    root: Path = Path("runs")
+    root: Annotated[Path, AfterValidator(expand_home)] = Path("runs")
     """Folder that holds the run directories."""
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-def expand_home(path: str) -> Path:
+def expand_home(path: Path | str) -> Path:
     """Replace ``~`` and ``~user`` by a home folder; a path of a user who is not there stays as it is."""
     try:
         return Path(path).expanduser()

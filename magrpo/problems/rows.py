@@ -86,7 +86,7 @@ def read_rows(source: str, split: str) -> list[DatasetRow]:
     if _is_hub_file(source):
         path = _download_file(*source.split(":", 1))
     if path.is_file():
-        rows = list(_read_parquet(path) if path.suffix == ".parquet" else read_json_rows(path))
+        rows = list(read_file_rows(path))
     else:
         check_source(source)
         rows = list(_load_hub_split(source, split))
@@ -115,11 +115,15 @@ def check_source(source: str) -> None:
         raise ConfigError(f"{source}: no such file; {_FORMS}, or a hub id like owner/name")
 
 
-def read_json_rows(path: Path) -> Iterator[DatasetRow]:
-    """Yield the objects of a file of JSON lines, or of a JSON array; compressed if its name ends with ``.gz``.
+def read_file_rows(path: Path) -> Iterator[DatasetRow]:
+    """Yield the rows of a ``.parquet`` file, or the objects of JSON lines or an array; ``.gz`` files are compressed.
 
     Raises ConfigError, with the line, if the file or one of its lines cannot be read.
     """
+    return _read_parquet(path) if path.suffix == ".parquet" else _read_json_rows(path)
+
+
+def _read_json_rows(path: Path) -> Iterator[DatasetRow]:
     try:
         with (gzip.open if path.suffix == ".gz" else open)(
             path, "rt", encoding="utf-8-sig", errors="surrogatepass"

@@ -22,13 +22,13 @@ from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
 from magrpo.types import HEADLINE, Interval
-from pipelines.arguments import Json, Root, RunId
+from pipelines.arguments import HomePath, Json, Root, RunId
 
 NUM_PRINTED = 6
 """Number of differing configuration keys that are printed; the page has all of them."""
 
 
-def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False, root: Root = Path("runs")) -> int:
+def compare_runs(*run: RunId, output: HomePath | None = None, as_json: Json = False, root: Root = Path("runs")) -> int:
     """Compare runs by id; the exit code, 0. Raises ConfigError for names that cannot be compared.
 
     Args:

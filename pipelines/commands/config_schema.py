@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from magrpo.config.run import RunConfig
 from magrpo.plugins import TABLES, import_plugin
+from pipelines.arguments import HomePath
 
 
-def print_schema(*, output: Path | None = None) -> int:
+def print_schema(*, output: HomePath | None = None) -> int:
     """Print the schema, or write it to a file; the exit code is 0.
 
     Args:

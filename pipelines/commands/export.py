@@ -11,7 +11,7 @@ from magrpo.export.team import TrainedTeam
 from magrpo.process.environment import shorten_path
 from magrpo.run.files import AGENTS
 from magrpo.run.store import RunStore
-from pipelines.arguments import Root
+from pipelines.arguments import HomePath, Root
 
 
 def export_agents(
@@ -19,7 +19,7 @@ def export_agents(
     /,
     *,
     merge: Annotated[bool, Parameter(negative=())] = False,
-    output: Path | None = None,
+    output: HomePath | None = None,
     root: Root = Path("runs"),
 ) -> int:
     """Write the folder and print what it is.

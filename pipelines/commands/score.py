@@ -3,9 +3,9 @@
 import gzip
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 import msgspec
 from rich.console import Console
@@ -13,16 +13,17 @@ from rich.progress import Progress, TimeRemainingColumn
 
 from magrpo.config.validate import validate_config
 from magrpo.errors import MAX_QUOTED, ConfigError, quote_error, quote_value
+from magrpo.files.writing import DRAFT
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import Section, plugin_field
-from magrpo.problems.rows import DatasetRow, read_json_rows
+from magrpo.problems.rows import DatasetRow, read_file_rows
 from magrpo.rewards.common import choose_report
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import UNJUDGED, ExecutionReport, Problem
-from pipelines.arguments import Overrides
+from pipelines.arguments import HomePath, Overrides
 
 _ROLES = {"coding": ("helper", "main"), "solo": ("solo",)}
 """Roles whose texts a reward of programs needs, by its kind; other kinds need the roles of ``coding``."""
@@ -66,16 +67,16 @@ class ReportLine(msgspec.Struct, frozen=True):
     """Whether the program could have forged its verdict: see ``docs/sandbox.md``."""
 
 
-def score_files(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
+def score_files(*overrides: Overrides, problems: HomePath, completions: HomePath, output: HomePath) -> int:
     """Score every line of ``completions`` and write the report; the exit code is 1 if some could not be judged.
 
     Raises ConfigError if a file, one of its lines or an option is unusable; the message names it.
 
     Args:
         overrides: Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
-        problems: JSON lines (.gz too) or a JSON array with task_id, prompt, entry_point, test, and optionally
+        problems: JSON lines (.gz too), a JSON array or Parquet with task_id, prompt, entry_point, test, and optionally
             canonical_solution.
-        completions: JSON lines (.gz too) with task_id and completions, an object with the answers of helper and main,
+        completions: A file of these forms with task_id and completions, an object with the answers of helper and main,
             or of solo with reward.kind=solo. A task may have several lines.
         output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
             tests_total, reward, parts, level, duration_s, forgeable.
@@ -96,7 +97,7 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
     tally: Counter[str] = Counter()
     with (
         closing(cast(SandboxPlugin, config.sandbox).open()) as sandbox,
-        (gzip.open if output.suffix == ".gz" else open)(output, "wb") as file,
+        _open_report(output) as file,
         Progress(*columns, console=console, transient=True) as bar,
     ):
         label = f"scoring at isolation level {sandbox.level}"
@@ -120,6 +121,24 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
         f"{tally['passed']} of {len(lines)} pass all tests{masked}{forgeable}; report: {output}", markup=False
     )
     return 1 if masked else 0
+
+
+@contextmanager
+def _open_report(output: Path) -> Iterator[IO[bytes]]:
+    """Open the report, compressed if its name ends with ``.gz``; an earlier report stays until this one is whole."""
+    open_file = gzip.open if output.suffix == ".gz" else open
+    if output.exists() and not output.is_file():  # a pipe, such as /dev/stdout
+        with open_file(output, "wb") as file:
+            yield cast(IO[bytes], file)
+        return
+    target = output.resolve()  # a link stays a link
+    draft = target.with_name(DRAFT.format(target.name))
+    try:
+        with open_file(draft, "wb") as file:
+            yield cast(IO[bytes], file)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _check_output(output: Path, inputs: Mapping[str, Path]) -> None:
@@ -215,12 +234,12 @@ def _read_completions(path: Path, problems: dict[str, Problem], roles: Sequence[
 
 
 def _read_lines(path: Path, line_type: type[LineT], keys: Sequence[str]) -> Iterator[tuple[str, LineT]]:
-    """Yield the objects of a JSON file, which all have ``keys``, with their positions, ``file:line``."""
+    """Yield the objects of a file, which all have ``keys``, with their positions, ``file:line``."""
     if not path.exists():
         raise ConfigError(f"{path}: no such file")
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; name a file")
-    for row in read_json_rows(path):
+    for row in read_file_rows(path):
         if missing := [key for key in keys if key not in row.values]:
             found = f"{', '.join(row.values) or 'none':.{MAX_QUOTED}}"
             raise ConfigError(f"{row.where}: has no {' and no '.join(map(repr, missing))}; its keys are {found}")

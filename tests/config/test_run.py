@@ -84,6 +84,16 @@ def test_a_run_is_called_by_its_method(example: str, changes: list[str], method:
     assert load_config(path, changes).method == method
 
 
+def test_a_tilde_is_the_home_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    overrides = ["root=~/runs", "agents.0.model=~/base", "agents.0.start_from=~/w", "agents.1.model=./b"]
+    config = load_config(path, overrides)
+    assert config.root == Path("/home/me/runs")
+    assert (config.agents[0].model, config.agents[0].start_from) == ("/home/me/base", Path("/home/me/w"))
+    assert config.agents[1].model == "./b", "any other name stays as it is written"
+    assert load_config(path, ["root=~nobody-here/runs"]).root == Path("~nobody-here/runs")
+
+
 def test_an_agent_is_numbered_or_named(path: Path) -> None:
     config = load_config(
         path, ["agents.m.model=of main", "agents.0.model=of helper", "agents.h.name=x", "agents.1.lr=2"]

@@ -117,6 +117,21 @@ def verbosity(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.usefixtures("verbosity")
+def test_a_tilde_in_a_flag_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["config", "schema", "--output=~/schema.json"]) == 0
+    assert (tmp_path / "schema.json").is_file()
+    (tmp_path / "place.toml").touch()
+    RunStore.create(load_config(write_config(tmp_path)), "seed-1")
+    assert cli.main(["resume", "seed-1", "--root=~/runs", "--place=~/place.toml", "--dry-run"]) == 0
+    assert cli.main(["train", "~/none.toml"]) == 2
+    assert f"{tmp_path}/none.toml: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_run_is_quiet_verbose_and_listed_as_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

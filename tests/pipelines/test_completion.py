@@ -27,6 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "elsewhere" / "other" / "config.json").touch()
     (tmp_path / "own.toml").write_text('[env]\nkind = "writing"\n')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 
 
@@ -39,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train elsew", {"elsewhere/"}),
         ("resume seed", {"seed-1", "seed-2"}),
         ("resume --root elsewhere o", {"other"}),
+        ("resume --root=~/elsewhere o", {"other"}),
         ("evaluate seed", {"seed-1", "seed-2"}),
         ("evaluate embedded_g", {"embedded_grpo"}),
         ("sync seed", {"seed-1", "seed-2"}),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from pipelines.cli import main
 
@@ -100,6 +103,43 @@ def test_a_reward_of_texts_is_refused_before_a_report_is_touched(
     assert main(["score", *write_inputs(tmp_path, {}, {}), "reward.kind=writing"]) == 2
     assert "reward.kind = 'writing': magrpo score runs programs of helper and main" in capsys.readouterr().err
     assert (tmp_path / "out.jsonl").read_text() == "an earlier report"
+
+
+def test_a_refusal_keeps_the_earlier_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out.jsonl").write_text("an earlier report")
+    arguments = write_inputs(tmp_path, {}, {})
+    before = sorted(tmp_path.iterdir())
+    assert main(["score", *arguments, "sandbox.kind=none"]) == 2
+    assert "sandbox.kind = 'none' runs no programs" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_text() == "an earlier report"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_report_replaces_the_file_behind_a_link_and_is_written_into_a_pipe(tmp_path: Path) -> None:
+    arguments = write_inputs(tmp_path, {}, {})
+    (tmp_path / "earlier.jsonl").write_text("an earlier report")
+    (tmp_path / "out.jsonl").symlink_to("earlier.jsonl")
+    assert main(["score", *arguments]) == 0
+    assert json.loads((tmp_path / "earlier.jsonl").read_text())["status"] == "pass"
+    assert (tmp_path / "out.jsonl").is_symlink()
+    arguments[-1] = str(tmp_path / "pipe")
+    os.mkfifo(arguments[-1])
+    pipe = os.open(arguments[-1], os.O_RDWR)  # opening only one end would wait for the other
+    try:
+        assert main(["score", *arguments]) == 0
+        assert json.loads(os.read(pipe, 10_000))["status"] == "pass"
+    finally:
+        os.close(pipe)
+
+
+def test_parquet_is_scored_like_its_json_lines(tmp_path: Path) -> None:
+    arguments = write_inputs(tmp_path, {}, {})
+    for place in (1, 3):
+        rows = [json.loads(Path(arguments[place]).read_text())]
+        arguments[place] = str(Path(arguments[place]).with_suffix(".parquet"))
+        parquet.write_table(pyarrow.Table.from_pylist(rows), arguments[place])
+    assert main(["score", *arguments]) == 0
+    assert json.loads((tmp_path / "out.jsonl").read_text())["status"] == "pass"
 
 
 def test_a_test_that_cannot_be_run_is_not_the_sandboxs_failure(
