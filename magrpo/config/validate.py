@@ -214,16 +214,34 @@ def _explain_errors(
 
 
 def _suggest_key(loc: _Path, tree: dict[str, Any], root: type[Section]) -> str:
-    """The end of an error message about the unknown key at ``loc``: keys of this or another section."""
+    """The end of an error message about the unknown key at ``loc``: keys of this or another section, or other kinds."""
     key = str(loc[-1])
     known = _known_keys(loc[:-1], tree, root)
     if meant := [name for name in SYNONYMS.get(key, ()) if name in known]:
         return f"did you mean {' or '.join(map(repr, meant))}?"
+    if len(loc) == 2 and (kinds := _describe_kinds(key, [str(loc[0])])):
+        return kinds
     elsewhere = find_keys(key, root, tree)
-    is_exact = key in SYNONYMS or any(dotted.endswith(f".{key}") for dotted in elsewhere)
-    if is_exact or (elsewhere and not difflib.get_close_matches(key, known, n=1)):
+    if any(dotted.rpartition(".")[2] in (key, *SYNONYMS.get(key, ())) for dotted in elsewhere):
+        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    if kinds := _describe_kinds(key, list(root.model_fields)):
+        return kinds
+    if elsewhere and not difflib.get_close_matches(key, known, n=1):
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
     return list_choices(key, known)
+
+
+def _describe_kinds(key: str, sections: Sequence[str]) -> str:
+    """Name the kinds of the plug-ins in ``sections`` that have ``key``, or else a synonym; empty if none has."""
+    for name in (key, *SYNONYMS.get(key, ())):
+        found = []
+        for section in sections:
+            table = TABLES.get(section, {})
+            kinds = [repr(kind) for kind in table if name in import_plugin(table, kind).model_fields]
+            found += [f"{section}.kind = {' or '.join(kinds)}"] if kinds else []
+        if found:
+            return f"{'it' if name == key else repr(name)} is a key of {', or of '.join(found)}"
+    return ""
 
 
 def find_keys(name: str, root: type[Section], tree: Mapping[str, Any]) -> list[str]:
