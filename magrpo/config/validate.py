@@ -201,7 +201,7 @@ def _explain_errors(
         where = ".".join(str(part) for part in item["loc"])[:MAX_QUOTED]
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = f"unknown key; {_suggest_key(item['loc'], tree, root)}"
+            message = f"unknown key; {_suggest_key(item['loc'], tree, root)}".removesuffix("; ")
         elif item["type"] == "missing":
             message = "is required"
         elif item["type"] == "literal_error" and isinstance(item["input"], str):
@@ -214,9 +214,15 @@ def _explain_errors(
 
 
 def _suggest_key(loc: _Path, tree: dict[str, Any], root: type[Section]) -> str:
-    """The end of an error message about the unknown key at ``loc``: keys of this or another section, or other kinds."""
+    """The end of an error message about the unknown key at ``loc``: keys of this or another section, or other kinds.
+
+    Empty for a section in a field of a plug-in whose type does not tell its class.
+    """
     key = str(loc[-1])
-    known = _known_keys(loc[:-1], tree, root)
+    section = _find_section(loc[:-1], tree, root)
+    if section is None:
+        return ""
+    known = list(section.model_fields)
     if meant := [name for name in SYNONYMS.get(key, ()) if name in known]:
         return f"did you mean {' or '.join(map(repr, meant))}?"
     if len(loc) == 2 and (kinds := _describe_kinds(key, [str(loc[0])])):
@@ -288,19 +294,12 @@ def _section_class(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> tupl
     return None, False
 
 
-def _known_keys(loc: _Path, tree: dict[str, Any], root: type[Section]) -> list[str]:
-    """The keys of the section at ``loc``, including those of the plug-in it chooses."""
-    section = _find_section(loc, tree, root)
-    assert section is not None
-    return list(section.model_fields)
-
-
 def _find_section(loc: _Path, tree: dict[str, Any], root: type[Section]) -> type[Section] | None:
-    """The class of the section at ``loc``, of the plug-in it chooses if it is one; None if no section is there."""
+    """The class of the section at ``loc``, of the plug-in it chooses if it is one; None if no section is found."""
     section: type[Section] | None = root
     for part in loc:
-        if isinstance(part, str):
-            if section is None or part not in section.model_fields:
-                return None
-            section, _ = _section_class(part, section.model_fields[part], tree)
+        if section is None:
+            return None
+        if part in section.model_fields:  # else the number or the name of an item of several sections
+            section, _ = _section_class(str(part), section.model_fields[str(part)], tree)
     return section

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.validate import SYNONYMS, validate_config, walk_fields
 from magrpo.errors import ConfigError, check_name, quote_value
-from magrpo.plugins import build_plugin, import_plugin
+from magrpo.plugins import Section, build_plugin, import_plugin
 from magrpo.run.config_diff import flatten_config, format_changed_values, read_flat_config
 from magrpo.run.store import RunStore
 from tests import plugins
@@ -192,6 +193,36 @@ def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, mes
         load_config(path, [override])
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 1000
+
+
+class Level(Section):
+    """A table inside a plug-in's own."""
+
+    weight: float = 1.0
+
+
+class RewardWithLevels(plugins.Reward):
+    """A plug-in with tables of sections, by name, in a list, and by name in lists."""
+
+    levels: dict[str, Level] = Field(default_factory=dict)
+    steps: tuple[Level, ...] = ()
+    last: Level | None = None
+    groups: dict[str, tuple[Level, ...]] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("levels={easy={wight=1}}", "levels.easy.wight: unknown key; did you mean 'weight'? choices: weight"),
+        ("steps=[{wight=1}]", "steps.0.wight: unknown key; did you mean 'weight'? choices: weight"),
+        ("last={wight=1}", "last.wight: unknown key; did you mean 'weight'? choices: weight"),
+        ("groups={easy=[{wight=1}]}", "groups.easy.0.wight: unknown key"),
+    ],
+)
+def test_a_misspelt_key_in_a_table_of_a_plugin_is_named(path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [f"reward.kind={__name__}:RewardWithLevels", f"reward.{override}"])
+    assert str(caught.value) == f"on the command line: reward.{message}"
 
 
 @pytest.mark.parametrize(
