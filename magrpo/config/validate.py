@@ -4,8 +4,10 @@ import difflib
 import json
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from types import NoneType
@@ -14,6 +16,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from magrpo.config.services import hide_passwords, hide_secrets
 from magrpo.errors import MAX_QUOTED, ConfigError, PluginFailed, list_choices, quote_value
 from magrpo.plugins import TABLES, Plugin, Section, SectionT, import_plugin
 from magrpo.text import replace_surrogates
@@ -145,7 +148,8 @@ def _apply_override(tree: dict[str, Any], override: str, root: type[Section]) ->
     The text ``none`` is None for a key that may be None.
     """
     key, equals, text = override.partition("=")
-    where = f"{_ON_COMMAND_LINE}: {quote_value(override)}"
+    shown = f"{key}{equals}{hide_secrets(key, text)}"
+    where = f"{_ON_COMMAND_LINE}: {hide_passwords(quote_value(shown))}"
     if not equals or not key:
         raise ConfigError(f"{where}: an override is written section.key=value")
     try:
@@ -199,6 +203,7 @@ def _explain_errors(
 ) -> Iterator[str]:
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])[:MAX_QUOTED]
+        found_in = _name_source(item["loc"], changed, source)
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = f"unknown key; {_suggest_key(item['loc'], tree, root)}".removesuffix("; ")
@@ -208,9 +213,34 @@ def _explain_errors(
             choices = re.findall(r"'([^']+)'", str(item["ctx"]["expected"]))
             message = f"unknown value {quote_value(item['input'])}; {list_choices(item['input'], choices)}"
         elif item["type"] != "value_error":
-            message = f"{message}, got {quote_value(item['input'])}"
-        found_in = _name_source(item["loc"], changed, source)
+            value = hide_secrets(where, item["input"])
+            section = _find_section(item["loc"], tree, root)
+            explained = _explain_type(item["type"], where, value, section, found_in == _ON_COMMAND_LINE)
+            message = hide_passwords(explained or f"{message}, got {quote_value(value)}")
         yield f"{found_in}: {where}: {message}" if where else f"{found_in}: {message}"
+
+
+def _explain_type(error: str, where: str, value: object, section: type[Section] | None, in_shell: bool) -> str:
+    """Explain how the value of the key ``where``, of the wrong type, must be written; empty if unknown.
+
+    ``error``: the type of pydantic's error. ``section``: the class of the section that belongs there, if any.
+    """
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    quoted = json.dumps(text, ensure_ascii=False)
+    quote = shlex.quote if in_shell else str
+    plain = isinstance(value, str | int | float | date)
+    if error == "tuple_type":
+        if section is not None:
+            return f"must be a list of tables: begin each of them with [[{where}]]"
+        items = quoted if isinstance(value, str) else text
+        return f"must be a list: write {quote(f'[{items}]')}" if plain else "must be a list"
+    if error in ("string_type", "path_type") and plain:
+        return f"must be a text: write {quote(quoted)}, with quotes"
+    if error == "model_type" and section is not None:
+        if where in TABLES and isinstance(value, str):
+            return f"must be a table of keys: write {where}.kind={quoted}"
+        return f"must be a table of keys, such as {where}.{next(iter(section.model_fields), 'KEY')}"
+    return ""
 
 
 def _suggest_key(loc: _Path, tree: dict[str, Any], root: type[Section]) -> str:

@@ -195,6 +195,65 @@ def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, mes
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("agents={name='x'}", "agents: must be a list of tables: begin each of them with [[agents]]"),
+        ("agents.0=x", "agents.0: must be a table of keys, such as agents.0.name"),
+        ("optim=fast", "optim: must be a table of keys, such as optim.lr"),
+        ("reward=coding", 'reward: must be a table of keys: write reward.kind="coding"'),
+        ("reward=3", "reward: must be a table of keys, such as reward.kind"),
+        ("sandbox.packages=numpy", "sandbox.packages: must be a list: write '[\"numpy\"]'"),
+        ("sandbox.packages={}", "sandbox.packages: must be a list"),
+        ("tracking.experiment=2024", "tracking.experiment: must be a text: write '\"2024\"', with quotes"),
+        ("sandbox.packages=[1]", "sandbox.packages.0: must be a text: write '\"1\"', with quotes"),
+        ("tracking.experiment=true", "tracking.experiment: must be a text: write '\"true\"', with quotes"),
+        ("sandbox.packages=true", "sandbox.packages: must be a list: write '[true]'"),
+        ("root=2024-01-01", "root: must be a text: write '\"2024-01-01\"', with quotes"),
+        ("root=[]", "root: Input is not a valid path for <class 'pathlib.Path'>, got []"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_explained_as_it_must_be_written(path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["sandbox.kind=pool", override])
+    assert str(caught.value) == f"on the command line: {message}"
+
+
+def test_a_value_in_a_file_is_explained_without_the_quotes_of_a_shell(path: Path) -> None:
+    path.write_text(plugins.CONFIG.replace("[[agents]]", "[agents]", 1).partition("[[agents]]")[0])
+    with pytest.raises(ConfigError, match=r"agents: must be a list of tables: begin each of them with \[\[agents\]\]"):
+        load_config(path)
+    path.write_text(f'root = 2024\nmodel = "x"\n{plugins.CONFIG}')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert f'{path}: root: must be a text: write "2024", with quotes\n' in f"{caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "notify.urls=slack://hunter2",
+        "notify.urls.0=slack://hunter2",
+        "notify.urls=[['slack://hunter2']]",
+        "notify.urls={a='slack://hunter2'}",
+        "notify=slack://hunter2",
+        "notify=['slack://hunter2']",
+        "notify.urls=[{a=[inf, 'slack://hunter2']}]",
+        "tracking.uri=['https://alice:hunter2@example.org']",
+        "tracking=https://alice:hunter2@example.org",
+        "tracking.uri.x.y=https://alice:hunter2@example.org",
+        "agents.7.notify=https://alice:hunter2@example.org",
+        "notify.urls.9=slack://hunter2",
+        "notify.urls.0.x=slack://hunter2",
+    ],
+)
+def test_no_mistake_shows_a_secret(path: Path, override: str) -> None:
+    path.write_text(f"{plugins.CONFIG}\n[notify]\nurls = ['json://example.org']")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [override])
+    assert "hunter2" not in str(caught.value)
+
+
 class Level(Section):
     """A table inside a plug-in's own."""
 
