@@ -209,9 +209,8 @@ def _explain_errors(
             message = f"unknown key; {_suggest_key(item['loc'], tree, root)}".removesuffix("; ")
         elif item["type"] == "missing":
             message = "is required"
-        elif item["type"] == "literal_error" and isinstance(item["input"], str):
-            choices = re.findall(r"'([^']+)'", str(item["ctx"]["expected"]))
-            message = f"unknown value {quote_value(item['input'])}; {list_choices(item['input'], choices)}"
+        elif item["type"] == "literal_error" and (choices := re.findall(r"'([^']+)'", item["ctx"]["expected"])):
+            message = f"unknown value {quote_value(item['input'])}; {list_choices(str(item['input']), choices)}"
         elif item["type"] != "value_error":
             value = hide_secrets(where, item["input"])
             section = _find_section(item["loc"], tree, root)

@@ -154,6 +154,7 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("dataset=x", "dataset: unknown key; 'source' is a key of problems.kind = 'humaneval' or "),
         ("trian.seed=3", "trian: unknown key; did you mean 'train'"),
         ("algo.estimator=margpo", "algo.estimator: unknown value 'margpo'; did you mean 'magrpo'[?] choices: "),
+        ("train.lag=one", "train.lag: Input should be 0, 1 or 2, got 'one'$"),
         ("optim.lr=-1", "optim.lr: .*greater than 0, got -1"),
         ("optim.lr=fast", "optim.lr: .*got 'fast'"),
         ("optim", "an override is written section.key=value"),
