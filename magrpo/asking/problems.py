@@ -7,6 +7,7 @@ import doctest
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from textwrap import dedent
 
 from magrpo.asking.teams import AskedTeam
 from magrpo.checks.problems import load_problems
@@ -23,6 +24,7 @@ TASK_ID = "yours"
 """The id of a problem written by a user."""
 _ORDER: tuple[Split, ...] = ("test", "ood", "train")
 _DEFINITION = re.compile(r"^(?:async\s+)?def\s+(\w+)\s*\(", re.MULTILINE)
+_INDENTED_DEFINITION = re.compile(r"\s*(?:async\s+)?def\s")
 _DOCSTRING_BEHIND = re.compile(r"^(def .*:)[ \t]+(\"\"\"|''')", re.MULTILINE)
 _ARGUMENTS = (("xs", r"lists?|numbers|integers|values|items"), ("s", r"strings?|text|words?|letters?|characters?"))
 """Names for the argument of a function that is only described, each with the words that suggest it."""
@@ -79,9 +81,12 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
         if tests:
             raise ConfigError("--test: these agents write texts, which have no tests")
         return Problem(TASK_ID, text.strip("\n"))
-    lines = text.strip("\n").splitlines()
-    asserts = [*(line for line in lines if line.startswith("assert ")), *tests]
-    prompt = "\n".join(line for line in lines if not line.startswith("assert ")).rstrip() + "\n"
+    lines = dedent(text).strip("\n").splitlines()
+    # Behind ``def`` an indented assert belongs to the function.
+    indentation = "" if any(_INDENTED_DEFINITION.match(line) for line in lines) else r"\s*"
+    is_test = re.compile(indentation + "assert ").match
+    asserts = [*filter(is_test, lines), *tests]
+    prompt = "\n".join(line for line in lines if not is_test(line)).rstrip() + "\n"
     tags: Mapping[str, str] = {}
     prompt = _DOCSTRING_BEHIND.sub(r"\1\n    \2", prompt)
     parsed = [node for test in asserts for node in _parse_test(test)]
@@ -125,7 +130,7 @@ def _list_asserts(test: str) -> list[ast.stmt]:
 
 def _parse_test(test: str) -> list[ast.stmt]:
     try:
-        nodes = parse_python(test).body
+        nodes = parse_python(dedent(test)).body
     except SyntaxError as error:
         raise ConfigError(f"test {test!r}: is not Python: {error.msg}") from None
     if not nodes or not all(isinstance(node, ast.Assert) for node in nodes):

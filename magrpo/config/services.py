@@ -38,7 +38,7 @@ def hide_passwords(text: str) -> str:
 
 def hide_secrets(key: str, value: object) -> object:
     """Return the value of a dotted key as it may be shown."""
-    if key == "notify.urls" and value:
+    if key.partition(".")[0] == "notify" and value:
         return HIDDEN
     return hide_password(str(value)) if key == "tracking.uri" and value else value
 

@@ -4,8 +4,10 @@ import difflib
 import json
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from types import NoneType
@@ -14,6 +16,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from magrpo.config.services import hide_passwords, hide_secrets
 from magrpo.errors import MAX_QUOTED, ConfigError, PluginFailed, list_choices, quote_value
 from magrpo.plugins import TABLES, Plugin, Section, SectionT, import_plugin
 from magrpo.text import replace_surrogates
@@ -145,7 +148,8 @@ def _apply_override(tree: dict[str, Any], override: str, root: type[Section]) ->
     The text ``none`` is None for a key that may be None.
     """
     key, equals, text = override.partition("=")
-    where = f"{_ON_COMMAND_LINE}: {quote_value(override)}"
+    shown = f"{key}{equals}{hide_secrets(key, text)}"
+    where = f"{_ON_COMMAND_LINE}: {hide_passwords(quote_value(shown))}"
     if not equals or not key:
         raise ConfigError(f"{where}: an override is written section.key=value")
     try:
@@ -199,31 +203,80 @@ def _explain_errors(
 ) -> Iterator[str]:
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])[:MAX_QUOTED]
+        found_in = _name_source(item["loc"], changed, source)
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = f"unknown key; {_suggest_key(item['loc'], tree, root)}"
+            message = f"unknown key; {_suggest_key(item['loc'], tree, root)}".removesuffix("; ")
         elif item["type"] == "missing":
             message = "is required"
-        elif item["type"] == "literal_error" and isinstance(item["input"], str):
-            choices = re.findall(r"'([^']+)'", str(item["ctx"]["expected"]))
-            message = f"unknown value {quote_value(item['input'])}; {list_choices(item['input'], choices)}"
+        elif item["type"] == "literal_error" and (choices := re.findall(r"'([^']+)'", item["ctx"]["expected"])):
+            message = f"unknown value {quote_value(item['input'])}; {list_choices(str(item['input']), choices)}"
         elif item["type"] != "value_error":
-            message = f"{message}, got {quote_value(item['input'])}"
-        found_in = _name_source(item["loc"], changed, source)
+            value = hide_secrets(where, item["input"])
+            section = _find_section(item["loc"], tree, root)
+            explained = _explain_type(item["type"], where, value, section, found_in == _ON_COMMAND_LINE)
+            message = hide_passwords(explained or f"{message}, got {quote_value(value)}")
         yield f"{found_in}: {where}: {message}" if where else f"{found_in}: {message}"
 
 
+def _explain_type(error: str, where: str, value: object, section: type[Section] | None, in_shell: bool) -> str:
+    """Explain how the value of the key ``where``, of the wrong type, must be written; empty if unknown.
+
+    ``error``: the type of pydantic's error. ``section``: the class of the section that belongs there, if any.
+    """
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    quoted = json.dumps(text, ensure_ascii=False)
+    quote = shlex.quote if in_shell else str
+    plain = isinstance(value, str | int | float | date)
+    if error == "tuple_type":
+        if section is not None:
+            return f"must be a list of tables: begin each of them with [[{where}]]"
+        items = quoted if isinstance(value, str) else text
+        return f"must be a list: write {quote(f'[{items}]')}" if plain else "must be a list"
+    if error in ("string_type", "path_type") and plain:
+        return f"must be a text: write {quote(quoted)}, with quotes"
+    if error == "model_type" and section is not None:
+        if where in TABLES and isinstance(value, str):
+            return f"must be a table of keys: write {where}.kind={quoted}"
+        return f"must be a table of keys, such as {where}.{next(iter(section.model_fields), 'KEY')}"
+    return ""
+
+
 def _suggest_key(loc: _Path, tree: dict[str, Any], root: type[Section]) -> str:
-    """The end of an error message about the unknown key at ``loc``: keys of this or another section."""
+    """The end of an error message about the unknown key at ``loc``: keys of this or another section, or other kinds.
+
+    Empty for a section in a field of a plug-in whose type does not tell its class.
+    """
     key = str(loc[-1])
-    known = _known_keys(loc[:-1], tree, root)
+    section = _find_section(loc[:-1], tree, root)
+    if section is None:
+        return ""
+    known = list(section.model_fields)
     if meant := [name for name in SYNONYMS.get(key, ()) if name in known]:
         return f"did you mean {' or '.join(map(repr, meant))}?"
+    if len(loc) == 2 and (kinds := _describe_kinds(key, [str(loc[0])])):
+        return kinds
     elsewhere = find_keys(key, root, tree)
-    is_exact = key in SYNONYMS or any(dotted.endswith(f".{key}") for dotted in elsewhere)
-    if is_exact or (elsewhere and not difflib.get_close_matches(key, known, n=1)):
+    if any(dotted.rpartition(".")[2] in (key, *SYNONYMS.get(key, ())) for dotted in elsewhere):
+        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    if kinds := _describe_kinds(key, list(root.model_fields)):
+        return kinds
+    if elsewhere and not difflib.get_close_matches(key, known, n=1):
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
     return list_choices(key, known)
+
+
+def _describe_kinds(key: str, sections: Sequence[str]) -> str:
+    """Name the kinds of the plug-ins in ``sections`` that have ``key``, or else a synonym; empty if none has."""
+    for name in (key, *SYNONYMS.get(key, ())):
+        found = []
+        for section in sections:
+            table = TABLES.get(section, {})
+            kinds = [repr(kind) for kind in table if name in import_plugin(table, kind).model_fields]
+            found += [f"{section}.kind = {' or '.join(kinds)}"] if kinds else []
+        if found:
+            return f"{'it' if name == key else repr(name)} is a key of {', or of '.join(found)}"
+    return ""
 
 
 def find_keys(name: str, root: type[Section], tree: Mapping[str, Any]) -> list[str]:
@@ -270,19 +323,12 @@ def _section_class(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> tupl
     return None, False
 
 
-def _known_keys(loc: _Path, tree: dict[str, Any], root: type[Section]) -> list[str]:
-    """The keys of the section at ``loc``, including those of the plug-in it chooses."""
-    section = _find_section(loc, tree, root)
-    assert section is not None
-    return list(section.model_fields)
-
-
 def _find_section(loc: _Path, tree: dict[str, Any], root: type[Section]) -> type[Section] | None:
-    """The class of the section at ``loc``, of the plug-in it chooses if it is one; None if no section is there."""
+    """The class of the section at ``loc``, of the plug-in it chooses if it is one; None if no section is found."""
     section: type[Section] | None = root
     for part in loc:
-        if isinstance(part, str):
-            if section is None or part not in section.model_fields:
-                return None
-            section, _ = _section_class(part, section.model_fields[part], tree)
+        if section is None:
+            return None
+        if part in section.model_fields:  # else the number or the name of an item of several sections
+            section, _ = _section_class(str(part), section.model_fields[str(part)], tree)
     return section

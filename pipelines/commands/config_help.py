@@ -5,7 +5,7 @@ import re
 import shutil
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from magrpo.config.agents import AgentConfig
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError, list_choices
-from magrpo.plugins import TABLES, import_plugin
+from magrpo.plugins import TABLES, Plugin, import_plugin
 from magrpo.run.config_diff import list_changed_values
 from pipelines.arguments import Overrides, complete_configs, list_shipped, locate_config
 
@@ -41,7 +41,10 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
     Args:
         topic: What to explain: a section (rollout), a key (train.seed), all or place; or a configuration to print.
     """
-    explains_keys = topic in (None, "all", "place") or str(topic).partition(".")[0] in RunConfig.model_fields
+    name, _, rest = str(topic).partition(".")
+    of_place = (rest.partition(".")[0] if name == "place" else name) in Place.model_fields
+    is_file = str(topic).endswith(".toml")
+    explains_keys = topic in (None, "all", "place") or ((of_place or name in RunConfig.model_fields) and not is_file)
     if explains_keys and overrides:
         example = f"magrpo config show embedded {overrides[0]}"
         raise ConfigError(f"{overrides[0]}: only a configuration has values to change, as in {example}")
@@ -51,10 +54,14 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
         print_wrapped(format_config_help())
     elif topic == "place":
         print_wrapped(format_place_help())
+    elif explains_keys and of_place:
+        print_wrapped(_format_topic(topic.removeprefix("place."), _list_place_sections()))
     elif explains_keys:
-        print_wrapped(_format_topic(topic))
-    elif topic in list_shipped() or topic.endswith(".toml"):
+        print_wrapped(_format_topic(topic, _list_sections()))
+    elif topic in list_shipped() or is_file:
         print("\n".join(_format_values(load_config(locate_config(topic), overrides))))
+    elif name == "place":
+        raise ConfigError(f"{topic}: unknown key; {list_choices(rest, Place.model_fields)}")
     else:
         raise ConfigError(f"{topic!r}: {list_choices(topic, [*RunConfig.model_fields, *list_shipped()])}")
     return 0
@@ -110,14 +117,17 @@ def _format_overview() -> str:
     return "\n".join(lines)
 
 
-def _format_topic(topic: str) -> str:
-    """Format the keys of a section, or one key, in lines no wider than the terminal."""
+def _format_topic(topic: str, sections: Iterable[tuple[str, dict[str, FieldInfo]]]) -> str:
+    """Format the keys of one of the ``sections``, or one key."""
     # Messages name keys of one agent agents.0.model or agents.helper.model, and items of a list by their number.
     name, *parts = [part for part in topic.split(".") if not part.isdigit()]
     key = ".".join(parts[1:] if name == "agents" and len(parts) > 1 else parts)
+    if name in TABLES and key == "kind":
+        meaning = " ".join(str(Plugin.model_fields["kind"].description).split())
+        return f"[{name}]\n  kind: {' | '.join(TABLES[name])} | package.module:Class, required\n      {meaning}"
     lines: list[str] = []
     known: dict[str, None] = {}
-    for title, fields in _list_sections():
+    for title, fields in sections:
         if title.startswith((f"[{name}]", f"[[{name}]]")) or (title == TOP and name in fields and not key):
             chosen = {k: field for k, field in fields.items() if key in ("", k) and (title != TOP or k == name)}
             known |= dict.fromkeys(fields)
@@ -137,14 +147,12 @@ def format_config_help() -> str:
 
 
 def format_place_help() -> str:
-    """One line for each key of a place, and its meaning under it."""
-    lines, own = list[str](), dict[str, FieldInfo]()
-    for name, field in Place.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            lines += ["", f"[{name}]", *_format_fields(field.annotation.model_fields)]
-        else:
-            own[name] = field
-    return "\n".join(["Keys of a place (the cluster file), for --place FILE:", *_format_fields(own), *lines])
+    """Format one line for each key of a place, with its meaning below."""
+    (_, own), *tables = _list_place_sections()
+    lines = ["Keys of a place (the cluster file), for --place FILE:", *_format_fields(own)]
+    for title, fields in tables:
+        lines += ["", title, *_format_fields(fields)]
+    return "\n".join(lines)
 
 
 def print_wrapped(text: str) -> None:
@@ -187,6 +195,18 @@ def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
         else:
             top[name] = field
     yield TOP, top
+
+
+def _list_place_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
+    """Yield the keys of a place outside sections, then every section with its keys."""
+    models = {name: field.annotation for name, field in Place.model_fields.items()}
+    tables = {
+        name: model.model_fields
+        for name, model in models.items()
+        if isinstance(model, type) and issubclass(model, BaseModel)
+    }
+    yield TOP, {name: field for name, field in Place.model_fields.items() if name not in tables}
+    yield from ((f"[{name}]", fields) for name, fields in tables.items())
 
 
 def _format_type(annotation: Any) -> str:

@@ -200,7 +200,10 @@ def _describe_card(
         _, card = torch.cuda.mem_get_info()
         fits = ""
         if not use.fits(card):
-            fits = ', which is too small; try weights = "lora", another engine.memory_frac, or a smaller base model'
+            share = "another engine.memory_frac, " if isinstance(engine, VllmEngine) else ""
+            if share and config.engine.kind == "auto":  # which has no such key
+                share = 'engine.kind = "vllm" with another engine.memory_frac, '
+            fits = f', which is too small; try weights = "lora", {share}or a smaller base model'
         elif use.update > use.find_room(card):
             fits = ": micro-batches will be halved until they fit; or set optim.gradient_checkpointing = true"
         yield format_line("", f"this one has {_format_bytes(card)}{fits}")

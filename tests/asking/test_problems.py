@@ -116,6 +116,25 @@ def test_a_function_may_stand_on_one_line() -> None:
     assert problem.prompt == 'def f(x: int) -> int:\n    """Add: one."""\n'
 
 
+def test_a_function_may_be_indented() -> None:
+    text = 'def f(x):\n    """Add one.\n\n    >>> f(1)\n    2\n    """\nassert f(3) == 4\n'
+    expected = write_problem(text, [], CODING, OTHERS)
+    assert expected.entry_point == "f"
+    assert write_problem(indent(text, "    "), [], CODING, OTHERS) == expected
+    assert write_problem(f"\n{indent(text, chr(9))}", [], CODING, OTHERS) == expected
+
+
+def test_indented_asserts_behind_a_sentence_are_tests() -> None:
+    problem = write_problem("Double it:\n    assert twice(2) == 4\n  assert twice(3) == 6", [], CODING, OTHERS)
+    assert problem.prompt == 'def twice(n):\n    """Double it:"""\n'
+    assert problem.test.splitlines()[2:] == ["    assert twice(2) == 4", "    assert twice(3) == 6"]
+
+
+def test_an_assert_in_a_function_is_no_test() -> None:
+    text = "def f(x):\n    assert x > 0\n"
+    assert write_problem(text, [], CODING, OTHERS) == Problem("yours", text, "f")
+
+
 def test_a_signature_is_enough() -> None:
     assert write_problem("def f(a, b):", [], CODING, OTHERS) == Problem("yours", "def f(a, b):\n", "f")
 

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.validate import SYNONYMS, validate_config, walk_fields
 from magrpo.errors import ConfigError, check_name, quote_value
-from magrpo.plugins import build_plugin, import_plugin
+from magrpo.plugins import Section, build_plugin, import_plugin
 from magrpo.rewards.coding import SoloReward
 from magrpo.run.config_diff import flatten_config, format_changed_values, read_flat_config
 from magrpo.run.store import RunStore
@@ -155,8 +156,16 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("train.epochs=3", "train.epochs: unknown key; did you mean 'num_iterations'[?]"),
         ("train.batch_size=3", "unknown key; did you mean 'rollout.problems_per_iteration'[?]"),
         ("rollout.n=3", "rollout.n: unknown key; did you mean 'group_size'[?]"),
+        ("engine.memory_frac=0.5", "engine.memory_frac: unknown key; it is a key of engine.kind = 'vllm'$"),
+        ("rollout.memory_frac=0.5", "unknown key; it is a key of engine.kind = 'vllm'$"),
+        ("problems.test_frac=0.3", "unknown key; it is a key of problems.kind = 'humaneval' or 'coophumaneval' or "),
+        ("env.max_calls=3", "env.max_calls: unknown key; it is a key of env.kind = 'program'$"),
+        ("reward.num_helpers=2", "reward.num_helpers: unknown key; it is a key of reward.kind = 'team'$"),
+        ("problems.dataset=x", "problems.dataset: unknown key; 'source' is a key of problems.kind = 'humaneval' or "),
+        ("dataset=x", "dataset: unknown key; 'source' is a key of problems.kind = 'humaneval' or "),
         ("trian.seed=3", "trian: unknown key; did you mean 'train'"),
         ("algo.estimator=margpo", "algo.estimator: unknown value 'margpo'; did you mean 'magrpo'[?] choices: "),
+        ("train.lag=one", "train.lag: Input should be 0, 1 or 2, got 'one'$"),
         ("optim.lr=-1", "optim.lr: .*greater than 0, got -1"),
         ("optim.lr=fast", "optim.lr: .*got 'fast'"),
         ("optim", "an override is written section.key=value"),
@@ -196,6 +205,95 @@ def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, mes
         load_config(path, [override])
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("agents={name='x'}", "agents: must be a list of tables: begin each of them with [[agents]]"),
+        ("agents.0=x", "agents.0: must be a table of keys, such as agents.0.name"),
+        ("optim=fast", "optim: must be a table of keys, such as optim.lr"),
+        ("reward=coding", 'reward: must be a table of keys: write reward.kind="coding"'),
+        ("reward=3", "reward: must be a table of keys, such as reward.kind"),
+        ("sandbox.packages=numpy", "sandbox.packages: must be a list: write '[\"numpy\"]'"),
+        ("sandbox.packages={}", "sandbox.packages: must be a list"),
+        ("tracking.experiment=2024", "tracking.experiment: must be a text: write '\"2024\"', with quotes"),
+        ("sandbox.packages=[1]", "sandbox.packages.0: must be a text: write '\"1\"', with quotes"),
+        ("tracking.experiment=true", "tracking.experiment: must be a text: write '\"true\"', with quotes"),
+        ("sandbox.packages=true", "sandbox.packages: must be a list: write '[true]'"),
+        ("root=2024-01-01", "root: must be a text: write '\"2024-01-01\"', with quotes"),
+        ("root=[]", "root: Input is not a valid path for <class 'pathlib.Path'>, got []"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_explained_as_it_must_be_written(path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["sandbox.kind=pool", override])
+    assert str(caught.value) == f"on the command line: {message}"
+
+
+def test_a_value_in_a_file_is_explained_without_the_quotes_of_a_shell(path: Path) -> None:
+    path.write_text(plugins.CONFIG.replace("[[agents]]", "[agents]", 1).partition("[[agents]]")[0])
+    with pytest.raises(ConfigError, match=r"agents: must be a list of tables: begin each of them with \[\[agents\]\]"):
+        load_config(path)
+    path.write_text(f'root = 2024\nmodel = "x"\n{plugins.CONFIG}')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert f'{path}: root: must be a text: write "2024", with quotes\n' in f"{caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "notify.urls=slack://hunter2",
+        "notify.urls.0=slack://hunter2",
+        "notify.urls=[['slack://hunter2']]",
+        "notify.urls={a='slack://hunter2'}",
+        "notify=slack://hunter2",
+        "notify=['slack://hunter2']",
+        "notify.urls=[{a=[inf, 'slack://hunter2']}]",
+        "tracking.uri=['https://alice:hunter2@example.org']",
+        "tracking=https://alice:hunter2@example.org",
+        "tracking.uri.x.y=https://alice:hunter2@example.org",
+        "agents.7.notify=https://alice:hunter2@example.org",
+        "notify.urls.9=slack://hunter2",
+        "notify.urls.0.x=slack://hunter2",
+    ],
+)
+def test_no_mistake_shows_a_secret(path: Path, override: str) -> None:
+    path.write_text(f"{plugins.CONFIG}\n[notify]\nurls = ['json://example.org']")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [override])
+    assert "hunter2" not in str(caught.value)
+
+
+class Level(Section):
+    """A table inside a plug-in's own."""
+
+    weight: float = 1.0
+
+
+class RewardWithLevels(plugins.Reward):
+    """A plug-in with tables of sections, by name, in a list, and by name in lists."""
+
+    levels: dict[str, Level] = Field(default_factory=dict)
+    steps: tuple[Level, ...] = ()
+    last: Level | None = None
+    groups: dict[str, tuple[Level, ...]] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("levels={easy={wight=1}}", "levels.easy.wight: unknown key; did you mean 'weight'? choices: weight"),
+        ("steps=[{wight=1}]", "steps.0.wight: unknown key; did you mean 'weight'? choices: weight"),
+        ("last={wight=1}", "last.wight: unknown key; did you mean 'weight'? choices: weight"),
+        ("groups={easy=[{wight=1}]}", "groups.easy.0.wight: unknown key"),
+    ],
+)
+def test_a_misspelt_key_in_a_table_of_a_plugin_is_named(path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [f"reward.kind={__name__}:RewardWithLevels", f"reward.{override}"])
+    assert str(caught.value) == f"on the command line: reward.{message}"
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,10 @@ def test_the_plan_tells_which_gpu_a_run_needs(
     said = plan("optim.micro_batch_tokens=16384")
     assert "this one has 80.0 GiB: micro-batches will be halved until they fit; or set optim." in said
     gpu.total = 8 * GIB
-    assert "this one has 8.0 GiB, which is too small; try " in plan()
+    small = 'this one has 8.0 GiB, which is too small; try weights = "lora", '
+    assert f"{small}another engine.memory_frac, or a" in plan("engine={kind='vllm'}")
+    assert f'{small}engine.kind = "vllm" with another engine.memory_frac, or a' in plan("engine={kind='auto'}")
+    assert f"{small}or a smaller base model" in plan("engine={kind='transformers'}")
 
 
 def test_the_plan_counts_what_an_engine_in_the_same_process_holds(

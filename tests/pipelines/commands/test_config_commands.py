@@ -56,6 +56,10 @@ def test_a_key_is_shown_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> 
         ("train.sed", "did you mean 'seed'?"),
         ("rolout", "did you mean 'rollout'?"),
         ("agents.0.modle", "agents.0.modle: unknown key; did you mean 'model'?"),
+        ("place.count", "place.count: unknown key; choices: address, colocate, jails, ranks, samplers\n"),
+        ("place.3", "place.3: unknown key; choices: "),
+        ("place.toml", "place.toml: no such file"),
+        ("samplers.counts", "samplers.counts: unknown key; did you mean 'count'?"),
         ("root.foo", "root.foo: unknown key; root has no keys of its own\n"),
         (
             "train train.seed=1",
@@ -65,6 +69,27 @@ def test_a_key_is_shown_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> 
     ):
         assert cli.main(["config", "show", *words.split()]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_a_kind_is_shown_with_its_choices(section: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "show", f"{section}.kind"]) == 0
+    title, *text = capsys.readouterr().out.splitlines()
+    assert title == f"[{section}]"
+    shown = " ".join(" ".join(text).split())
+    assert shown.startswith(f"kind: {' | '.join(TABLES[section])} | package.module:Class, required")
+
+
+def test_keys_of_a_place_are_shown_like_those_of_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    def show(topic: str) -> str:
+        assert cli.main(["config", "show", topic]) == 0
+        return capsys.readouterr().out
+
+    assert show("samplers.count") == show("place.samplers.count")
+    assert show("samplers.count").startswith("[samplers]\n  count: int = 0\n      Number of samplers.")
+    assert show("place.samplers") == show("samplers")
+    assert "  gpus: int | none\n" in show("samplers")
+    assert show("place.address").startswith("(top level)\n  address: str =\n")
 
 
 @pytest.mark.parametrize("name", list_shipped())
