@@ -59,6 +59,11 @@ def _find_gpu_misfits(config: RunConfig, place: Place) -> Iterator[str]:
     for section, gpus in (("samplers", place.samplers.gpus), ("ranks", place.ranks.gpus)):
         if gpus is not None and config.model.device != "auto" and bool(gpus) != (config.model.device == "cuda"):
             yield f'{section}.gpus = {gpus}, but model.device = "{config.model.device}": remove {section}.gpus'
+    if place.address and place.is_elsewhere and config.model.device == "auto":
+        yield (
+            'model.device = "auto" goes by this machine\'s GPUs, but actors elsewhere hold the models: start a new run '
+            'with model.device = "cuda" or "cpu"'
+        )
     if place.colocate and config.model.device == "cpu":
         yield 'colocate shares GPUs, but model.device = "cpu": remove colocate'
     if place.colocate and config.train.lag:

@@ -134,6 +134,11 @@ def test_only_samplers_and_ranks_together_spare_the_driver_a_gpu() -> None:
             ["model.device=cpu"],
             ["colocate shares GPUs", 'model.device = "cpu"', "remove colocate"],
         ),
+        (
+            {"address": "auto", "samplers": {"count": 2}, "ranks": {"count": 2}},
+            ["model.device=auto"],
+            ['model.device = "auto"', "by this machine's GPUs", 'model.device = "cuda" or "cpu"'],
+        ),
         ({"jails": {"nodes": 2}}, [], ["jails.nodes = 2", "this machine is one node", "set address"]),
         ({"jails": {"nodes": 1}}, ['sandbox={kind="none"}'], ["jails.nodes", 'sandbox.kind = "none"']),
     ],
