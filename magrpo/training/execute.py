@@ -148,9 +148,12 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
 
 
 def _settle_dtype(store: RunStore, place: Place, console: RunConsole) -> None:
-    """Choose the precision of a new run that leaves it to ``auto``, and keep it: it is a part of the results."""
+    """Choose the precision of a new run that leaves it to ``auto``, and keep it: it is a part of the results.
+
+    On a cluster, this machine says nothing about those that compute.
+    """
     config = store.config()
-    if config.model.dtype == "auto" and not place.uses_ray and store.find(Step("prepare", 0).folder) is None:
+    if config.model.dtype == "auto" and not place.address and store.find(Step("prepare", 0).folder) is None:
         from magrpo.planning.precision import settle_dtype  # torch, transformers
 
         settled = settle_dtype(config, console.say)
