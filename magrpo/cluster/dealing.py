@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ class Lost:
 
 @dataclass(eq=False)
 class Crew:
-    """Actors with the methods ``open(True)``, which a restarted actor needs again, and ``work(piece)``.
+    """Actors with the methods ``open()``, which a restarted actor needs again, and ``work(piece)``.
 
     Ray may restart an actor at any time, also between the end of ``open`` and the next piece. So ``work`` raises
     :class:`NotOpen` in an actor that is not open; the crew then opens the actor and deals the piece again.
@@ -56,8 +56,10 @@ class Crew:
     """Errors of ``work`` after which an actor is restarted, as if it had died."""
     pieces_at_once: int = 1
     """Number of pieces that an actor may have at the same time."""
+    _starts: dict[Any, Any] = field(default_factory=dict)
+    """Actors that Ray has yet to start, by the reference to their start."""
     _openings: dict[Any, Any] = field(default_factory=dict)
-    """Actors that are being started, by the reference to the end of ``open``."""
+    """Actors that are being opened, by the reference to the end of ``open``."""
     _deaths: Counter[Any] = field(default_factory=Counter)
     """Deaths of actors since they were last open."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -84,11 +86,11 @@ class Crew:
                 raise self.error(str(error)) from None
             for actor in self.actors:
                 self._open_actor(actor)
-            while self._openings:
-                done, _ = ray.wait([*self._openings], timeout=_POLL_S)
+            while self._starts or self._openings:
+                done = self._wait_for_any([])
                 check_open()
                 try:
-                    answers += [answer for opening in done for answer in self._finish_opening(opening)]
+                    answers += self._finish_opening(done) if done else []
                 except RayTaskError as error:
                     raise error.cause from None
                 except RayActorError as error:
@@ -155,12 +157,25 @@ class Crew:
                     yield number, Lost(message)
 
     def _open_actor(self, actor: Any) -> None:
-        """Open an actor as soon as Ray has started it, unless that is under way."""
-        if actor not in self._openings.values():
+        """Let :meth:`_wait_for_any` open an actor once Ray has started it, unless that is under way."""
+        if actor not in [*self._starts.values(), *self._openings.values()]:
             # Ray counts calls of an actor that has not started among the retries, so they must be without end; a call
             # of ``open`` must end with its actor.
-            started = actor.__ray_ready__.options(max_task_retries=-1).remote()
-            self._openings[actor.open.remote(started)] = actor
+            self._starts[actor.__ray_ready__.options(max_task_retries=-1).remote()] = actor
+
+    def _wait_for_any(self, at_work: Iterable[Any]) -> Any:
+        """Wait for the end of a piece or of an opening, and return its reference; None after a moment without one.
+
+        Actors that have started meanwhile are opened. Ray must not do so by itself: the work may have ended by then,
+        and an engine that loads would take the memory of an update.
+        """
+        ready, _ = ray.wait([*self._starts, *at_work, *self._openings], timeout=_POLL_S)
+        done = ready[0] if ready else None
+        if done not in self._starts:
+            return done
+        actor = self._starts.pop(done)
+        self._openings[actor.open.remote()] = actor
+        return None
 
     def _finish_opening(self, opening: Any) -> list[Any]:
         """Return the answer of an actor to ``open``; none if the actor has died and is opened again.
@@ -198,7 +213,8 @@ class Crew:
 
     def _list_free(self, busy: Sequence[Any]) -> list[Any]:
         """The actors that may get another piece, those without work first."""
-        loads = {actor: busy.count(actor) for actor in self.actors if actor not in self._openings.values()}
+        absent = [*self._starts.values(), *self._openings.values()]
+        loads = {actor: busy.count(actor) for actor in self.actors if actor not in absent}
         free = [actor for actor, load in loads.items() for _ in range(self.pieces_at_once - load)]
         return sorted(free, key=lambda actor: loads[actor])
 
@@ -206,15 +222,15 @@ class Crew:
         """Wait until one piece is done and return its reference, or None when a restarted actor has joined."""
         began = time.monotonic()
         while True:
-            ready, _ = ray.wait([*at_work, *self._openings], timeout=_POLL_S)
+            done = self._wait_for_any(at_work)
             check_open()
             if self._is_closed:
                 raise self.error(f"the {self.name} were closed")
-            if ready and ready[0] in self._openings:
-                self._admit(ready[0])
+            if done in self._openings:
+                self._admit(done)
                 return None
-            if ready:
-                return ready[0]
+            if done:
+                return done
             if not at_work and time.monotonic() > began + _JOIN_S:
                 raise self.error(f"none of the {self.name} is left")
             watch()

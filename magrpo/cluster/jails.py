@@ -29,7 +29,7 @@ class Jails:
         self._plugin = plugin
         self._pool: Pool | None = None
 
-    def open(self, _started: bool) -> str:
+    def open(self) -> str:
         """Start the jails; returns their isolation level. Raises SandboxError."""
         self._pool = self._plugin.open()
         return self._pool.level

@@ -61,7 +61,7 @@ class SamplerActor:
         self._served: dict[int, Served] = {}
         self._num_finished = 0
 
-    def open(self, _started: bool) -> None:
+    def open(self) -> None:
         """Open the engine."""
         setting = self._setting
         prepare_actor(setting.num_threads, setting.gpus)

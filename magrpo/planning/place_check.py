@@ -19,6 +19,19 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
     """Yield each reason why the run cannot run at ``place``."""
     if place.uses_ray and importlib.util.find_spec("ray") is None:
         yield 'samplers, ranks and jails are Ray actors, but Ray is not installed: pip install "magrpo[ray]"'
+    yield from _find_rank_misfits(config, place)
+    yield from _find_gpu_misfits(config, place)
+    if place.jails.nodes and config.sandbox.kind != "pool":
+        yield f'jails.nodes has no effect with sandbox.kind = "{config.sandbox.kind}": remove it'
+    if place.jails.nodes > 1 and not place.address:
+        yield (
+            f"jails.nodes = {place.jails.nodes} needs a cluster, and this machine is one node: remove jails.nodes, or "
+            "set address"
+        )
+
+
+def _find_rank_misfits(config: RunConfig, place: Place) -> Iterator[str]:
+    """Yield each reason why the ranks cannot compute the run's updates together."""
     ranks = place.ranks.count
     units = config.optim.lanes * len(trained_holders(config.agents))  # pieces of an update, dealt to ranks equally
     num_models = count_models(agent for agent in config.agents if agent.trained)
@@ -39,13 +52,22 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
             f"ranks.count = {ranks} keeps the base models out of this process, where critics read observations: remove "
             "ranks, or start a new run with an estimator without a critic"
         )
+
+
+def _find_gpu_misfits(config: RunConfig, place: Place) -> Iterator[str]:
+    """Yield each reason why samplers and ranks cannot get the GPUs that the run needs, or do not need theirs."""
     for section, gpus in (("samplers", place.samplers.gpus), ("ranks", place.ranks.gpus)):
         if gpus is not None and config.model.device != "auto" and bool(gpus) != (config.model.device == "cuda"):
             yield f'{section}.gpus = {gpus}, but model.device = "{config.model.device}": remove {section}.gpus'
+    if place.address and place.is_elsewhere and config.model.device == "auto":
+        yield (
+            'model.device = "auto" goes by this machine\'s GPUs, but actors elsewhere hold the models: start a new run '
+            'with model.device = "cuda" or "cpu"'
+        )
+    if place.colocate and config.model.device == "cpu":
+        yield 'colocate shares GPUs, but model.device = "cpu": remove colocate'
     if place.colocate and config.train.lag:
         yield (
             f"colocate makes samplers and ranks take turns, but train.lag = {config.train.lag} runs them at the "
             "same time: remove colocate, or set train.lag = 0"
         )
-    if place.jails.nodes and config.sandbox.kind != "pool":
-        yield f'jails.nodes has no effect with sandbox.kind = "{config.sandbox.kind}": remove it'

@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 
 _OTHER_DISK = "free some space, or choose another disk with root=FOLDER or --root"
 _OTHER_FOLDER = "choose a folder that you may write to, with root=FOLDER or --root"
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Error numbers of disks. An OSError from writing to an open file has no file name, so the caller adds it."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Error numbers of disks."""
 _SMALLER = (
     "magrpo train --dry-run shows what uses the memory; lower rollout.max_new_tokens "
     "or engine.max_batch, set optim.gradient_checkpointing = true, or end other processes on the GPU"
@@ -67,13 +67,17 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def name_full_disk(folder: Path) -> Iterator[None]:
-    """Raise OSError if the block fails because nothing can be written to ``folder``.
+    """Raise OSError, with the name of ``folder``, if the block fails because nothing can be written there.
 
     PyTorch and safetensors raise errors of their own for a full disk, PyTorch without the reason. A test file then
-    shows whether the disk was the reason.
+    shows whether the disk was the reason. An OSError from writing to an open file has no file name.
     """
     try:
         yield
+    except OSError as error:
+        if error.errno in _DISK_ERRORS and error.filename is None:
+            error.filename = str(folder)
+        raise
     except (RuntimeError, SafetensorError) as error:
         if "No space left on device" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error

@@ -12,6 +12,7 @@ from magrpo.config.run import RunConfig
 from magrpo.config.services import NotifyConfig
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Reward
+from magrpo.process.faults import describe_fault
 from magrpo.reports.budget import count_tokens
 from magrpo.reports.series import first_and_last
 from magrpo.run.files import has_samples
@@ -170,8 +171,9 @@ class Observer(Protocol):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and message of an exception, on one line."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    """Return the type and message of an exception, with the remedy if it is known, on one line."""
+    said = describe_fault(error) if isinstance(error, OSError) else str(error)
+    first = next((line.strip() for line in said.splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}"[:_MAX_ERROR] if first else type(error).__name__
 
 

@@ -11,6 +11,7 @@ from time import perf_counter, time
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.planning.place_check import check_place
+from magrpo.process.faults import name_full_disk
 from magrpo.process.signals import is_interrupt
 from magrpo.progress.activity import end_startup, show_activity
 from magrpo.progress.console import RunConsole
@@ -77,7 +78,7 @@ def execute(
     store = RunStore.open(root, run_id)
     config = store.config()
     attempt = Attempt(store, config.notify, RunState.begin(store.planned_config()))
-    with hold_run(store), observe_attempt(attempt, observers):
+    with hold_run(store), observe_attempt(attempt, observers), name_full_disk(store.path):
         result = _run_loop(attempt, wrap, tags, observers)
         with _correct_status(store, tags.get(FLOW_RUN_URL)):
             return _close_run(config, store, result, observers)
@@ -147,9 +148,12 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
 
 
 def _settle_dtype(store: RunStore, place: Place, console: RunConsole) -> None:
-    """Choose the precision of a new run that leaves it to ``auto``, and keep it: it is a part of the results."""
+    """Choose the precision of a new run that leaves it to ``auto``, and keep it: it is a part of the results.
+
+    On a cluster, this machine says nothing about those that compute.
+    """
     config = store.config()
-    if config.model.dtype == "auto" and not place.uses_ray and store.find(Step("prepare", 0).folder) is None:
+    if config.model.dtype == "auto" and not place.address and store.find(Step("prepare", 0).folder) is None:
         from magrpo.planning.precision import settle_dtype  # torch, transformers
 
         settled = settle_dtype(config, console.say)

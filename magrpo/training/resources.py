@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from magrpo.assets import locate_model
 from magrpo.checks.runners import open_engine_plugin, open_sandbox, serve_weights
 from magrpo.config.agents import start_weights
 from magrpo.config.run import BaselineRow, RunConfig
@@ -89,6 +90,17 @@ def _forget_start(config: RunConfig, store: RunStore) -> RunConfig:
     return config.model_copy(update={"agents": agents})
 
 
+def _locate_agents(config: RunConfig) -> RunConfig:
+    """The configuration with absolute paths of the agents' folders: actors of a cluster work in other folders."""
+    agents = []
+    for agent in config.agents:
+        paths = {"model": agent.model, "start_from": agent.start_from and agent.start_from.absolute()}
+        if locate_model(agent.model) == agent.model and Path(agent.model).is_dir():
+            paths["model"] = os.path.join(Path.cwd(), agent.model)  # noqa: PTH118  two spellings stay two bases
+        agents.append(agent.model_copy(update=paths))
+    return config.model_copy(update={"agents": tuple(agents)})
+
+
 class RunResources:
     """Lineup, updates, engine and sandbox of one run.
 
@@ -102,7 +114,7 @@ class RunResources:
         on_sandbox: Callable[[str], None],
         show_loading: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._config, self._store = _forget_start(config, store), store
+        self._config, self._store = _locate_agents(_forget_start(config, store)), store
         self._on_sandbox, self._show_loading = on_sandbox, show_loading
         self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag

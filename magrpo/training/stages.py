@@ -86,7 +86,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
                 advance=advance_or_abort,
             )
             started = perf_counter()
-            with name_full_disk(folder):
+            with name_full_disk(self._store.path):  # here, because a failure frees the disk: its folder is deleted
                 metrics = load_writer(step.spec)(context)
             return {**metrics, f"time/{step.name.partition('.')[0]}_s": perf_counter() - started}
 

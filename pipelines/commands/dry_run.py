@@ -53,7 +53,7 @@ def show_plan(
     check_place(config, place)
     prepared = store.find(Step("prepare", 0).folder) if store else None
     precision: list[str] = []
-    if prepared is None and not place.uses_ray:
+    if prepared is None and not place.address:
         config = settle_dtype(config, precision.append)
     device = find_planned_device(config.model)
     lineup = Lineup.open(config.agents, config.model, config.lora, device)

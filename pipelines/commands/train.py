@@ -13,7 +13,6 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
 from magrpo.planning.place_check import check_place
 from magrpo.process.environment import is_quiet, shorten_path
-from magrpo.process.faults import DISK_ERRORS
 from magrpo.process.signals import describe_interrupt, find_exit_code
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.progress.state import was_refused
@@ -81,8 +80,6 @@ def launch_run(
         console.quiet = False
         return report_interrupt(error, resume, console)
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
-            error.filename = str(store.path)
         if is_new and was_refused(store, error):
             remove_run(store)
         elif not isinstance(error, ConfigError):

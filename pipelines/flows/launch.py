@@ -14,7 +14,8 @@ def run_stages(store: RunStore, *, local: bool) -> Result:
     """Execute the run as a Prefect flow, or without Prefect if ``local``."""
     begin_startup()
     try:
-        return _run_locally(store) if local else _run_flow(store)
+        with name_full_disk(store.path):
+            return _run_locally(store) if local else _run_flow(store)
     finally:
         end_startup()
 
@@ -36,7 +37,7 @@ def _run_flow(store: RunStore) -> Result:
             with show_activity(LOADING["Prefect"]), name_server():
                 server.wait_until_ready()
                 mark_killed(run_id, {"root": str(root), "run_id": run_id})
-        with name_full_disk(store.path), name_server():
+        with name_server():
             return train(str(root), run_id)
 
 

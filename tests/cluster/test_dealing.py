@@ -72,14 +72,16 @@ class Exhausted(RuntimeError):
 class Worker:
     """Doubles numbers. It kills itself over negative ones, and is exhausted by 13 once for each file.
 
-    While there is a file ``deadly``, it adds a line to it and kills itself when it is opened.
+    While there is a file ``deadly``, it adds a line to it and kills itself when it is opened. While there is a file
+    ``held``, it does not start.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_open = False
+        wait_until(lambda: not (folder / "held").exists())
 
-    def open(self, _started: bool) -> str:
+    def open(self) -> str:
         if (self._folder / "broken").exists():
             raise Exhausted("broken")
         if (self._folder / "deadly").exists():
@@ -88,6 +90,9 @@ class Worker:
             os.kill(os.getpid(), signal.SIGKILL)
         self._is_open = True
         return "open"
+
+    def is_open(self) -> bool:
+        return self._is_open
 
     def work(self, number: int) -> int:
         if not self._is_open:
@@ -143,6 +148,26 @@ def test_an_actor_that_is_restarted_is_opened_again_unless_it_cannot_be(cluster:
     crew.close()
     with pytest.raises(CrewError, match="the workers were closed"):
         deal(crew, [1])
+
+
+def test_an_actor_that_starts_after_the_end_of_a_batch_is_opened_in_the_next_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Between the two, its memory is for others."""
+    crew = open_crew(cluster, tmp_path)
+    restarted, other = crew.actors
+    held = tmp_path / "held"
+    held.touch()
+    assert deal(crew, [13]) == {13: 26}
+    held.unlink()
+    ray.get(restarted.__ray_ready__.options(max_task_retries=-1).remote())
+    assert [ray.get(restarted.is_open.remote()) for _ in range(100)] == [False] * 100
+    held.touch()
+    ray.kill(other, no_restart=False)
+    assert deal(crew, [1, 2]) == {1: 2, 2: 4}
+    assert ray.get(restarted.is_open.remote())
+    held.unlink()
+    crew.close()
 
 
 def test_an_actor_that_dies_three_times_while_it_opens_is_given_up(cluster: Cluster, tmp_path: Path) -> None:

@@ -128,10 +128,21 @@ def test_only_samplers_and_ranks_together_spare_the_driver_a_gpu() -> None:
         ),
         (
             {"colocate": True, "samplers": {"count": 2}, "ranks": {"count": 2}},
-            ["train.lag=1", "algo.importance_cap=2"],
+            ["train.lag=1", "algo.importance_cap=2", "model.device=cuda"],
             ["colocate", "train.lag = 1", "train.lag = 0"],
         ),
-        ({"jails": {"nodes": 2}}, ['sandbox={kind="none"}'], ["jails.nodes", 'sandbox.kind = "none"']),
+        (
+            {"colocate": True, "samplers": {"count": 2}, "ranks": {"count": 2}},
+            ["model.device=cpu"],
+            ["colocate shares GPUs", 'model.device = "cpu"', "remove colocate"],
+        ),
+        (
+            {"address": "auto", "samplers": {"count": 2}, "ranks": {"count": 2}},
+            ["model.device=auto"],
+            ['model.device = "auto"', "by this machine's GPUs", 'model.device = "cuda" or "cpu"'],
+        ),
+        ({"jails": {"nodes": 2}}, [], ["jails.nodes = 2", "this machine is one node", "set address"]),
+        ({"jails": {"nodes": 1}}, ['sandbox={kind="none"}'], ["jails.nodes", 'sandbox.kind = "none"']),
     ],
 )
 def test_a_misfit_names_the_keys_and_the_remedy(place: dict[str, object], changes: list[str], words: list[str]) -> None:

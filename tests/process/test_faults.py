@@ -78,6 +78,10 @@ def test_a_library_that_does_not_say_that_the_disk_is_full(tmp_path: Path, monke
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 970944 vs 970832")
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"), name_full_disk(tmp_path):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"), name_full_disk(tmp_path):
+        raise make_error(errno.ENOSPC, None)
+    with pytest.raises(OSError, match=r"Too many open files$"), name_full_disk(tmp_path):
+        raise make_error(errno.EMFILE, None)
 
 
 FULL = """
@@ -99,6 +103,6 @@ def test_a_run_on_a_full_disk_is_resumed_once_there_is_room(tmp_path: Path) -> N
     command = [*inside, "sh", "-c", FULL, "sh", str(config.parent), *magrpo]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == ["exit 1", "exit 0"], done
-    assert "No space left on device; free some space" in done.stderr
+    assert f"{config.parent}/runs/full: No space left on device; free some space" in done.stderr
     assert "finished work is kept" in done.stderr
     assert "Traceback" not in done.stderr

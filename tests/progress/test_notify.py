@@ -11,6 +11,7 @@ import shutil
 import signal
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -46,6 +47,14 @@ def make_attempt(config: RunConfig, receiver: Receiver) -> Attempt:
 
 def notify(url: str) -> None:
     os.environ["MAGRPO_NOTIFY_URLS"] = url
+
+
+def fill_disk(url: str) -> None:
+    def fail(_: Path) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    notify(url)
+    patch("magrpo.run.store.hash_file", fail).start()
 
 
 def fail_untold(url: str) -> None:
@@ -131,6 +140,15 @@ def test_a_run_that_is_refused_before_it_sampled_is_told_without_a_command_to_re
     assert "the prompt is too long" in receiver.posted[0]["reason"]
 
 
+def test_a_full_disk_is_told_with_the_run_and_the_remedy(tmp_path: Path) -> None:
+    path = write_config(tmp_path, iterations=1)
+    with receiving() as receiver:
+        arguments = ["train", str(path), "--name", "run", "--local"]
+        assert command(arguments, tmp_path / "log", partial(fill_disk, receiver.url)) == 1
+    [posted] = receiver.posted
+    assert posted["reason"].startswith(f"OSError: {tmp_path}/runs/run: No space left on device; free some space")
+
+
 def test_a_full_disk_keeps_no_notice_back(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -178,7 +196,7 @@ def test_a_disk_that_was_full_does_not_fail_a_finished_run(
         monkeypatch.setattr(Path, "unlink", fail)
         with observe_attempt(attempt, [Notices()]):
             pass
-    assert "attempt.json could not be removed: OSError: [Errno 28] No space left on device" in caplog.text
+    assert "attempt.json could not be removed: OSError: No space left on device" in caplog.text
 
 
 def test_a_service_that_refuses_or_hangs_is_one_warning(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
+from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
+from magrpo.planning.precision import settle_dtype
 from magrpo.progress.state import Attempt, Observer, RunState
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.outbox import read_outbox
-from magrpo.training.execute import Timing, _record_status, execute
+from magrpo.training.execute import Timing, _record_status, _settle_dtype, execute
 from magrpo.training.loop import RunStep
+from pipelines.arguments import locate_config
 from tests.pipelines.micro import write_config
 
 
@@ -70,6 +74,28 @@ def test_an_attempt_that_fails_after_its_last_stage_is_not_recorded_as_finished(
     records = list(read_outbox(store.path))
     assert [record["value"] for record in records if record["kind"] == "status"] == ["RUNNING", "FINISHED", status]
     assert "resume with" in records[-1]["values"]["mlflow.note.content"]
+
+
+@pytest.mark.parametrize(
+    ("place", "dtype"),
+    [
+        ({}, "mixed"),
+        ({"ranks": {"count": 2}}, "mixed"),
+        ({"address": "auto", "ranks": {"count": 2}}, "auto"),
+    ],
+)
+def test_the_precision_is_that_of_this_machine_wherever_on_it_a_run_executes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: dict[str, object], dtype: str
+) -> None:
+    def settle(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
+        return settle_dtype(config, say, lambda: 2.0)
+
+    monkeypatch.setattr("magrpo.planning.precision.LARGE", 0)
+    monkeypatch.setattr("magrpo.planning.precision.settle_dtype", settle)
+    config = load_config(locate_config("embedded"), [f"root={tmp_path}", "model.dtype=auto"])
+    store = RunStore.create(config, "run")
+    _settle_dtype(store, Place.model_validate(place), MagicMock())
+    assert store.config().model.dtype == dtype
 
 
 class Reached(Exception):
