@@ -122,9 +122,9 @@ class Engine(Protocol):
     def serve(self, version: int, weights: Mapping[str, Path]) -> Served:
         """Serve the weights of an update: a folder for each agent, in the format of peft or transformers.
 
-        An agent without a folder acts with its base model. As many sets of weights may be open at once as the engine
-        was opened for. Raises EngineError if the engine died. Raises ConfigError, here or in ``generate``, if some
-        agents have folders, but one that had a folder before has none.
+        An agent that never had a folder acts with its base model. One that had a folder before must not be asked
+        without one: engines differ in the weights that it has. As many sets of weights may be open at once as the
+        engine was opened for. Raises EngineError if the engine died.
         """
 
     def sleep(self) -> None:

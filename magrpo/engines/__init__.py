@@ -2,8 +2,8 @@
 
 Begin with ``transformers.py``, which samples in the run's own process with the decoding of ``local/``. ``vllm.py`` has
 servers instead (``vllm_server.py`` is their process, ``vllm_worker.py`` changes vLLM inside it), and ``auto.py``
-chooses between the two. This module holds what they share: errors, the checks of weights and prompts before
-sampling, and making actions after it.
+chooses between the two. This module holds what they share: errors, the check of prompts before sampling, and making
+actions after it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,6 @@ class Completion(NamedTuple):
     token_ids: Sequence[int]
     logps: Sequence[float]
     support: Sequence[Sequence[int]] = ()
-
-
-def check_folders(weights: Mapping[str, Path], before: Set[str]) -> None:
-    """Raise ConfigError if ``weights`` leaves out agents that had folders ``before``: they would keep those weights."""
-    if weights and (missing := sorted(before - weights.keys())):
-        raise ConfigError(
-            f"no folder of weights for {', '.join(missing)}, served with other weights before; give one for each agent"
-        )
 
 
 def check_prompts(lineup: Lineup, requests: Sequence[Request]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from magrpo.engines import Completion, check_folders, check_prompts, make_action
+from magrpo.engines import Completion, check_prompts, make_action
 from magrpo.interfaces import Progress
 from magrpo.plugins import Plugin
 from magrpo.types import Action, Request
@@ -114,7 +114,6 @@ class LocalWeights:
         policy = self._engine.policy
         with self._engine.lock, hold_cores(policy.device):
             if policy.sources != self._weights:
-                check_folders(self._weights, set(policy.agents if policy.sources is None else policy.sources))
                 policy.load(self._version, self._weights)
             yield policy
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from pydantic import Field
 
-from magrpo.engines import Completion, EngineError, check_folders, check_prompts, make_action
+from magrpo.engines import Completion, EngineError, check_prompts, make_action
 from magrpo.engines.vllm_arguments import find_vllm_obstacle, make_arguments
 from magrpo.engines.vllm_server import (
     CreateEngine,
@@ -99,7 +99,6 @@ class VllmClient:
         self._servers: dict[int, Child] = {}
         self._lock = Lock()  # one call at a time
         self._count = 0
-        self._given: set[str] = set()  # agents that were given a folder
         self._adapters: dict[int, dict[int, ServerCall]] = {}  # the calls that loaded them, by weights and server
         self._models: dict[int, ServerCall] = {}  # the last call that loaded a full copy, by server
         with ExitStack() as undo:
@@ -109,8 +108,6 @@ class VllmClient:
 
     def serve(self, version: int, weights: Mapping[str, Path]) -> VllmWeights:
         """Load adapters under new ids; full copies load when they generate. Raises EngineError if a server dies."""
-        check_folders(weights, self._given)
-        self._given |= weights.keys()
         self._count += 1
         adapters: dict[int, ServerCall] = {}
         models: dict[int, ServerCall] = {}

@@ -170,13 +170,6 @@ def test_a_new_version_is_taken_up(world: World) -> None:
             assert_greedy(world, request, action)
 
 
-def test_an_agent_that_had_a_folder_must_have_one_again(world: World) -> None:
-    """It would keep those weights."""
-    only_main = {"main": world.folders[2]["main"]}
-    with pytest.raises(ConfigError, match="no folder of weights for helper, solo"):
-        world.engine.serve(2, only_main).generate(requests(GREEDY))
-
-
 def test_a_completion_depends_on_its_request_alone(world: World) -> None:
     if world.policy.device.type == "cuda":
         pytest.skip("on a GPU the other requests of a batch decide how sums are rounded")
