@@ -9,8 +9,7 @@ actions after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from magrpo.errors import ConfigError
