@@ -386,9 +386,8 @@ class BaselineTable:
     def _format_difference(self, result: BaselineResult, quantity: str) -> str:
         """Format the difference to the reference on held-out problems, sampled."""
         difference = self._subtract_reference(result, HEADLINE, quantity)
-        has_interval = self._has_interval(self._num_problems)
-        if difference is not None and not has_interval:
-            return figures.keep_interval(figures.format_difference(difference), has_interval)
+        if difference is not None and not self._has_interval(self._num_problems):
+            return figures.keep_interval(figures.format_difference(difference), is_kept=False)
         return figures.format_tested_difference(difference)
 
 

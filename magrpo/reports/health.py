@@ -28,7 +28,7 @@ MIN_PROMPT_WORDS = 0.2
 MAX_LOST = 0.5
 """Training may lower the share of prompt words by less than this fraction of it; more is a finding."""
 MAX_ALIKE = 0.5
-"""Share of an agent's answers with the same first words from which on there is a finding, if training doubled it."""
+"""From this share of answers with the same first words on there is a finding, if training at least doubled it."""
 _OPENING_WORDS = 3
 _MIN_WORDS = 10
 """Answers shorter than this have no opening: a single number or word may well be the same everywhere."""
