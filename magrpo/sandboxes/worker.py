@@ -171,7 +171,10 @@ class Worker:
         return reports, TesterEnd(*json.loads(message))
 
     def close(self) -> None:
-        """Kill the jail and wait until everything in it is gone."""
+        """Kill the jail and wait until its first process is gone.
+
+        A pid namespace is empty by then. Without one, the rest dies of its parent's death, which may take a moment.
+        """
         self.kill()
         if self.inside is not None:
             wait_readable(START_S, self.inside)

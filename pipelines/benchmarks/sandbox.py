@@ -119,7 +119,7 @@ def _time_endless_candidates(level: str, workers: int, looping: int) -> list[Fig
         seconds = time_call(partial(pool.run, batch))
         parents = [psutil.Process(worker.process.pid) for worker in pool.alive]
         jails = [process for parent in parents for process in (parent, *list_family(parent.pid))]
-    left = len(wait_for_end(jails, 0.0))
+    left = len(wait_for_end(jails, 10.0))
     name = f"64 candidates, {looping} never end, {total_s:g} s for each"
     return [
         Figure(name, seconds, "s", at_most=looping * total_s / workers + 5),
