@@ -201,7 +201,7 @@ class Run:
 
         if iteration == 0 or iteration not in committed_iterations(self.store, "update"):
             raise ConfigError(f"run {self.store.run_id}: iteration {iteration} has not been trained")
-        scores = [Step("score", iteration, str(turn)).folder for turn in range(self.config.env.num_turns)]
+        scores = [Step("score", iteration, str(turn)).output for turn in range(self.config.env.num_turns)]
         pointers = filter(None, map(self.store.find, scores))
         return pandas.DataFrame(
             {

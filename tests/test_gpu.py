@@ -114,7 +114,7 @@ def test_a_run_that_is_killed_after_an_update_leaves_no_process_and_finishes_aft
     log, root = tmp_path / "log", tmp_path / "runs"
     overrides = [*SHORT, f"model.device={device}", f"engine.kind={engine}", f"root={root}"]
     run = start_magrpo(["train", str(EMBEDDED), *overrides, "--name", "short", "--local", "--quiet"], log)
-    first_update = RunStore(root, "short").stage_folder(Step("update", 1).folder) / MANIFEST
+    first_update = RunStore(root, "short").stage_folder(Step("update", 1).output) / MANIFEST
     try:
         while not first_update.exists():
             assert run.poll() is None, log.read_text()

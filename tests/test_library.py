@@ -63,7 +63,7 @@ def test_metrics_are_one_row_for_each_iteration_with_times_summed_over_turns(con
 
     def commit_turn(turn: int, seconds: float, tokens: float) -> None:
         metrics = {"time/rollout_s": seconds, "rollout/tokens": tokens}
-        store.commit(Step("rollout", 1, str(turn)).folder, "key", lambda _: metrics)
+        store.commit(Step("rollout", 1, str(turn)).output, "key", lambda _: metrics)
 
     for turn in range(9):
         commit_turn(turn, 0.0, 5.0)

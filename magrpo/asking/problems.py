@@ -32,7 +32,7 @@ _ARGUMENTS = (("xs", r"lists?|numbers|integers|values|items"), ("s", r"strings?|
 
 def load_asked_problems(team: AskedTeam) -> dict[str, Problem]:
     """The team's problems by id, held-out ones first: those its run prepared, else its problem set, loaded again."""
-    prepared = Step("prepare", 0).folder
+    prepared = Step("prepare", 0).output
     if team.store is not None and team.store.is_committed(prepared):
         splits: Mapping[Split, Sequence[Problem]] = read_problems(team.store.stage_folder(prepared))
     else:

@@ -42,7 +42,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
             "# MLFLOW_TRACKING_URI names the MLflow that this is registered in\n"
             f"mlflow artifacts download --artifact-uri models:/{model}/{version} --dst-path agents\ncd agents"
         )
-    prepared = Step("prepare", 0).folder
+    prepared = Step("prepare", 0).output
     problems = store.pointer(prepared)
     sizes = store.manifest_of(prepared)["metrics"]
     trained = [agent for agent in config.agents if agent.trained]

@@ -69,12 +69,12 @@ class TrainedTeam:
             return "float32"
         if self.config.model.dtype != "auto":
             return self.config.model.dtype
-        return "bfloat16" if self.store.manifest_of(Step("start", 0).folder)["metrics"]["start/gpus"] else "float32"
+        return "bfloat16" if self.store.manifest_of(Step("start", 0).output)["metrics"]["start/gpus"] else "float32"
 
     @cached_property
     def checkpoint(self) -> Pointer:
         """The checkpoint of these agents."""
-        found = self.store.find(Step("update", self.iteration).folder)
+        found = self.store.find(Step("update", self.iteration).output)
         assert found is not None  # one of those that ``of`` found
         return found
 

@@ -116,7 +116,7 @@ class RunConsole:
             if self._num_reused:
                 self.say(self._state.describe_resumption(step))
                 self._num_reused = 0
-            if not self._times and step.title == "rollout.0":
+            if not self._times and step.label == "rollout.0":
                 self._times.append(self._get_time())
             self._remove_task(_NO_STEP)
             self._remove_task(get_ident())

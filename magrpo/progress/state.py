@@ -71,8 +71,8 @@ class RunState:
         every = steps(config)
         missing = first_missing(config, store)
         for step in every:
-            if store.is_committed(step.folder):
-                state.finish_step(step, store.manifest_of(step.folder)["metrics"], reused=True)
+            if store.is_committed(step.output):
+                state.finish_step(step, store.manifest_of(step.output)["metrics"], reused=True)
         if missing < len(every):
             state.step = every[missing]
         return state
@@ -105,7 +105,7 @@ class RunState:
         elif step.stage == "evaluate":
             self.held_out_returns[step.iteration] = metrics["eval/return"]
             figures.append(f"held-out return {metrics['eval/return']:.1%}")
-        name = step.title if step.happens_once or step.stage == "baseline" else step.folder
+        name = step.label if step.happens_once or step.stage == "baseline" else step.output
         if not reused:
             self.finished_lines[step] = f"{name}: {', '.join(figures)}"
 
@@ -131,7 +131,7 @@ class RunState:
         return "; ".join(map(self._describe, under_way or filter(None, [self.step])))
 
     def _describe(self, step: Step) -> str:
-        return step.title if step.happens_once else f"{step.title}, iteration {step.iteration} of {self.num_iterations}"
+        return step.label if step.happens_once else f"{step.label}, iteration {step.iteration} of {self.num_iterations}"
 
     def describe_returns(self) -> str:
         """Describe the training and held-out returns; empty before the first measurement."""

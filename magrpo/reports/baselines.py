@@ -106,7 +106,7 @@ def read_baselines(store: RunStore, config: RunConfig) -> list[BaselineResult]:
     common = common_parts([row.reward.maxima for row in rows])
     results = []
     for row in rows:
-        folder = store.stage_folder(Step("baseline", 0, row.name).folder)
+        folder = store.stage_folder(Step("baseline", 0, row.name).output)
         comparable = dict(row.reward.maxima) == dict(config.reward.maxima)
         timed = read_records(folder / TIMED_ANSWERS, TimedAnswer)
         results.append(BaselineResult(row, read_evaluation(folder), timed, common, comparable))

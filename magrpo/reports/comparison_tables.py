@@ -1,6 +1,5 @@
 """The tables of comparisons: runs side by side. :mod:`magrpo.reports.comparison` has the verdicts."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from magrpo.reports import figures
@@ -15,6 +14,7 @@ from magrpo.reports.page import PageSection, ReportTable
 from magrpo.reports.verdict import judge_run
 from magrpo.run.comparability import score_alike
 from magrpo.run.steps import STAGES, TRAINING_STAGES
+from magrpo.run.store import merge_metrics
 from magrpo.text import format_count
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import HEADLINE
@@ -96,18 +96,19 @@ def _format_last(run: EvaluatedRun, key: str, name: str) -> str:
 
 
 def list_run_costs(run: EvaluatedRun) -> dict[str, str]:
-    seconds: dict[str, float] = defaultdict(float)
-    gpus = 0.0
-    for _, stage, metrics in run.store.stage_metrics():
-        name = stage.partition(".")[0]
-        seconds[name] += metrics.get(f"time/{name}_s", 0.0)
-        gpus += metrics.get("start/gpus", 0.0)
-    total = sum(seconds.values())
+    metrics: dict[str, float] = {}
+    for _, _, of_stage in run.store.stage_metrics():
+        merge_metrics(metrics, of_stage)
+    total = sum(value for key, value in metrics.items() if key.startswith("time/"))
+    gpus = metrics.get("start/gpus", 0.0)
     evaluated = sum(row.generated_tokens for report in run.reports for row in report.rows)
     costs = {f"{UNITS[unit]}, training": f"{count:,}" for unit, count in run.budgets[-1].counts.items()}
     costs["tokens generated, evaluation"] = f"{evaluated:,}"
     needed = [stage for stage in TRAINING_STAGES if STAGES[stage].is_needed(run.config)]
-    costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *needed, "evaluate", "report")}
+    costs |= {
+        stage: f"{metrics.get(f'time/{stage}_s', 0.0):.1f}"
+        for stage in ("prepare", "start", *needed, "evaluate", "report")
+    }
     wall_time = read_wall_time(run.store.path)
     hours = figures.UNDEFINED if wall_time is None else f"{gpus * wall_time.seconds / 3600:.2f}"
     return costs | {"all": figures.format_duration(total), "GPU-hours": hours}

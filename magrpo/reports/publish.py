@@ -27,7 +27,7 @@ def publish_report(store: RunStore, mlflow_page: str = "") -> Path:
     ``mlflow_page``: address of the run in MLflow, if reached; by default the address in the report that is replaced.
     """
     step = steps(store.config())[-1]
-    return _publish_page(store, store.stage_folder(step.folder) / _page_name(store), mlflow_page)
+    return _publish_page(store, store.stage_folder(step.output) / _page_name(store), mlflow_page)
 
 
 def rebuild_report(store: RunStore) -> Path:

@@ -56,7 +56,7 @@ def judge_run(run: EvaluatedRun) -> Verdict:
 def read_verdict(store: RunStore) -> Verdict | None:
     """Judge the first and the last evaluation of a run so far; None if there is none, or one is damaged."""
     iterations = committed_iterations(store, "evaluate")
-    folders = [Step("evaluate", iteration).folder for iteration in first_and_last(iterations)]
+    folders = [Step("evaluate", iteration).output for iteration in first_and_last(iterations)]
     try:
         reports = [read_evaluation(store.stage_folder(folder)) for folder in folders]
     except ConfigError:  # an evaluation is damaged; notices are then sent without a verdict

@@ -96,7 +96,7 @@ def split_files(folder: Path) -> dict[Split, Path]:
 
 def read_held_out(store: RunStore) -> dict[str, Problem]:
     """Read the problems that the run does not train on, by id."""
-    splits = read_problems(store.stage_folder(Step("prepare", 0).folder))
+    splits = read_problems(store.stage_folder(Step("prepare", 0).output))
     return {problem.task_id: problem for split, problems in splits.items() if split != "train" for problem in problems}
 
 
@@ -155,7 +155,7 @@ def read_evaluation(folder: Path) -> EvalReport:
 # --------------------------------------------------------------------------------------------- checkpoints, evaluations
 def committed_iterations(store: RunStore, stage: str) -> list[int]:
     """Return the iterations for which ``stage`` is committed, ascending."""
-    paths = store.path.glob(f"stages/[0-9]*/{Step(stage, 0).name}")
+    paths = store.path.glob(f"stages/[0-9]*/{stage}")
     return sorted(
         int(path.parent.name)
         for path in paths
@@ -166,7 +166,7 @@ def committed_iterations(store: RunStore, stage: str) -> list[int]:
 def find_evaluations(store: RunStore) -> dict[int, Pointer]:
     """Return the committed evaluations by iteration, ascending."""
     iterations = committed_iterations(store, "evaluate")
-    return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
+    return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).output))}
 
 
 def read_evaluations(store: RunStore) -> list[EvalReport]:
@@ -182,7 +182,7 @@ def keeps_weights(store: RunStore, checkpoint: str) -> bool:
 def kept_iterations(store: RunStore) -> list[int]:
     """Return the iterations whose weights are kept, ascending."""
     committed = committed_iterations(store, "update")
-    return [i for i in committed if keeps_weights(store, Step("update", i).folder)]
+    return [i for i in committed if keeps_weights(store, Step("update", i).output)]
 
 
 def choose_checkpoint(store: RunStore, iteration: int | None) -> int:
@@ -205,7 +205,7 @@ def _list_iterations(iterations: Sequence[int]) -> str:
 
 def checkpoint_weights(store: RunStore, iteration: int) -> Path:
     """Locate the folder that holds the weights of each agent after ``iteration``, one subfolder per agent."""
-    return store.stage_folder(Step("update", iteration).folder) / WEIGHTS
+    return store.stage_folder(Step("update", iteration).output) / WEIGHTS
 
 
 def run_of_weights(weights: Path) -> str:
@@ -239,7 +239,7 @@ def describe_start(store: RunStore) -> str:
 
 def has_samples(store: RunStore) -> bool:
     """Whether any step other than ``prepare`` and ``start`` is committed."""
-    return any(store.is_committed(step.folder) for step in steps(store.config())[2:])
+    return any(store.is_committed(step.output) for step in steps(store.config())[2:])
 
 
 def is_finished(store: RunStore) -> bool:

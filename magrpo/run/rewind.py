@@ -21,7 +21,7 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     """
     every = steps(config)
     position = _find_position(name, every, store)
-    repeated = [step for step in every[position:] if store.is_committed(step.folder)]
+    repeated = [step for step in every[position:] if store.is_committed(step.output)]
     return _list_pruned_checkpoints(store, every, position) + repeated
 
 
@@ -35,12 +35,12 @@ def _list_pruned_checkpoints(store: RunStore, every: Sequence[Step], position: i
         for name in step.inputs:
             users[name].append(step)
     checkpoints = [step for step in every[:position] if step.writes_checkpoint]
-    checkpoints = [step for step in checkpoints if store.is_committed(step.folder)]
+    checkpoints = [step for step in checkpoints if store.is_committed(step.output)]
     listed: set[Step] = set()
     for number, checkpoint in enumerate(checkpoints, start=1):
-        if any(_lacks_files(store, step, checkpoint.folder) for step in users[checkpoint.folder]):
+        if any(_lacks_files(store, step, checkpoint.output) for step in users[checkpoint.output]):
             newest_first = reversed(checkpoints[:number])
-            listed.update(takewhile(lambda step: bool(store.pruned_files(step.folder)), newest_first))
+            listed.update(takewhile(lambda step: bool(store.pruned_files(step.output)), newest_first))
     return [step for step in checkpoints if step in listed]
 
 
@@ -50,7 +50,7 @@ def check_kept(store: RunStore, step: Step) -> None:
         if store.is_committed(name) and _lacks_files(store, step, name):
             files = "the optimizer state" if step.stage == "update" else "the weights"
             raise ConfigError(
-                f"{step.folder} needs {files} of {name}, deleted to save space; to compute them again: "
+                f"{step.output} needs {files} of {name}, deleted to save space; to compute them again: "
                 f"{store.format_command('resume')} --from-stage {step}"
             )
 
@@ -64,18 +64,18 @@ def _lacks_files(store: RunStore, step: Step, name: str) -> bool:
 
 def _find_position(name: str, every: Sequence[Step], store: RunStore) -> int:
     """Return the position of ``name`` among all steps, at most one past the last committed step."""
-    newest = 1 + max((i for i, step in enumerate(every) if store.is_committed(step.folder)), default=-1)
-    title, colon, number = name.partition(":")
-    if title in STAGES and STAGES[title].when == "turn":
-        title = f"{title}.0"
-    known = list(dict.fromkeys(step.title for step in every))
-    if title not in known:
-        raise ConfigError(f"--from-stage {name}: no stage {title!r}; {list_choices(title, known)}")
-    positions = {step.iteration: i for i, step in enumerate(every[: newest + 1]) if step.title == title}
+    newest = 1 + max((i for i, step in enumerate(every) if store.is_committed(step.output)), default=-1)
+    label, colon, number = name.partition(":")
+    if label in STAGES and STAGES[label].when == "turn":
+        label = f"{label}.0"
+    known = list(dict.fromkeys(step.label for step in every))
+    if label not in known:
+        raise ConfigError(f"--from-stage {name}: no stage {label!r}; {list_choices(label, known)}")
+    positions = {step.iteration: i for i, step in enumerate(every[: newest + 1]) if step.label == label}
     if not positions:
         raise ConfigError(f"--from-stage {name}: the run has only reached {every[newest]}")
     if not colon:
-        committed = (i for i in reversed(positions.values()) if store.is_committed(every[i].folder))
+        committed = (i for i in reversed(positions.values()) if store.is_committed(every[i].output))
         return next(committed, min(positions.values()))
     for iteration, position in positions.items():
         if str(iteration) == number:
@@ -84,4 +84,4 @@ def _find_position(name: str, every: Sequence[Step], store: RunStore) -> int:
     last = max(positions)
     is_range = 1 < len(positions) == last - first + 1
     listed = f"{first}-{last}" if is_range else ", ".join(map(str, positions))
-    raise ConfigError(f"--from-stage {name}: no iteration {number!r} of {title} so far; possible: {listed}")
+    raise ConfigError(f"--from-stage {name}: no iteration {number!r} of {label} so far; possible: {listed}")

@@ -50,8 +50,6 @@ class StageSpec:
     """Plural of the items that it counts while it works: ``completions``."""
     folder: str = ""
     """Name of its folder, where this is not the stage's name."""
-    title: str = ""
-    """Name shown to users, where this is not the name of its folder."""
 
 
 def _list_sections_of_probes(config: RunConfig) -> tuple[str, ...]:
@@ -76,7 +74,6 @@ _FIRST = (
         writes_checkpoint=True,
         activity="starting",
         folder="update",
-        title="start",
     ),
 )
 _TRAINING = (
@@ -190,7 +187,7 @@ class Step:
     part: str = ""
     """Turn of a stage that is computed at every turn; row of a baseline."""
     inputs: tuple[str, ...] = ()
-    """Folders of the steps whose outputs it takes."""
+    """Outputs of other steps that it takes, by name."""
 
     @property
     def spec(self) -> StageSpec:
@@ -198,19 +195,14 @@ class Step:
         return STAGES[self.stage]
 
     @property
-    def name(self) -> str:
-        """Name of its folder within the iteration: ``rollout.0``."""
-        return self._add_part(self.spec.folder or self.stage)
-
-    @property
-    def folder(self) -> str:
+    def output(self) -> str:
         """Name of its output in the store: ``00007/rollout.0``."""
-        return f"{self.iteration:05d}/{self.name}"
+        return f"{self.iteration:05d}/{self._add_part(self.spec.folder or self.stage)}"
 
     @property
-    def title(self) -> str:
-        """Its name without the iteration, as users write it: ``rollout.0``, ``start``."""
-        return self._add_part(self.spec.title) if self.spec.title else self.name
+    def label(self) -> str:
+        """Its name for users, without the iteration: ``rollout.0``, ``start``."""
+        return self._add_part(self.stage)
 
     @property
     def happens_once(self) -> bool:
@@ -231,7 +223,7 @@ class Step:
         return f"{name}.{self.part}" if self.part else name
 
     def __str__(self) -> str:
-        return self.title if self.happens_once else f"{self.title}:{self.iteration}"
+        return self.label if self.happens_once else f"{self.label}:{self.iteration}"
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -273,7 +265,7 @@ def _baseline_steps(config: RunConfig) -> Iterator[Step]:
     for row in config.baselines.rows:
         for step in plan.add_steps(_BASELINES, "row", 0, row.name):
             if row.votes == "none":
-                without_votes.append(step.folder)
+                without_votes.append(step.output)
                 yield step
             else:
                 yield replace(step, inputs=(*step.inputs, *without_votes))
@@ -292,7 +284,7 @@ class _Plan:
         """Yield the steps of the stages of ``table`` that are computed at this point."""
         for spec in table:
             if spec.when == when:
-                inputs = tuple(step.folder for name in spec.inputs for step in self._find_inputs(name, spec, part))
+                inputs = tuple(step.output for name in spec.inputs for step in self._find_inputs(name, spec, part))
                 step = Step(spec.name, iteration, part, inputs)
                 self._made[spec.name].append(step)
                 if spec.writes_checkpoint:
@@ -327,6 +319,6 @@ def first_missing(config: RunConfig, store: RunStore) -> int:
 
 def is_past(step: Step, store: RunStore) -> bool:
     """Whether ``step`` is committed, or was skipped because the iteration's episodes had all ended."""
-    if store.is_committed(step.folder):
+    if store.is_committed(step.output):
         return True
-    return step.belongs_to_turn and store.is_committed(Step("credit", step.iteration).folder)
+    return step.belongs_to_turn and store.is_committed(Step("credit", step.iteration).output)

@@ -185,23 +185,23 @@ class RunStore:
         atomic_write(self.path / CONFIG, config.resolved(secrets=True).encode())
 
     # ------------------------------------------------------------------------------------------- committing, finding
-    def is_committed(self, name: str) -> bool:
+    def is_committed(self, output: str) -> bool:
         """Whether a stage has an output with an undamaged manifest, whatever its key and the state of its files."""
-        return has_manifest(self.stage_folder(name))
+        return has_manifest(self.stage_folder(output))
 
-    def find(self, name: str, key: str | None = None) -> Pointer | None:
+    def find(self, output: str, key: str | None = None) -> Pointer | None:
         """Return the committed output of a stage if it has this key (None: any key), without reading its files.
 
         Raises ConfigError, naming the folder, if the manifest is damaged.
         """
-        manifest = find_manifest(self.stage_folder(name))
+        manifest = find_manifest(self.stage_folder(output))
         if manifest is None or (key is not None and key != manifest["key"]):
             return None
-        return self._pointer(name, manifest)
+        return self._pointer(output, manifest)
 
-    def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
-        """Commit the files that ``write(folder)`` writes and the metrics it returns as the output of stage ``name``."""
-        target = self.stage_folder(name)
+    def commit(self, output: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
+        """Commit the files that ``write(folder)`` writes and the metrics it returns as ``output``."""
+        target = self.stage_folder(output)
         partial = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
         for stale in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(stale)
@@ -216,7 +216,7 @@ class RunStore:
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
-        manifest: Manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
+        manifest: Manifest = {"stage": output, "key": key, "files": files, "metrics": metrics}
         write_manifest(partial, manifest)
         share_files(partial)
         for path in (partial, *partial.rglob("*")):
@@ -225,12 +225,12 @@ class RunStore:
             shutil.rmtree(target)
         partial.rename(target)
         sync_path(target.parent)
-        pointer = self._pointer(name, manifest)
+        pointer = self._pointer(output, manifest)
         self._checked.add(pointer["dir"])
         return pointer
 
-    def set_aside(self, names: Sequence[str]) -> Path:
-        """Move the outputs of stages into a new folder of the run and return it; a kill leaves the earlier stages.
+    def set_aside(self, outputs: Sequence[str]) -> Path:
+        """Move ``outputs`` into a new folder of the run and return it; a kill leaves the earlier ones.
 
         Training may now end at another iteration, if ``train.max_tokens`` decides.
         """
@@ -240,27 +240,27 @@ class RunStore:
         taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
         folder = parent / str(1 + max(taken, default=0))
         folder.mkdir()
-        for name in reversed(names):
-            source = self.stage_folder(name)
-            target = folder / name
+        for output in reversed(outputs):
+            source = self.stage_folder(output)
+            target = folder / output
             target.parent.mkdir(parents=True, exist_ok=True)
             source.rename(target)
             sync_path(source.parent)
             sync_path(target.parent)
         return folder
 
-    def pointer(self, name: str) -> Pointer:
+    def pointer(self, output: str) -> Pointer:
         """Return the reference to a committed stage, whatever the state of its files."""
-        return self._pointer(name, self.manifest_of(name))
+        return self._pointer(output, self.manifest_of(output))
 
-    def _pointer(self, name: str, manifest: Manifest) -> Pointer:
+    def _pointer(self, output: str, manifest: Manifest) -> Pointer:
         digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
-        return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}
+        return {"dir": f"stages/{output}", "sha": digest(manifest["key"], digests)}
 
     # ----------------------------------------------------------------------------------------------------- reading
-    def stage_folder(self, name: str) -> Path:
-        """Return the folder of a stage by its name, committed or not."""
-        return self.path / "stages" / name
+    def stage_folder(self, output: str) -> Path:
+        """Return the folder of an output by its name (:attr:`magrpo.run.steps.Step.output`), committed or not."""
+        return self.path / "stages" / output
 
     def folder(self, pointer: Pointer) -> Path:
         """Return the folder a pointer refers to."""
@@ -282,9 +282,9 @@ class RunStore:
         """Return the metrics of a committed stage."""
         return read_manifest(self.folder(pointer))["metrics"]
 
-    def manifest_of(self, name: str) -> Manifest:
+    def manifest_of(self, output: str) -> Manifest:
         """Read the manifest of a committed stage; ConfigError if it is missing or damaged."""
-        return read_manifest(self.stage_folder(name))
+        return read_manifest(self.stage_folder(output))
 
     def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Yield iteration, stage and metrics of everything committed, in no particular order."""
@@ -300,15 +300,15 @@ class RunStore:
     def work_interval(self, pointer: Pointer) -> tuple[float, float]:
         """Return when the work of a stage began and ended, in seconds since 1970."""
         ended = (self.folder(pointer) / MANIFEST).stat().st_mtime
-        stage = Path(pointer["dir"]).name.partition(".")[0]
-        return ended - self.metrics(pointer)[f"time/{stage}_s"], ended
+        [seconds] = [value for key, value in self.metrics(pointer).items() if key.startswith("time/")]
+        return ended - seconds, ended
 
     # ----------------------------------------------------------------------------------------------------- pruning
-    def prune(self, name: str, *names: str) -> None:
+    def prune(self, output: str, *files: str) -> None:
         """Delete large files, or all files of folders, that a committed stage no longer needs; it stays committed."""
-        folder = self.stage_folder(name)
-        manifest = self.manifest_of(name)
-        pruned = [file for file in manifest["files"] if is_below(file, names)]
+        folder = self.stage_folder(output)
+        manifest = self.manifest_of(output)
+        pruned = [file for file in manifest["files"] if is_below(file, files)]
         if not all(manifest["files"][file].get("pruned") for file in pruned):
             for file in pruned:
                 manifest["files"][file]["pruned"] = True
@@ -318,9 +318,9 @@ class RunStore:
         for file in pruned:
             (folder / file).unlink(missing_ok=True)  # already gone if an earlier prune was killed after the manifest
 
-    def pruned_files(self, name: str) -> list[str]:
+    def pruned_files(self, output: str) -> list[str]:
         """List the files of a committed stage that :meth:`prune` deleted."""
-        return [file for file, facts in self.manifest_of(name)["files"].items() if facts.get("pruned")]
+        return [file for file, facts in self.manifest_of(output)["files"].items() if facts.get("pruned")]
 
 
 def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:

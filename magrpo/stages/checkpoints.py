@@ -33,7 +33,7 @@ def check_bases(store: RunStore, lineup: Lineup) -> None:
 
     Not known of runs that have not begun, or were begun by a version that did not note the files.
     """
-    path = store.stage_folder(Step("start", 0).folder) / BASES
+    path = store.stage_folder(Step("start", 0).output) / BASES
     if not path.exists():
         return
     check_files(path.parent, BASES)

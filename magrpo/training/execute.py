@@ -153,7 +153,7 @@ def _settle_dtype(store: RunStore, place: Place, console: RunConsole) -> None:
     On a cluster, this machine says nothing about those that compute.
     """
     config = store.config()
-    if config.model.dtype == "auto" and not place.address and store.find(Step("prepare", 0).folder) is None:
+    if config.model.dtype == "auto" and not place.address and store.find(Step("prepare", 0).output) is None:
         from magrpo.planning.precision import settle_dtype  # torch, transformers
 
         settled = settle_dtype(config, console.say)
@@ -214,8 +214,7 @@ def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequen
                     observer.step_finished(step)
             return pointer
         finally:
-            stage = step.title.partition(".")[0]
             with one_at_a_time:
-                seconds[stage] = seconds.get(stage, 0.0) + perf_counter() - started
+                seconds[step.stage] = seconds.get(step.stage, 0.0) + perf_counter() - started
 
     return watched

@@ -8,6 +8,7 @@ does not enter keys: neither that of stages nor of plug-ins.
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -36,7 +37,7 @@ def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
         sections["train"].pop("max_tokens", None)
     changed = {name: section for name, section in sections.items() if section}
     prompts = [read_prompts(config)] if step.spec.shows_prompts else []
-    return digest(step.name, step.iteration, changed, [pointer["sha"] for pointer in inputs], *prompts)
+    return digest(Path(step.output).name, step.iteration, changed, [pointer["sha"] for pointer in inputs], *prompts)
 
 
 def read_prompts(config: RunConfig) -> list[Any]:
@@ -90,13 +91,13 @@ def set_aside_stale(store: RunStore, config: RunConfig) -> None:
     left_out: set[str] = set()
     for position, step in enumerate(every):
         if step.belongs_to_turn and step.iteration in ended:
-            left_out.add(step.folder)
+            left_out.add(step.output)
             continue
         inputs = [name for name in step.inputs if name not in left_out]
-        if not store.is_committed(step.folder) or not all(name in pointers for name in inputs):
+        if not store.is_committed(step.output) or not all(name in pointers for name in inputs):
             continue
-        if store.manifest_of(step.folder)["key"] != make_key(config, step, [pointers[name] for name in inputs]):
-            stale = [step.folder for step in every[position:] if store.is_committed(step.folder)]
+        if store.manifest_of(step.output)["key"] != make_key(config, step, [pointers[name] for name in inputs]):
+            stale = [step.output for step in every[position:] if store.is_committed(step.output)]
             folder = store.set_aside(stale)
             log.warning(
                 "%s was computed with other prompts or by another version: set aside in %s with all later outputs, "
@@ -105,6 +106,6 @@ def set_aside_stale(store: RunStore, config: RunConfig) -> None:
                 shorten_path(folder),
             )
             return
-        pointers[step.folder] = store.pointer(step.folder)
-        if step.stage == "rollout" and not store.manifest_of(step.folder)["metrics"]["rollout/groups"]:
+        pointers[step.output] = store.pointer(step.output)
+        if step.stage == "rollout" and not store.manifest_of(step.output)["metrics"]["rollout/groups"]:
             ended.add(step.iteration)

@@ -55,7 +55,7 @@ def run_steps(
             if pointer is None:
                 continue
             if step.writes_checkpoint:
-                checkpoint = step.folder
+                checkpoint = step.output
                 threads.sample_from(checkpoint)
             elif step.stage == "evaluate":
                 evaluations[step.iteration] = pointer
@@ -67,7 +67,7 @@ def run_steps(
                     waiting = deque(every[every.index(step) + 1 :])
             recorder.record_step(step, pointer)
     pointers = outputs.pointers
-    return Outcome(pointers[every[0].folder], pointers[checkpoint], evaluations)
+    return Outcome(pointers[every[0].output], pointers[checkpoint], evaluations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Outputs:
         if step.belongs_to_turn and step.iteration in self.ended:
             return None
         pointer = self.run_step(step, [self.pointers[name] for name in step.inputs if name in self.pointers])
-        self.pointers[step.folder] = pointer
+        self.pointers[step.output] = pointer
         if step.stage == "rollout" and not self.store.metrics(pointer)["rollout/groups"]:
             self.ended.add(step.iteration)
         return pointer
@@ -138,7 +138,7 @@ class _SamplingThreads(AbstractContextManager["_SamplingThreads"]):
         self._begun[step.iteration].result()
         if self._errors:
             raise self._errors[0]
-        return self._outputs.pointers.get(step.folder)
+        return self._outputs.pointers.get(step.output)
 
     def _sample(self, iteration_steps: Sequence[Step]) -> None:
         for step in iteration_steps:

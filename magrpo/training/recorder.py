@@ -86,7 +86,7 @@ class RunRecorder:
         self._on_evaluation = on_evaluation
         self._checkpoint: Pointer | None = None
         self._outputs: dict[str, Pointer] = {}
-        """Outputs of the current iteration so far, by the step's name."""
+        """Outputs of the current iteration so far, by the step's label."""
         self._metrics: dict[str, float] = {}
         """Metrics of the current iteration so far."""
 
@@ -108,7 +108,7 @@ class RunRecorder:
             for path in sorted(folder.glob("*.*")):
                 tracker.artifact(path, "" if path.suffix == ".html" else "report")
         else:
-            self._outputs[step.name] = pointer
+            self._outputs[step.label] = pointer
             merge_metrics(self._metrics, store.metrics(pointer))
             if step.stage == "update":
                 self._checkpoint = pointer

@@ -84,7 +84,7 @@ class _Part(Generic[PartT]):
 
 def _forget_start(config: RunConfig, store: RunStore) -> RunConfig:
     """The configuration without the folders to start from once checkpoint 0 holds their weights."""
-    if not store.is_committed(Step("start", 0).folder):
+    if not store.is_committed(Step("start", 0).output):
         return config
     agents = tuple(agent.model_copy(update={"start_from": None}) for agent in config.agents)
     return config.model_copy(update={"agents": agents})

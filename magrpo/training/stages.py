@@ -52,7 +52,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
     def run_step(self, step: Step, inputs: Sequence[Pointer]) -> Pointer:
         """Return the committed output of ``step``, computing it if need be; a :data:`magrpo.training.loop.RunStep`."""
         key = make_key(self._config, step, inputs)
-        found = self._store.find(step.folder, key)
+        found = self._store.find(step.output, key)
         pointer = found or self._compute(step, inputs, key)
         if step.writes_checkpoint:
             if not found:
@@ -88,10 +88,10 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             started = perf_counter()
             with name_full_disk(self._store.path):  # here, because a failure frees the disk: its folder is deleted
                 metrics = load_writer(step.spec)(context)
-            return {**metrics, f"time/{step.name.partition('.')[0]}_s": perf_counter() - started}
+            return {**metrics, f"time/{step.stage}_s": perf_counter() - started}
 
         try:
-            return self._store.commit(step.folder, key, write)
+            return self._store.commit(step.output, key, write)
         except (EngineError, SandboxDied, BrokenExecutor) as error:
             self._check_aborted()
             self._resources.discard_dead(error, discarded_before)
@@ -105,7 +105,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             old.setdefault(newest - train.lag - 1, []).append(WEIGHTS)
         for iteration, names in old.items():
             if iteration > 0 and not evaluates_after(self._config, iteration):
-                self._store.prune(Step("update", iteration).folder, *names)
+                self._store.prune(Step("update", iteration).output, *names)
 
     def _check_aborted(self) -> None:
         if self._aborted:

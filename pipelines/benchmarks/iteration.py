@@ -92,7 +92,7 @@ def bench_iteration(
         policy = Policy.open(resolved.agents, resolved.model, resolved.lora, resolved.train.seed)
         requests = _make_requests(resolved, groups)
         if engines:
-            start = RunStore.open(Path(folder), BENCH).stage_folder(Step("start", 0).folder)
+            start = RunStore.open(Path(folder), BENCH).stage_folder(Step("start", 0).output)
             compare_engines(policy, requests, locate_weights(start, policy.agents), rounds)
             return 0
         policy.sources = {}  # the engine must sample from the weights it holds

@@ -109,7 +109,7 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
     tables: dict[str, list[BaselineResult]] = {}
     for store in stores:
         config = configs[store.run_id]
-        if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
+        if not all(store.is_committed(step.output) for step in steps(config) if step.stage == "baseline"):
             raise ConfigError(f"run {store.run_id} is not finished; resume it: {store.format_command('resume')}")
         tables[store.run_id] = read_baselines(store, config)
     evaluated = [read_evaluated(store, tables[store.run_id]) for store in stores]

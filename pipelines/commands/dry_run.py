@@ -51,7 +51,7 @@ def show_plan(
     """
     place = given_place or (read_place(store) if store else Place())
     check_place(config, place)
-    prepared = store.find(Step("prepare", 0).folder) if store else None
+    prepared = store.find(Step("prepare", 0).output) if store else None
     precision: list[str] = []
     if prepared is None and not place.address:
         config = settle_dtype(config, precision.append)
@@ -85,7 +85,7 @@ def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
     """Yield one line for consecutive iterations with the same stages."""
     yield format_line("stages", f"{len(planned)}, in this order")
     rows = [
-        (iteration, " ".join(step.title for step in members))
+        (iteration, " ".join(step.label for step in members))
         for iteration, members in groupby(planned, key=lambda step: step.iteration)
     ]
     for stages, same_rows in groupby(rows, key=lambda row: row[1]):

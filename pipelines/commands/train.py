@@ -73,7 +73,7 @@ def launch_run(
     console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)
     resume = store.format_command("resume") + (" --local" if local else "")
     try:
-        if not is_checked and store.find(Step("prepare", 0).folder) is None:
+        if not is_checked and store.find(Step("prepare", 0).output) is None:
             check_inputs(store.config())
         result = run_stages(store, local=local)
     except KeyboardInterrupt as error:
@@ -103,7 +103,7 @@ def rewind_run(store: RunStore, name: str) -> None:
     """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of all later steps."""
     with hold_run(store):
         if repeated := steps_to_repeat(store, store.config(), name):
-            folder = shorten_path(store.set_aside([step.folder for step in repeated]))
+            folder = shorten_path(store.set_aside([step.output for step in repeated]))
             print(f"{format_count(len(repeated), 'committed stages')}, from {repeated[0]} on, set aside in {folder}")
 
 

@@ -118,8 +118,8 @@ def run_as_tasks(run_step: RunStep) -> RunStep:
 
     def run_task(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         as_task: Task[[Step, Sequence[Pointer]], Pointer] = task(
-            name=step.title.partition(".")[0],
-            task_run_name=step.title if step.happens_once or step.stage == "baseline" else step.folder,
+            name=step.stage,
+            task_run_name=step.label if step.happens_once or step.stage == "baseline" else step.output,
             cache_policy=NO_CACHE,
             retries=2,
             retry_delay_seconds=exponential_backoff(2),

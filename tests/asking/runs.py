@@ -30,7 +30,7 @@ def make_run(path: Path, root: Path, overrides: Sequence[str] = (), name: str = 
             write_records(folder / split_file(split), problems)
         return {}
 
-    store.commit(Step("prepare", 0).folder, "key", write_problems)
+    store.commit(Step("prepare", 0).output, "key", write_problems)
     policy = open_policy(config)
 
     def write_weights(folder: Path) -> dict[str, float]:
@@ -38,7 +38,7 @@ def make_run(path: Path, root: Path, overrides: Sequence[str] = (), name: str = 
         return {}
 
     for iteration in (0, 1):
-        store.commit(Step("update", iteration).folder, "key", write_weights)
+        store.commit(Step("update", iteration).output, "key", write_weights)
         perturb(policy, seed=1, scale=scale)
     return store
 

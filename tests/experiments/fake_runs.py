@@ -38,7 +38,7 @@ def make_run(store: RunStore, *, is_judged: bool = True) -> None:
             values = {"eval/return": fake_outcome(store), "eval/pass_at_1": 0.5}
         if not is_judged:
             values = {key: value for key, value in values.items() if key != "eval/pass_at_1"}
-        store.commit(step.folder, "key", lambda _, values=values: values)  # type: ignore[misc]
+        store.commit(step.output, "key", lambda _, values=values: values)  # type: ignore[misc]
 
 
 def run_with_a_partner(store: RunStore) -> None:

@@ -76,7 +76,7 @@ def mutate_file(path: Path, data: bytes, rng: random.Random) -> None:
 
 def read_stage(store: RunStore, step: steps.Step) -> None:
     """Read what later stages read of a stage."""
-    folder = store.stage_folder(step.folder)
+    folder = store.stage_folder(step.output)
     if step.stage == "prepare":
         files.read_problems(folder)
     elif step.stage == "rollout":
@@ -105,7 +105,7 @@ def resume_run(path: Path) -> None:
     """What a resume reads, and the digests that it checks before it computes from an output."""
     store = RunStore.open(path.parent, path.name)
     for step in steps.steps(store.config()):
-        if pointer := store.find(step.folder):
+        if pointer := store.find(step.output):
             store.metrics(pointer)
             store.check_files(pointer)
             read_stage(store, step)

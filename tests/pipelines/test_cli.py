@@ -174,7 +174,7 @@ def test_a_refused_configuration_leaves_its_name_free(tmp_path: Path, capfd: pyt
     assert list(MlflowClient(f"sqlite:///{root}/mlflow.db").search_runs(["1"])) == []
     kept = RunStore.create(load_config(config))
     for stage, is_kept in (("prepare", False), ("start", False), ("evaluate", True)):
-        kept.commit(Step(stage, 0).folder, "key", lambda _: {})
+        kept.commit(Step(stage, 0).output, "key", lambda _: {})
         assert has_samples(kept) == is_kept
 
 
@@ -185,7 +185,7 @@ def test_a_refused_run_behind_a_link_leaves_the_link(tmp_path: Path) -> None:
     (root / "moved").symlink_to(elsewhere)
     for _ in range(2):
         store = RunStore.create(load_config(config), "moved")
-        store.commit(Step("prepare", 0).folder, "key", lambda _: {})
+        store.commit(Step("prepare", 0).output, "key", lambda _: {})
         remove_run(store)
         assert store.path.is_symlink()
         assert list(elsewhere.iterdir()) == []

@@ -45,7 +45,7 @@ def test_steps_take_the_outputs_of_earlier_ones() -> None:
     known: set[str] = set()
     for step in every:
         assert set(step.inputs) <= known, f"{step} is computed before its inputs"
-        known.add(step.folder)
+        known.add(step.output)
 
 
 def test_a_critic_goes_on_from_the_iteration_before_and_only_a_run_with_critics_has_one() -> None:

@@ -130,7 +130,7 @@ def test_a_lost_checkpoint_after_a_pruned_one_takes_from_stage(runs: Runs, copy:
     )
     repeated = steps_to_repeat(copy, copy.config(), "update:2")
     assert [str(step) for step in repeated] == ["update:1", "evaluate:2"]
-    copy.set_aside([step.folder for step in repeated])
+    copy.set_aside([step.output for step in repeated])
     resume(copy)
     assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
 
@@ -147,7 +147,7 @@ def test_samples_that_came_out_differently_take_from_stage(copy: RunStore) -> No
     before = copy.manifest_of("00002/update")["key"]
     with pytest.raises(ConfigError, match=r"--from-stage update:2$"):
         resume(copy)
-    copy.set_aside([step.folder for step in steps_to_repeat(copy, copy.config(), "update:2")])
+    copy.set_aside([step.output for step in steps_to_repeat(copy, copy.config(), "update:2")])
     resume(copy)
     assert copy.manifest_of("00002/update")["key"] != before
 

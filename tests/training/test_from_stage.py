@@ -30,7 +30,7 @@ def names(runs: Runs, stage: str) -> list[str]:
 
 def test_the_order_is_that_of_the_loop(runs: Runs) -> None:
     config = RunStore.open(runs.root, "whole").config()
-    folders = [step.folder for step in steps(config)]
+    folders = [step.output for step in steps(config)]
     assert len(set(folders)) == len(folders)
     stages = runs.root / "whole" / "stages"
     written = {str(path.relative_to(stages)): path.stat().st_ctime_ns for path in stages.glob("*/[!.]*")}

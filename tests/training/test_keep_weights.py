@@ -74,7 +74,7 @@ def test_a_lost_stage_that_needs_deleted_weights_is_computed_again_from_stage(co
             resume(copy)
         except ConfigError as error:
             stage = str(error).rpartition("--from-stage ")[2]
-            copy.set_aside([step.folder for step in steps_to_repeat(copy, copy.config(), stage)])
+            copy.set_aside([step.output for step in steps_to_repeat(copy, copy.config(), stage)])
     resume(copy)
     assert digests(copy) == before
     assert {0, 2, 4, 5} <= set(kept_iterations(copy))
@@ -86,7 +86,7 @@ def test_a_lost_stage_that_needs_deleted_weights_is_computed_again_from_stage(co
 )
 def test_a_run_resumes_from_a_stage_that_needs_deleted_weights(copy: RunStore, stage: str) -> None:
     before = digests(copy)
-    copy.set_aside([step.folder for step in steps_to_repeat(copy, copy.config(), stage)])
+    copy.set_aside([step.output for step in steps_to_repeat(copy, copy.config(), stage)])
     resume(copy)
     assert digests(copy) == before
     assert kept_iterations(copy) == [0, 2, 4, 5]

@@ -45,7 +45,7 @@ def commit_steps(store: RunStore, config: RunConfig, *skipped: str) -> None:
             key = make_key(config, step, [pointers[name] for name in step.inputs if name in pointers])
             is_empty = f"score.{step.part}:{step.iteration}" in skipped
             metrics = Mock(return_value={"rollout/groups": not is_empty})
-            pointers[step.folder] = store.commit(step.folder, key, metrics)
+            pointers[step.output] = store.commit(step.output, key, metrics)
 
 
 def test_an_option_at_its_default_is_in_no_key() -> None:
@@ -62,7 +62,7 @@ def test_an_option_at_its_default_is_in_no_key() -> None:
 def test_a_section_at_its_defaults_is_in_no_key(stage: str, section: str) -> None:
     config = load_config(CONFIG)
     others = {name: list_changes(getattr(config, name)) for name in STAGES[stage].sections if name != section}
-    assert all_keys(config)[stage] == digest(Step(stage, 1).name, 1, others, [])
+    assert all_keys(config)[stage] == digest(Path(Step(stage, 1).output).name, 1, others, [])
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_outputs_from_before_an_edit_of_the_prompts_are_not_mixed_with_later_one
 ) -> None:
     path, root = write_config(tmp_path, iterations=1), tmp_path / "runs"
     store, _, _ = run_locally(load_config(path, ["env.kind=coding", "env.prompt=bare"]), "run")
-    committed = {step.folder: store.manifest_of(step.folder)["key"] for step in steps(store.config())}
+    committed = {step.output: store.manifest_of(step.output)["key"] for step in steps(store.config())}
     monkeypatch.setitem(PROMPTS["coding"], "helper", "another prompt")
     assert main(["resume", "run", "--root", str(root), "--local"]) == 0
     aside = {path.parent.name + "/" + path.name for path in (store.path / "set-aside" / "1").glob("*/*")}
     assert aside == committed.keys() - {"00000/prepare", "00000/update"}, "everything since the first prompt"
-    again = {step.folder: store.manifest_of(step.folder)["key"] for step in steps(store.config())}
+    again = {step.output: store.manifest_of(step.output)["key"] for step in steps(store.config())}
     assert {folder for folder, key in again.items() if key != committed[folder]} == aside
     assert "evaluate:0 was computed with other prompts or by another version: set aside in" in caplog.text
     assert main(["resume", "run", "--root", str(root), "--local"]) == 0
@@ -189,7 +189,7 @@ def test_stale_outputs_are_found_after_an_iteration_whose_episodes_ended_early(
     monkeypatch.setattr(keys, "make_key", make_changed_key)
     set_aside_stale(store, config)
     aside = {str(path.relative_to(store.path / "set-aside" / "1")) for path in store.path.glob("set-aside/1/*/*")}
-    assert aside == {step.folder for step in every[first:]}
+    assert aside == {step.output for step in every[first:]}
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class ScriptedStages:
         self.calls: list[str] = []
 
     def run_step(self, step: Step, inputs: Sequence[Pointer]) -> Pointer:
-        self.calls.append(step.title if step.happens_once else f"{step.iteration}/{step.title}")
+        self.calls.append(step.label if step.happens_once else f"{step.iteration}/{step.label}")
         assert [pointer["dir"] for pointer in inputs] == [f"stages/{name}" for name in step.inputs][: len(inputs)]
         metrics = {
             "rollout": {
@@ -52,10 +52,10 @@ class ScriptedStages:
 
         def write(folder: Path) -> dict[str, float]:
             self.at_work(step)
-            (folder / "train.jsonl.gz").write_text(step.name)
+            (folder / "train.jsonl.gz").write_text(step.label)
             return metrics
 
-        return self.store.commit(step.folder, "k", write)
+        return self.store.commit(step.output, "k", write)
 
 
 def run(config: RunConfig, stages: ScriptedStages, tracker: MemoryTracker) -> Outcome:
@@ -132,7 +132,7 @@ class Begun:
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_a_rollout_samples_from_the_checkpoint_of_so_many_updates_ago(config: RunConfig, lag: int) -> None:
-    rollouts = [step for step in steps(with_lag(config, lag)) if step.title == "rollout.0"]
+    rollouts = [step for step in steps(with_lag(config, lag)) if step.label == "rollout.0"]
     checkpoints = [int(step.inputs[1].partition("/")[0]) for step in rollouts]
     assert checkpoints == [max(step.iteration - 1 - lag, 0) for step in rollouts]
     updates = [step for step in steps(with_lag(config, lag)) if step.stage == "update"]
@@ -201,7 +201,7 @@ def test_a_budget_of_tokens_ends_training_until_an_iteration_is_done_again(tmp_p
     resumed = MemoryTracker()
     run(store.config(), stages, resumed)
     assert resumed.history == tracker.history
-    store.set_aside([step.folder for step in steps_to_repeat(store, store.config(), "rollout:2")])
+    store.set_aside([step.output for step in steps_to_repeat(store, store.config(), "rollout:2")])
     assert store.config() == config
     stages.tokens = 4
     assert sorted(run(store.config(), stages, MemoryTracker()).evaluations) == [0, 4]
@@ -230,7 +230,7 @@ def test_an_error_in_a_thread_ends_the_run_after_the_steps_in_progress(
     with pytest.raises(OSError, match="the third iteration fails"):
         run(config, stages, MemoryTracker())
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("magrpo-iteration")]
-    committed = [str(step) for step in steps(config) if store.is_committed(step.folder)]
+    committed = [str(step) for step in steps(config) if store.is_committed(step.output)]
     assert {*in_progress, "rollout.0:3"} <= set(committed)
     assert not {"score.0:2", "score.0:3", "rollout.0:4"} & set(committed)
     assert str(steps(config)[first_missing(config, store)]) == "score.0:2"
@@ -265,7 +265,7 @@ def test_an_interrupt_ends_the_steps_in_threads(config: RunConfig) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_steps(config, store, stages.run_step, recorder, aborted.set)
     assert ended == ["rollout.0:2"]
-    assert not store.is_committed(Step("update", 1).folder)
+    assert not store.is_committed(Step("update", 1).output)
 
 
 def test_repeating_from_a_stage_of_a_run_that_was_ahead(config: RunConfig) -> None:
@@ -275,7 +275,7 @@ def test_repeating_from_a_stage_of_a_run_that_was_ahead(config: RunConfig) -> No
     for step in steps(config):
         sampled = step.iteration == 2 and step.stage in SAMPLING_STAGES
         if step.iteration <= 1 or sampled or str(step) == "rollout.0:3":
-            store.commit(step.folder, "k", lambda _: {})
+            store.commit(step.output, "k", lambda _: {})
     assert str(steps(config)[first_missing(config, store)]) == "update:2"
     assert [str(step) for step in steps_to_repeat(store, config, "rollout:3")] == ["rollout.0:3"]
     assert [str(step) for step in steps_to_repeat(store, config, "credit")] == ["credit:2", "rollout.0:3"]

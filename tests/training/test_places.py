@@ -35,7 +35,7 @@ SMALL = ("train.num_iterations=2", "rollout.problems_per_iteration=4", "eval.max
 
 def weights_of(store: RunStore) -> dict[str, str]:
     """Digests of all trained weights and optimizer states that the run kept."""
-    folders = [store.stage_folder(Step("update", iteration).folder) for iteration in range(3)]
+    folders = [store.stage_folder(Step("update", iteration).output) for iteration in range(3)]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".safetensors", ".pt")]
     assert len(files) >= 6, "two agents, untrained and after two iterations"
     return {str(path.relative_to(store.path)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -107,7 +107,7 @@ def test_a_run_killed_in_the_middle_leaves_no_process_and_is_resumed_to_the_same
     arguments = ["train", config, "--name", "killed", f"root={tmp_path}", "--place", str(place), "--local"]
     driver = start(arguments, tmp_path / "killed.log")
     store = RunStore(tmp_path, "killed")
-    update = Step("update", 1).folder
+    update = Step("update", 1).output
     wait_until(lambda: (store.exists() and store.is_committed(update)) or not driver.is_alive())
     assert driver.pid is not None
     family = list_family(driver.pid)
@@ -166,7 +166,7 @@ def test_full_weights_spread_over_ranks_give_the_run_of_one_process(folder: Path
 
 def load_weights(store: RunStore, iteration: int) -> dict[str, torch.Tensor]:
     """All tensors of all agents after an iteration."""
-    folder = store.stage_folder(Step("update", iteration).folder)
+    folder = store.stage_folder(Step("update", iteration).output)
     return {
         f"{path.parent.name}/{name}": tensor
         for path in sorted(folder.rglob("model*.safetensors"))
@@ -205,7 +205,7 @@ def test_a_node_that_is_lost_in_a_run_changes_nothing(tmp_path: Path, cluster: A
     arguments = ["train", config, "--name", "lost", f"root={tmp_path}", "--place", str(place), "--local"]
     driver = start(arguments, tmp_path / "lost.log")
     store = RunStore(tmp_path, "lost")
-    wait_until(lambda: (store.exists() and store.is_committed(Step("evaluate", 0).folder)) or not driver.is_alive())
+    wait_until(lambda: (store.exists() and store.is_committed(Step("evaluate", 0).output)) or not driver.is_alive())
     try:
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
         driver.join()

@@ -80,7 +80,7 @@ def die_at_work(stage: str) -> None:
 
     def start_to_die(self: RunConsole, step: Step) -> Callable[[int], None]:
         advance = start_step(self, step)
-        return die if step.name == stage and step.iteration > 0 else advance
+        return die if step.label == stage and step.iteration > 0 else advance
 
     RunConsole.start_step = start_to_die  # type: ignore[method-assign]
 
@@ -101,7 +101,7 @@ def wait_at_work(stage: str) -> None:
 
     def start_to_wait(self: RunConsole, step: Step) -> Callable[[int], None]:
         advance = start_step(self, step)
-        return wait if step.name == stage and step.iteration > 0 else advance
+        return wait if step.label == stage and step.iteration > 0 else advance
 
     RunConsole.start_step = start_to_wait  # type: ignore[method-assign]
 

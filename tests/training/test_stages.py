@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from prefect.client.schemas.objects import TaskRun
@@ -20,6 +20,7 @@ from magrpo.errors import ConfigError
 from magrpo.interfaces import Progress
 from magrpo.model.fingerprint import fingerprint_model
 from magrpo.model.lineup import Lineup
+from magrpo.progress.state import RunState
 from magrpo.run import steps
 from magrpo.run.files import BASES, GROUPS, SCORES, read_groups, samples_file, write_scores
 from magrpo.run.steps import STAGES, StageSpec, Step
@@ -27,6 +28,7 @@ from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.stages.checkpoints import check_bases
 from magrpo.stages.context import Metrics, StageContext
+from magrpo.training.stages import StageRunner
 from magrpo.types import Action, Request
 from pipelines.flows.train import is_transient
 from tests import plugins
@@ -73,6 +75,21 @@ def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
         assert store.metrics(stages.run_step(Step("evaluate", 0), inputs))["eval/generated_tokens"] > 0
         assert len(OPENED) == 2
     assert OPENED[1].closed
+
+
+def test_the_line_of_a_step_tells_its_time_whatever_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, progress = load_config(write_config(tmp_path)), MagicMock()
+    store = RunStore.create(config)
+    with StageRunner(config, store, progress, lambda _: None) as stages:
+        stages.run_step(Step("start", 0), [])
+        monkeypatch.setattr("magrpo.training.stages.load_writer", lambda _: lambda _: {})
+        stages.run_step(Step("tables", 0), [])
+    for call in progress.finish_step.mock_calls:
+        step, metrics = call.args
+        state = RunState.begin(config)
+        seconds = {key: 2.5 for key in metrics if key.startswith("time/")}
+        state.finish_step(step, metrics | seconds, reused=False)
+        assert "2.5 s" in state.finished_lines[step]
 
 
 def test_a_base_model_that_was_overwritten_after_the_start_is_refused(tmp_path: Path) -> None:

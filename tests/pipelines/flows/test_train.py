@@ -387,7 +387,7 @@ def meet_in_the_middle() -> None:
 
     def start_together(self: RunConsole, step: Step) -> Callable[[int], None]:
         advance = start_step(self, step)
-        if step.folder in ("00002/update", "00003/rollout.0") and not met.is_set():
+        if step.output in ("00002/update", "00003/rollout.0") and not met.is_set():
             both.wait()
             met.set()
             return advance if step.stage == "update" else fail_rollout
