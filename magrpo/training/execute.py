@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
@@ -37,13 +38,13 @@ WrapStep = Callable[[RunStep], RunStep]
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Timing:
     """How an attempt spent its time, in seconds."""
 
-    wall: float = 0.0
+    wall: float
     """Seconds from the start of the command to the end of the last stage."""
-    stages: dict[str, float] = field(default_factory=dict)
+    stages: Mapping[str, float]
     """Seconds of each stage."""
 
 
@@ -80,7 +81,7 @@ def execute(
     attempt = Attempt(store, config.notify, RunState.begin(store.planned_config()))
     with hold_run(store), observe_attempt(attempt, observers), name_full_disk(store.path):
         result = _run_loop(attempt, wrap, tags, observers)
-        with _correct_status(store, tags.get(FLOW_RUN_URL)):
+        with _correct_status(store, tags):
             return _close_run(config, store, result, observers)
 
 
@@ -100,51 +101,46 @@ def _close_run(config: RunConfig, store: RunStore, result: Result, observers: Se
 
 
 def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]) -> Result:
-    """Open everything the steps need, and run them."""
-    store = attempt.store
+    """Settle the configuration, open everything the steps need, and run them."""
+    store, seconds = attempt.store, dict[str, float]()
     start = start_from_champion(store)
-    began_s, timing = end_startup(), Timing()
+    began_s = end_startup()
     with RunConsole(attempt.state) as console:
         place = read_place(store)
-        _settle_dtype(store, place, console)
-        config = store.config()  # read after the champion and the precision, which may have changed it
-        check_place(config, place)
-        set_aside_stale(store, config)
-        config = store.config()  # training may now last longer than before
+        config = _settle_config(store, place, console)
         for warning in config.list_warnings():
             log.warning("%s", warning)
         for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):
             console.say(line)
-        tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.path, began_s=began_s)
-        attempt.mlflow_page = tracker.mlflow_page
-        if config.tracking.system_metrics:
-            tracker.watch_system()
-
-        def describe(status: str) -> None:
-            tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
-
-        with _record_status(tracker, describe, timing, console, began_s):
-            tracker.params(flatten_config(store.planned_config()))
-            tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **place.list_tags(), **tags})
-            describe("RUNNING")
+        with _record_attempt(attempt, config, {**place.list_tags(), **tags}, console, began_s) as tracker:
 
             def describe_evaluation() -> None:
                 if attempt.state.num_computed:  # not for each one that was committed before: it reads the whole run
-                    describe("RUNNING")
+                    _describe(store, tracker, tags, "RUNNING")
 
             recorder = RunRecorder(config, store, tracker, describe_evaluation)
             with StageRunner(config, store, console, tracker.tags) as stages:
-                run_step = _watch_steps(wrap(stages.run_step), timing.stages, observers)
+                run_step = _watch_steps(wrap(stages.run_step), seconds, observers)
                 outcome = run_steps(config, store, run_step, recorder, stages.abort_steps)
+            wall = time() - began_s
     return Result(
-        store,
-        outcome,
-        timing,
-        tracker.mlflow_page(),
-        tracker.runs_page(),
-        tracker.num_undelivered,
-        tracker.mlflow_run_id,
+        store=store,
+        outcome=outcome,
+        timing=Timing(wall, seconds),
+        mlflow_page=tracker.mlflow_page(),
+        runs_page=tracker.runs_page(),
+        undelivered=tracker.num_undelivered,
+        mlflow_run_id=tracker.mlflow_run_id,
     )
+
+
+def _settle_config(store: RunStore, place: Place, console: RunConsole) -> RunConfig:
+    """Settle the precision, check the place, set aside outputs made with other prompts; return the configuration."""
+    _settle_dtype(store, place, console)
+    config = store.config()  # read after the champion and the precision, which may have changed it
+    check_place(config, place)
+    set_aside_stale(store, config)
+    return store.config()  # training may now last longer than before
 
 
 def _settle_dtype(store: RunStore, place: Place, console: RunConsole) -> None:
@@ -162,8 +158,26 @@ def _settle_dtype(store: RunStore, place: Place, console: RunConsole) -> None:
 
 
 @contextmanager
+def _record_attempt(
+    attempt: Attempt, config: RunConfig, tags: Mapping[str, str], console: RunConsole, began_s: float
+) -> Iterator[MlflowTracker]:
+    """Yield the tracker of an attempt that began at ``began_s``, and record its configuration, ``tags`` and status."""
+    store = attempt.store
+    tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.path, began_s=began_s)
+    attempt.mlflow_page = tracker.mlflow_page
+    if config.tracking.system_metrics:
+        tracker.watch_system()
+    describe = partial(_describe, store, tracker, tags)
+    with _record_status(tracker, describe, console, began_s):
+        tracker.params(flatten_config(store.planned_config()))
+        tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **tags})
+        describe("RUNNING")
+        yield tracker
+
+
+@contextmanager
 def _record_status(
-    tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing, console: RunConsole, began_s: float
+    tracker: MlflowTracker, describe: Callable[[str], None], console: RunConsole, began_s: float
 ) -> Iterator[None]:
     """Record when the run began and how it ended; ``describe`` receives the status, too."""
     status = "KILLED"  # stays so on Ctrl-C, or when Prefect cancels the run
@@ -176,19 +190,23 @@ def _record_status(
         raise
     finally:
         console.show_work("delivering records to MLflow")
-        timing.wall = time() - began_s
         _record_end(tracker, describe, status)
 
 
+def _describe(store: RunStore, tracker: MlflowTracker, tags: Mapping[str, str], status: str) -> None:
+    """Describe the run in MLflow, with a link to its flow run if ``tags`` name one."""
+    tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
+
+
 @contextmanager
-def _correct_status(store: RunStore, flow_run_url: str | None) -> Iterator[None]:
+def _correct_status(store: RunStore, tags: Mapping[str, str]) -> Iterator[None]:
     """Record the failure of the block, which works on a run whose end is recorded as FINISHED already."""
     try:
         yield
     except BaseException as error:
         tracker = MlflowTracker(store.config().tracking, store.path.parent, store.run_id, store.path)
         status = "KILLED" if is_interrupt(error) else "FAILED"
-        _record_end(tracker, lambda status: tracker.tags(describe_run(store, status, flow_run_url)), status)
+        _record_end(tracker, partial(_describe, store, tracker, tags), status)
         raise
 
 

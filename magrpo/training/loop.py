@@ -62,7 +62,10 @@ def run_steps(
             if config.train.max_tokens is not None:
                 tokens += count_tokens(store.metrics(pointer))
                 if step.stage == "update" and tokens >= config.train.max_tokens:
-                    config = recorder.config = store.end_training(step.iteration)
+                    # The stages keep the planned configuration: with a limit of tokens the learning rate is constant,
+                    # so the number of iterations enters no key.
+                    config = store.end_training(step.iteration)
+                    recorder.end_training(config)
                     every = steps(config)
                     waiting = deque(every[every.index(step) + 1 :])
             recorder.record_step(step, pointer)

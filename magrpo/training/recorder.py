@@ -70,10 +70,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
 
 
 class RunRecorder:
-    """Records each committed step. ``on_evaluation`` is called after every evaluation.
-
-    ``config`` is replaced if training ends before the planned iteration.
-    """
+    """Records each committed step. ``on_evaluation`` is called after every evaluation."""
 
     def __init__(
         self,
@@ -82,13 +79,17 @@ class RunRecorder:
         tracker: MlflowTracker,
         on_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
-        self.config, self._store, self._tracker = config, store, tracker
+        self._config, self._store, self._tracker = config, store, tracker
         self._on_evaluation = on_evaluation
         self._checkpoint: Pointer | None = None
         self._outputs: dict[str, Pointer] = {}
         """Outputs of the current iteration so far, by the step's label."""
         self._metrics: dict[str, float] = {}
         """Metrics of the current iteration so far."""
+
+    def end_training(self, config: RunConfig) -> None:
+        """Take the configuration of a run whose training ends before the planned iteration."""
+        self._config = config
 
     def record_step(self, step: Step, pointer: Pointer) -> None:
         """Record a committed step; metrics are recorded once per iteration."""
@@ -98,7 +99,7 @@ class RunRecorder:
             for split, path in files.split_files(folder).items():
                 context = "training" if split == "train" else "evaluation"
                 sha = store.file_digest(pointer, path.name)
-                tracker.dataset(f"{self.config.problems.kind} {split}", path, sha, context)
+                tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
             tracker.artifact(folder, "problems")
         elif step.stage == "start":
             self._checkpoint = pointer
@@ -121,11 +122,11 @@ class RunRecorder:
             self._trace_evaluation(step.iteration, pointer)
             self._on_evaluation()
         if step.stage == "evaluate" or (
-            step.stage == "update" and not steps.evaluates_after(self.config, step.iteration)
+            step.stage == "update" and not steps.evaluates_after(self._config, step.iteration)
         ):
             self._finish_iteration(step.iteration)
         elif step.stage == "baseline":
-            self._finish_iteration([row.name for row in self.config.baselines.rows].index(step.part))
+            self._finish_iteration([row.name for row in self._config.baselines.rows].index(step.part))
 
     def _finish_iteration(self, number: int) -> None:
         self._tracker.metrics(self._metrics, number)
@@ -133,8 +134,8 @@ class RunRecorder:
 
     def _trace_training(self, iteration: int) -> None:
         """Record the first trajectory of some of the iteration's problems, if an evaluation follows it."""
-        tracking, store = self.config.tracking, self._store
-        if not tracking.traces or not steps.evaluates_after(self.config, iteration):
+        tracking, store = self._config.tracking, self._store
+        if not tracking.traces or not steps.evaluates_after(self._config, iteration):
             return
         turns = [
             (self._outputs[f"rollout{name.removeprefix('score')}"], pointer)
@@ -149,12 +150,12 @@ class RunRecorder:
 
     def _trace_evaluation(self, iteration: int, evaluation: Pointer) -> None:
         """Record the first sampled trajectory of some held-out problems, the same ones at every evaluation of a run."""
-        if not self.config.tracking.traces:
+        if not self._config.tracking.traces:
             return
         trajectories = read_records(self._store.folder(evaluation) / files.TRAJECTORIES, Trajectory)
         sampled = [t for t in trajectories if (t.split, t.mode) == ("test", "sampled")]
         interval = self._store.work_interval(evaluation)
-        for trajectory in spread_evenly(sampled, self.config.tracking.traces):
+        for trajectory in spread_evenly(sampled, self._config.tracking.traces):
             self._tracker.trace(trajectory, iteration, [TurnTimes(interval, interval)] * len(trajectory.steps))
 
 

@@ -15,7 +15,7 @@ from magrpo.progress.state import Attempt, Observer, RunState
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.outbox import read_outbox
-from magrpo.training.execute import Timing, _record_status, _settle_dtype, execute
+from magrpo.training.execute import _record_status, _settle_dtype, execute
 from magrpo.training.loop import RunStep
 from pipelines.arguments import locate_config
 from tests.pipelines.micro import write_config
@@ -26,7 +26,7 @@ def test_records_are_delivered_even_if_the_run_cannot_be_described() -> None:
     describe = MagicMock(side_effect=ValueError("a damaged evaluation"))
     with (
         pytest.raises(ValueError, match="damaged evaluation"),
-        _record_status(tracker, describe, Timing(), console, 0.0),
+        _record_status(tracker, describe, console, 0.0),
     ):
         pass
     describe.assert_called_once_with("FINISHED")
@@ -47,7 +47,7 @@ def test_what_fails_while_an_interrupted_run_closes_does_not_make_it_a_failed_on
 
     with (
         pytest.raises(ValueError, match="closed twice"),
-        _record_status(tracker, describe, Timing(), MagicMock(), 0.0),
+        _record_status(tracker, describe, MagicMock(), 0.0),
     ):
         close_twice()
     describe.assert_called_once_with(status)
