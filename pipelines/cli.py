@@ -139,7 +139,7 @@ LAZY_COMMANDS = {
         "Explain a section or a key, or print every value of a configuration.\n\nExample: magrpo config show rollout",
     ),
     "config schema": (
-        "commands.config_schema:print_schema",
+        "commands.config_help:print_schema",
         "Print the JSON schema of configuration files, for editors.",
     ),
     "bench iteration": (

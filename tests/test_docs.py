@@ -20,8 +20,8 @@ from magrpo.sandboxes.levels import ALLOW_NONE
 from pipelines import cli
 from pipelines.arguments import CONFIGS
 from pipelines.commands.config_help import format_config_help
-from pipelines.commands.config_schema import format_schema
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
+from tests.schema import format_schema
 from tests.tracking.test_system import GPU, MACHINE
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""``magrpo config show``: prints keys with types, defaults and meanings from the classes, and whole configurations."""
+"""``magrpo config``: prints keys with types, defaults and meanings from the classes, and whole configurations."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError, list_choices
 from magrpo.plugins import TABLES, Plugin, import_plugin
 from magrpo.run.config_diff import list_changed_values
-from pipelines.arguments import Overrides, complete_configs, list_shipped, locate_config
+from pipelines.arguments import CONFIGS, Overrides, complete_configs, list_shipped, locate_config
 
 TOP = "(top level)"
 """Title for the keys outside sections."""
@@ -31,6 +31,11 @@ def _complete_topics(context: CompletionContext) -> Iterator[str]:
 
 
 Topic = Annotated[str, Parameter(completer=_complete_topics)]
+
+
+def print_schema() -> None:
+    """Print the schema, a file that ships with the configurations."""
+    print((CONFIGS / "schema.json").read_text(encoding="utf-8"), end="")
 
 
 def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:

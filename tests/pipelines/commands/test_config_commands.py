@@ -19,7 +19,7 @@ from magrpo.plugins import TABLES, import_plugin
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped
 from pipelines.commands.config_help import format_value
-from pipelines.commands.config_schema import build_schema
+from tests.schema import build_schema
 
 SCHEMA = CONFIGS / "schema.json"
 VALIDATOR = jsonschema.Draft7Validator(build_schema())
@@ -129,6 +129,11 @@ def list_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
         for annotation in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(annotation, type) and issubclass(annotation, BaseModel):
                 yield from list_models(annotation)
+
+
+def test_the_schema_is_printed_as_it_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "schema"]) == 0
+    assert capsys.readouterr().out == SCHEMA.read_text()
 
 
 def test_the_schema_has_every_docstring() -> None:

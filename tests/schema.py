@@ -1,4 +1,4 @@
-"""The JSON schema of a configuration file, which lets editors complete, explain and check TOML files."""
+"""Builds the JSON schema of configuration files, which ships as ``pipelines/configs/schema.json`` for editors."""
 
 import json
 from collections.abc import Mapping
@@ -6,21 +6,6 @@ from typing import Any
 
 from magrpo.config.run import RunConfig
 from magrpo.plugins import TABLES, import_plugin
-from pipelines.arguments import HomePath
-
-
-def print_schema(*, output: HomePath | None = None) -> int:
-    """Print the schema, or write it to a file; the exit code is 0.
-
-    Args:
-        output: File to write instead.
-    """
-    if output is None:
-        print(format_schema(), end="")
-    else:
-        output.write_text(format_schema(), encoding="utf-8")
-        print(f"written to {output}; name it in the first line of a TOML file: #:schema {output.absolute().as_uri()}")
-    return 0
 
 
 def format_schema() -> str:
