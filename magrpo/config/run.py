@@ -44,8 +44,6 @@ else:
 
 MAX_TURNS = 1000
 """Maximum number of turns of an episode; more do not fit into any context window."""
-MAX_STEPS = 1_000_000
-"""Maximum number of steps of a run; every command lists them in memory."""
 MAX_NODES = 10_000_000
 """Maximum number of completions, and of joint actions, of an iteration; they are held in memory."""
 REFERENCE = "naive"
@@ -146,12 +144,6 @@ class RunConfig(Section):
         turns = count_turns(self.env)
         if turns > MAX_TURNS:
             raise ValueError(f"env.num_turns = {turns:,}: an episode has at most {MAX_TURNS:,} turns")
-        num_steps = self.train.num_iterations * (2 * turns + 2)
-        if num_steps > MAX_STEPS:
-            raise ValueError(
-                f"train.num_iterations = {self.train.num_iterations:,} with env.num_turns = {turns:,} makes "
-                f"{num_steps:,} steps; a run has at most {MAX_STEPS:,}"
-            )
         completions = joint_actions = 0
         for turn, level in enumerate(count_levels(self.rollout, self.count_acting())):
             completions += level[0] * self.rollout.problems_per_iteration
@@ -162,10 +154,6 @@ class RunConfig(Section):
                     f"{joint_actions:,} joint actions; at most {MAX_NODES:,} of each are supported: lower "
                     "rollout.group_size, problems_per_iteration or env.num_turns, or limit branching or crossed_pairs"
                 )
-        if self.eval.num_samples * turns > MAX_NODES:
-            raise ValueError(
-                f"eval.num_samples = {self.eval.num_samples:,}: at most {MAX_NODES // turns:,} are supported"
-            )
         return self
 
     @model_validator(mode="after")

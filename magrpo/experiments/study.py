@@ -16,7 +16,7 @@ from typing import Any
 
 from magrpo.checks.rewards import can_be_passed
 from magrpo.config.place import Place
-from magrpo.config.run import MAX_STEPS, RunConfig, count_levels, load_config
+from magrpo.config.run import RunConfig, count_levels, load_config
 from magrpo.config.study import Arm, StudyConfig, name_rate, name_reported_run
 from magrpo.config.validate import read_toml, validate_config, write_override
 from magrpo.errors import ConfigError
@@ -34,6 +34,7 @@ _EVALUATION = ("eval.max_problems", "eval.stop_above", "eval.seed", "rollout.lea
 """Keys beside the problems that decide how arms are evaluated, on which of them and with which oracle."""
 _LOCATIONS = ("root", "tracking.", "notify.")
 """Beginnings of keys that change no result and may change while a study is under way."""
+_MAX_STEPS = 1_000_000  # which every command on a run lists in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Study:
         # The budget ends training. So many iterations suffice even if every completion has a single token.
         levels = count_levels(config.rollout, config.count_acting())
         completions = sum(completions for completions, _ in levels) * config.rollout.problems_per_iteration
-        most = min(math.ceil(tokens / completions), MAX_STEPS // (2 * config.env.num_turns + 2))
+        most = min(math.ceil(tokens / completions), _MAX_STEPS // (2 * config.env.num_turns + 2))
         return config.model_copy(update={"train": config.train.model_copy(update={"num_iterations": most})})
 
     def load_config(self, arm: Arm, changes: Sequence[str]) -> RunConfig:

@@ -62,12 +62,11 @@ def _check_gpu(config: RunConfig) -> None:
 def launch_run(
     store: RunStore, place: Place | None, *, local: bool, is_new: bool = False, is_checked: bool = False
 ) -> int:
-    """Start or resume the run in ``store`` at ``place`` (None: its last place); return the exit code.
+    """Start or resume the run in ``store`` at ``place`` (None: its last place), which fits it; return the exit code.
 
     Problems and models are checked first, unless ``is_checked`` or the problems are prepared. A new run whose
     configuration is refused before it has sampled anything is removed, so that its name stays free.
     """
-    check_given_place(store.config(), place)
     keep_place(store, place)
     console = open_console()
     console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)

@@ -1,6 +1,5 @@
 """Executes a run in this process, as a Prefect flow or without Prefect, which is imported only for a flow."""
 
-from magrpo.process.faults import name_full_disk
 from magrpo.progress.activity import LOADING, begin_startup, end_startup, show_activity
 from magrpo.progress.notify import Notices
 from magrpo.run.lock import hold_run
@@ -14,8 +13,7 @@ def run_stages(store: RunStore, *, local: bool) -> Result:
     """Execute the run as a Prefect flow, or without Prefect if ``local``."""
     begin_startup()
     try:
-        with name_full_disk(store.path):
-            return _run_locally(store) if local else _run_flow(store)
+        return _run_locally(store) if local else _run_flow(store)
     finally:
         end_startup()
 
