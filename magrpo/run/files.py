@@ -244,7 +244,7 @@ def has_samples(store: RunStore) -> bool:
 
 def is_finished(store: RunStore) -> bool:
     """Whether the run's report is committed."""
-    return store.exists() and store.is_committed(steps(store.config())[-1].folder)
+    return store.exists() and store.is_committed(steps(store.config())[-1].output)
 
 
 # --------------------------------------------------------------------------------------------------------------- place

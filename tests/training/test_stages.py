@@ -239,7 +239,7 @@ def test_stages_that_are_repeated_write_the_same_files(tmp_path: Path) -> None:
     assert (store.folder(scored) / SCORES).exists()
     shutil.copytree(store.path, tmp_path / "runs" / "resumed")
     resumed = RunStore.open(tmp_path / "runs", "resumed")
-    resumed.set_aside([score.folder, credit.folder])
+    resumed.set_aside([score.output, credit.output])
     with open_stages(config, resumed, MemoryTracker()) as stages:
         assert stages.run_step(rollout, untrained) == sampled
         scored_again = stages.run_step(score, [sampled])
