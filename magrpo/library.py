@@ -94,12 +94,12 @@ def train_run(config: RunConfig, name: str | None = None) -> Run:
     Raises:
         ConfigError: the run has another configuration, another process works on it, or ``config`` is unusable here.
     """
-    store = RunStore(config.root, check_run_name(name)) if name else RunStore.create(config)
-    is_new = not (name and store.exists())
-    if not store.exists():
-        store = RunStore.create(config, name)
-    elif (stored := store.config()) != _take_settled(config, stored):
-        raise ConfigError(f"run {store.run_id} has another configuration: choose another name")
+    if name and (found := RunStore(config.root, check_run_name(name))).exists():
+        store, is_new, stored = found, False, found.config()
+        if stored != _copy_settled_values(config, stored):
+            raise ConfigError(f"run {store.run_id} has another configuration: choose another name")
+    else:
+        store, is_new = RunStore.create(config, name), True
     prepare_environment()
     from magrpo.training.execute import execute  # torch: the environment must be prepared before
     from magrpo.training.removal import remove_run
@@ -113,8 +113,11 @@ def train_run(config: RunConfig, name: str | None = None) -> Run:
     return Run(store)
 
 
-def _take_settled(config: RunConfig, stored: RunConfig) -> RunConfig:
-    """The configuration with what a run settles itself, at its start or when its budget is spent, as it was stored."""
+def _copy_settled_values(config: RunConfig, stored: RunConfig) -> RunConfig:
+    """Return ``config`` with the stored precision, number of iterations and weights to start from, if a run sets them.
+
+    A run sets them when it starts (``dtype = "auto"``, the champion) or when its limit of tokens ends training.
+    """
     model, train, agents = config.model, config.train, config.agents
     if model.dtype == "auto":
         model = model.model_copy(update={"dtype": stored.model.dtype})

@@ -81,13 +81,13 @@ def _credit_agent(
         advantages = group_advantages([episode.value for episode in episodes], estimator, normalize)
         most_calls = max((len(episode.calls) for episode in episodes), default=0)
         for turn in range(most_calls):
-            acted = [place for place, episode in enumerate(episodes) if len(episode.calls) > turn]
-            compared = {place: advantages[place] for place in acted}
+            acted = [index for index, episode in enumerate(episodes) if len(episode.calls) > turn]
+            compared = {index: advantages[index] for index in acted}
             if siblings == "agent_turn" and len(acted) > 1:
-                values = [episodes[place].value for place in acted]
+                values = [episodes[index].value for index in acted]
                 compared = dict(zip(acted, group_advantages(values, estimator, normalize), strict=True))
-            for place, advantage in compared.items():
-                episode = episodes[place]
+            for index, advantage in compared.items():
+                episode = episodes[index]
                 # The sum over all samples is the number of valid episodes: the divisor of the loss.
                 counts = num_valid / (num_acting * len(episode.calls))
                 samples.append(_build_sample(episode, turn, advantage, num_groups, counts))

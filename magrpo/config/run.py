@@ -5,7 +5,7 @@ Imports no heavy library: a plug-in's class is imported only when a configuratio
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from magrpo.algo.advantages import ESTIMATORS, EstimatorName
 from magrpo.checks.envs import count_turns, list_acting, list_roles
 from magrpo.checks.rewards import check_maxima, check_priced_roles
-from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, start_weights, weight_holders
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.config.sections import (
     AlgoConfig,
     CriticConfig,
@@ -206,48 +206,50 @@ class RunConfig(Section):
     def _preferences_fit(self) -> RunConfig:
         if self.algo.loss != "madpo":
             return self
-        many_turns = self.env.num_turns > 1
-        misfits = {
-            "rollout.group_size = 1 leaves a node one joint action and nothing to prefer: set it to 2 or more": (
-                self.rollout.group_size == 1
-            ),
-            "algo.estimator: preferences need no critic: set the estimator of every agent to one without": (
-                self.trains_critics
-            ),
-            "env: preferences compare joint actions of one node, and a program has no nodes: use policy_gradient": (
-                isinstance(self.env, AgentProgram)
-            ),
-            'rollout.tree: with several turns, pairs at every turn need tree = "full" without branching': (
-                many_turns and (self.rollout.tree != "full" or self.rollout.branching is not None)
-            ),
-            'algo.normalize = "std" is for advantages: set it to "none"': self.algo.normalize == "std",
-            "algo.beta adds a second penalty: set it to 0, and use algo.preference_beta": self.algo.beta > 0,
-            "train.lag: margins are taken to the weights that sampled, so set it to 0": self.train.lag > 0,
-            "algo.importance_cap would weigh tokens, not preferences: remove it": self.algo.importance_cap is not None,
-            'algo.ratio = "sequence": preferences take no ratio, so remove it': self.algo.ratio == "sequence",
-            'algo.loss_norm = "sequence_mean": margins add up tokens, so take "sequence_sum"': (
-                self.algo.loss_norm == "sequence_mean"
-            ),
-        }
-        _refuse('algo.loss = "madpo"', misfits)
+        faults = []
+        if self.rollout.group_size == 1:
+            faults.append(
+                "rollout.group_size = 1 leaves a node one joint action and nothing to prefer: set it to 2 or more"
+            )
+        if self.trains_critics:
+            faults.append("algo.estimator: preferences need no critic: set the estimator of every agent to one without")
+        if isinstance(self.env, AgentProgram):
+            faults.append(
+                "env: preferences compare joint actions of one node, and a program has no nodes: use policy_gradient"
+            )
+        if self.env.num_turns > 1 and (self.rollout.tree != "full" or self.rollout.branching is not None):
+            faults.append('rollout.tree: with several turns, pairs at every turn need tree = "full" without branching')
+        if self.algo.normalize == "std":
+            faults.append('algo.normalize = "std" is for advantages: set it to "none"')
+        if self.algo.beta > 0:
+            faults.append("algo.beta adds a second penalty: set it to 0, and use algo.preference_beta")
+        if self.train.lag:
+            faults.append("train.lag: margins are taken to the weights that sampled, so set it to 0")
+        if self.algo.importance_cap is not None:
+            faults.append("algo.importance_cap would weigh tokens, not preferences: remove it")
+        if self.algo.ratio == "sequence":
+            faults.append('algo.ratio = "sequence": preferences take no ratio, so remove it')
+        if self.algo.loss_norm == "sequence_mean":
+            faults.append('algo.loss_norm = "sequence_mean": margins add up tokens, so take "sequence_sum"')
+        _refuse('algo.loss = "madpo"', faults)
         return self
 
     @model_validator(mode="after")
     def _probes_fit(self) -> RunConfig:
         if self.rollout.probe_size is None:
             return self
-        misfits = {
-            "env: the episodes of a program cannot be probed": isinstance(self.env, AgentProgram),
-            "env.num_turns must be 1, because rewards of the first turn do not decide about later ones": (
-                self.env.num_turns > 1
-            ),
-            "train.lag must be 0": self.train.lag > 0,
-            'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
-            "algo.estimator must have siblings as baseline, because others learn from equal rewards, too": (
-                not self.all_have_baselines
-            ),
-        }
-        _refuse("rollout.probe_size", misfits, "; or remove probe_size")
+        faults = []
+        if isinstance(self.env, AgentProgram):
+            faults.append("env: the episodes of a program cannot be probed")
+        if self.env.num_turns > 1:
+            faults.append("env.num_turns must be 1, because rewards of the first turn do not decide about later ones")
+        if self.train.lag:
+            faults.append("train.lag must be 0")
+        if self.algo.loss != "policy_gradient":
+            faults.append('algo.loss must be "policy_gradient"')
+        if not self.all_have_baselines:
+            faults.append("algo.estimator must have siblings as baseline, because others learn from equal rewards, too")
+        _refuse("rollout.probe_size", faults, "; or remove probe_size")
         return self
 
     @model_validator(mode="after")
@@ -260,14 +262,14 @@ class RunConfig(Section):
         remedy = f"set it to 1/{most} or more"
         if most == 1:
             remedy = 'set rollout.joint_mode = "crossed" without crossed_pairs, for more of agents that act at once'
-        misfits = {
-            f"of {most} joint actions with a completion it leaves out none: {remedy}": self.algo.lenience * most < 1,
-            'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
-            "algo.estimator must have siblings as baseline: the best returns are all above the mean": (
-                not self.all_have_baselines
-            ),
-        }
-        _refuse("algo.lenience", misfits, "; or set lenience to 0")
+        faults = []
+        if self.algo.lenience * most < 1:
+            faults.append(f"of {most} joint actions with a completion it leaves out none: {remedy}")
+        if self.algo.loss != "policy_gradient":
+            faults.append('algo.loss must be "policy_gradient"')
+        if not self.all_have_baselines:
+            faults.append("algo.estimator must have siblings as baseline: the best returns are all above the mean")
+        _refuse("algo.lenience", faults, "; or set lenience to 0")
         return self
 
     @model_validator(mode="after")
@@ -398,99 +400,6 @@ class RunConfig(Section):
                 own[agent.name] = agent.estimator
         return own
 
-    def list_warnings(self) -> list[str]:
-        """Warnings about valid values that users of the run should know of, one line each."""
-        if self.train.num_iterations == 0:
-            return []
-        crediting = [agent for agent in self.agents if agent.trained and self.algo.loss != "madpo"]
-        chosen = dict.fromkeys(self.estimator_of(agent) for agent in crediting)
-        found = [f"estimator {name!r}: {ESTIMATORS[name].bias}" for name in chosen if ESTIMATORS[name].bias]
-        if self.algo.lenience:
-            found.append(
-                f"algo.lenience = {self.algo.lenience:g}: completions are compared by what they earn with their best "
-                "partners, not on average, so the gradient is biased"
-            )
-        if self.algo.normalize == "std":
-            found.append(
-                "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different "
-                "ones; the paper does not divide by the standard deviation"
-            )
-        starts_trained = self.registry.continue_from_champion or start_weights(
-            [agent for agent in self.agents if agent.trained]
-        )
-        if self.algo.beta > 0 and starts_trained:
-            found.append(
-                f"algo.beta = {self.algo.beta:g} pulls agents that start from trained weights back towards their base "
-                "model, which is the reference of the penalty; set algo.beta = 0 to keep what they have learnt"
-            )
-        if self.algo.loss == "madpo" and self.algo.update_epochs == 1:
-            found.append(
-                "algo.loss = 'madpo' with one epoch never leaves the margin 0, where only the order of returns "
-                "matters; set algo.update_epochs to 2 or more"
-            )
-        found += self._list_unused_options()
-        if self.algo.max_sampling_gap is not None and self.train.lag:
-            found.append(
-                "algo.max_sampling_gap has no effect after the first iteration, because with train.lag = "
-                f"{self.train.lag} later samples are never of the newest weights; set train.lag = 0, or leave the "
-                "limit out and watch update/sampling_gap"
-            )
-        if long_warmup := self.optim.describe_long_warmup(self.train.num_iterations):
-            found.append(long_warmup)
-        return found
-
-    def _list_unused_options(self) -> Iterator[str]:
-        """Warnings about options that are set, but have no effect beside the others."""
-        sections: dict[str, Section] = {f"agents.{agent.name}": agent for agent in self.agents}
-        sections |= {name: getattr(self, name) for name in ("rollout", "algo", "optim", "critic", "eval")}
-        changed = [
-            f"{name}.{option}"
-            for name, section in sections.items()
-            for option, field in type(section).model_fields.items()
-            if getattr(section, option) != field.default
-        ]
-        for reason, keys in self._list_ineffective():
-            if unused := [key for key in changed if key in keys]:
-                has, them = ("has", "the option") if len(unused) == 1 else ("have", "the options")
-                yield f"{', '.join(unused)} {has} no effect, because {reason}, or leave {them} out"
-
-    def _list_ineffective(self) -> Iterator[tuple[str, Collection[str]]]:
-        """Reasons why options have no effect in this run, each with a remedy and these options, set or not."""
-        if count_turns(self.env) == 1:
-            later = (
-                "rollout.tree",
-                "rollout.branching",
-                "rollout.termination_threshold",
-                "algo.gamma",
-                "eval.stop_above",
-            )
-            yield "episodes have one turn; set env.num_turns to 2 or more, if the environment has this key", later
-        else:
-            limits = {
-                "rollout.termination_threshold": self.rollout.termination_threshold,
-                "eval.stop_above": self.eval.stop_above,
-            }
-            never = [key for key, limit in limits.items() if limit is not None and self.reward.fraction(limit) >= 1]
-            yield "no reward exceeds its maximum; set a smaller value", never
-        if not self.trains_critics:
-            critic = [f"critic.{option}" for option in CriticConfig.model_fields]
-            yield "no trained agent has an estimator with a critic; set algo.estimator to one", critic
-        if self.algo.loss == "madpo":
-            estimators = [f"agents.{agent.name}.estimator" for agent in self.agents]
-            unused = ("algo.estimator", *estimators, "algo.clip_low", "algo.clip_high")
-            yield "preferences take neither an estimator nor a ratio; set algo.loss to 'policy_gradient'", unused
-        else:
-            yield "algo.loss is not 'madpo'; set it", ("algo.preference_beta",)
-            if self.algo.update_epochs == 1:
-                ratio = ("algo.ratio", "algo.clip_low", "algo.clip_high")
-                yield "in the only epoch every ratio is 1; set algo.update_epochs to 2 or more", ratio
-        if self.rollout.probe_size is None:
-            yield "nothing is probed; set rollout.probe_size", ("rollout.max_draws",)
-        if all(agent.lr is not None for agent in self.agents if agent.trained):
-            yield "every trained agent has an lr of its own; remove these", ("optim.lr",)
-        untrained = [f"agents.{agent.name}.lr" for agent in self.agents if not agent.trained]
-        yield "untrained agents keep their weights; set trained = true", untrained
-
     def seeded_eval(self) -> EvalConfig:
         """``eval`` with a seed that also follows from ``train.seed``, so that runs do not share the luck of samples."""
         return self.eval.model_copy(update={"seed": derive_seed("evaluate", self.eval.seed, self.train.seed)})
@@ -500,10 +409,10 @@ class RunConfig(Section):
         return self.model_dump_json(indent=2, context={"secrets": secrets})
 
 
-def _refuse(option: str, misfits: Mapping[str, bool], remedy: str = "") -> None:
-    """Raise ValueError, naming all misfits, if any of ``misfits`` is found. Its keys say what must change, and why."""
-    if found := [misfit for misfit, is_found in misfits.items() if is_found]:
-        raise ValueError(f"{option}: {'; '.join(found)}{remedy}")
+def _refuse(option: str, faults: Sequence[str], remedy: str = "") -> None:
+    """Raise ValueError, naming all faults, if there are any. Each says what must change, and why."""
+    if faults:
+        raise ValueError(f"{option}: {'; '.join(faults)}{remedy}")
 
 
 def _check_roles(subject: str, wanted: Sequence[str], agents: Sequence[AgentConfig]) -> None:

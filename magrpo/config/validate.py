@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import islice
 from pathlib import Path
@@ -106,18 +106,19 @@ def _check_values(tree: dict[str, Any], changed: Sequence[_Path], source: str) -
     while waiting:
         path, value = waiting.pop()
         fault = ""
+        texts: Collection[object] = (value,) if isinstance(value, str) else ()
         if len(path) > _MAX_DEPTH:
             fault = f"nested more than {_MAX_DEPTH} deep"
         elif isinstance(value, Mapping):
             waiting += [((*path, str(key)), item) for key, item in value.items()]
-            value = "".join(map(str, value))
+            texts = value.keys()
         elif isinstance(value, list | tuple):
             waiting += [((*path, number), item) for number, item in enumerate(value)]
         elif isinstance(value, float) and not math.isfinite(value):
             fault = f"must be a finite number, not {value}"
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             fault = "must lie between -2^63 and 2^63"
-        if isinstance(value, str) and ("\0" in value or replace_surrogates(value) != value):
+        if any("\0" in text or replace_surrogates(text) != text for text in map(str, texts)):
             fault = "must not contain null characters or lone surrogates"
         if fault:
             where = _name_source(path, changed, source)
@@ -161,15 +162,15 @@ def _apply_override(tree: dict[str, Any], override: str, root: type[Section]) ->
     path: _Path = ()
     try:
         for depth, part in enumerate(parts):
-            place: Any = part
+            node_key: Any = part
             if isinstance(node, list):
-                place = _find_item(node, part, ".".join(parts[:depth]), where)
-            path = (*path, place)
+                node_key = _find_item(node, part, ".".join(parts[:depth]), where)
+            path = (*path, node_key)
             if depth == len(parts) - 1:
                 is_none = value == text.strip() == "none" and _can_be_none(path, tree, root)
-                node[place] = None if is_none else value
+                node[node_key] = None if is_none else value
             else:
-                node = node[place] if isinstance(node, list) else node.setdefault(place, {})
+                node = node[node_key] if isinstance(node, list) else node.setdefault(node_key, {})
     except (TypeError, AttributeError):
         raise ConfigError(f"{where}: {key:.{MAX_QUOTED}} is not a key of the configuration") from None
     return path
@@ -185,7 +186,7 @@ def _can_be_none(path: _Path, tree: dict[str, Any], root: type[Section]) -> bool
 
 
 def _find_item(items: Sequence[Any], part: str, key: str, where: str) -> int:
-    """The place of a list item by its number, or by its name if the items are tables with a ``name``."""
+    """The index of a list item by its number, or by its name if the items are tables with a ``name``."""
     if re.fullmatch("[0-9]{1,9}", part) and int(part) < len(items):
         return int(part)
     names = [str(item["name"]) if isinstance(item, Mapping) and "name" in item else "" for item in items]

@@ -1,6 +1,6 @@
 """Whether a run fits one GPU that trainer and engine use in turn, and which micro-batches fill it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,47 +37,48 @@ SPARE = 2.0
 class CardUse:
     """Memory that a run needs on one GPU, in bytes."""
 
-    resting: float
+    resting_bytes: float
     """Bytes that the trainer holds while the engine samples: weights and optimizer."""
-    fixed: float
+    fixed_bytes: float
     """Bytes that the trainer holds in an update, whatever the size of its micro-batches."""
-    token: float
+    token_bytes: float
     """Bytes per token of a micro-batch."""
-    update: float
+    update_bytes: float
     """Bytes that the trainer holds in an update with full micro-batches."""
-    least: float
+    least_bytes: float
     """Bytes that the trainer holds in an update whose micro-batches are single completions."""
-    cache: float
+    cache_bytes: float
     """Bytes that an engine in the trainer's process holds while it samples; 0: vLLM servers sample."""
-    servers: int
+    num_servers: int
     """Number of vLLM servers beside the trainer; 0: the engine runs in the trainer's process."""
     memory_frac: float
     """Share of the GPU's memory that all servers together take (``engine.memory_frac``)."""
-    server: float
+    server_bytes: float
     """Fewest bytes that one server needs: weights, and the cache of one completion that fills the context window."""
     in_turn: bool
     """Whether the engine releases its memory for the update."""
 
     def fits_server(self, card: float) -> bool:
         """Whether each server's share of a GPU of ``card`` bytes holds what it needs."""
-        return self.servers == 0 or self.memory_frac * card / self.servers >= self.server
+        return self.num_servers == 0 or self.memory_frac * card / self.num_servers >= self.server_bytes
 
     def find_room(self, card: float) -> float:
         """The number of bytes that a GPU of ``card`` bytes leaves for an update."""
-        return card if self.in_turn else card * (1.0 - self.memory_frac) - self.cache
+        return card if self.in_turn else card * (1.0 - self.memory_frac) - self.cache_bytes
 
     def count_tokens(self, card: float) -> float:
         """The number of tokens of a micro-batch for which a GPU of ``card`` bytes has room."""
-        return (self.find_room(card) - self.fixed) / self.token
+        return (self.find_room(card) - self.fixed_bytes) / self.token_bytes
 
     def fits(self, card: float) -> bool:
         """Whether trainer and engine can use a GPU of ``card`` bytes; micro-batches may have to be smaller."""
-        beside = self.memory_frac * card if self.servers else self.cache
-        return self.least <= self.find_room(card) and self.resting + beside <= card and self.fits_server(card)
+        beside = self.memory_frac * card if self.num_servers else self.cache_bytes
+        has_room = self.least_bytes <= self.find_room(card) and self.resting_bytes + beside <= card
+        return has_room and self.fits_server(card)
 
     def find_card(self) -> int | None:
         """The smallest GPU that the run fits with full micro-batches, in GiB; None if there is none."""
-        fitting = (gib for gib in CARDS if self.fits(gib * GIB) and self.update <= self.find_room(gib * GIB))
+        fitting = (gib for gib in CARDS if self.fits(gib * GIB) and self.update_bytes <= self.find_room(gib * GIB))
         return next(fitting, None)
 
 
@@ -90,23 +91,35 @@ def estimate_card(
     Raises ConfigError if the configuration of a base model cannot be read.
     """
     sizes = estimate_memory(config, dtype_bytes, count_decoded_at_once(engine), prompt_tokens)
-    cache = sum(sizes.pop(purpose, 0.0) for purpose in SAMPLING)
-    update = sum(sizes.values()) + CONTEXT
-    resting = update - sum(sizes.get(purpose, 0.0) for purpose in UPDATING)
-    num_tokens = count_micro_batch_tokens(config, prompt_tokens)
+    cache_bytes = sum(sizes.pop(purpose, 0.0) for purpose in SAMPLING)
+    update_bytes = sum(sizes.values()) + CONTEXT
+    fixed_bytes = update_bytes - sizes[ACTIVATIONS_OF]
     completion = (prompt_tokens or config.rollout.max_new_tokens) + config.rollout.max_new_tokens
-    fixed, token = update - sizes[ACTIVATIONS_OF], sizes[ACTIVATIONS_OF] / num_tokens
-    least = fixed + completion * count_token_activations(config, dtype_bytes)
-    in_turn = not config.train.lag
+    use = CardUse(
+        resting_bytes=update_bytes - sum(sizes.get(purpose, 0.0) for purpose in UPDATING),
+        fixed_bytes=fixed_bytes,
+        token_bytes=sizes[ACTIVATIONS_OF] / count_micro_batch_tokens(config, prompt_tokens),
+        update_bytes=update_bytes,
+        least_bytes=fixed_bytes + completion * count_token_activations(config, dtype_bytes),
+        cache_bytes=cache_bytes,
+        num_servers=0,
+        memory_frac=0.0,
+        server_bytes=0.0,
+        in_turn=not config.train.lag,
+    )
     if not isinstance(engine, VllmEngine):
-        return CardUse(resting, fixed, token, update, least, cache, 0, 0.0, 0.0, in_turn)
+        return use
     models = [read_base_model(agent, config) for agent in config.agents]
     adapters = sum(model.adapter_parameters for model in models) * (config.train.lag + 1)
     parameters = max(model.num_parameters for model in models) + adapters
     window = max(model.token_cache * model.window for model in models)
-    server = (parameters + window) * dtype_bytes + SERVER_WORK
-    servers = count_models(config.agents)  # each model has one
-    return CardUse(resting, fixed, token, update, least, 0.0, servers, engine.memory_frac, server, in_turn)
+    return replace(
+        use,
+        cache_bytes=0.0,
+        num_servers=count_models(config.agents),  # each model has one
+        memory_frac=engine.memory_frac,
+        server_bytes=(parameters + window) * dtype_bytes + SERVER_WORK,
+    )
 
 
 def count_decoded_at_once(engine: EnginePlugin) -> int | None:

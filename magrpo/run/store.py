@@ -370,11 +370,11 @@ def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
 def sort_stages(metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[tuple[int, str, Mapping[str, float]]]:
     """Sort metrics of stages by iteration, stage and turn: ``rollout.10`` follows ``rollout.9``."""
 
-    def find_place(entry: tuple[int, str, Mapping[str, float]]) -> tuple[int, str, int, str]:
+    def make_sort_key(entry: tuple[int, str, Mapping[str, float]]) -> tuple[int, str, int, str]:
         stage, _, part = entry[1].partition(".")
         return entry[0], stage, len(part), part
 
-    return sorted(metrics, key=find_place)
+    return sorted(metrics, key=make_sort_key)
 
 
 def merge_metrics(merged: dict[str, float], metrics: Mapping[str, float]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def write_untrained(context: StageContext) -> Metrics:
     """Write checkpoint 0: the untrained weights, or those that ``start_from`` names, and fingerprints of the bases."""
-    context.resources.updates.begin(context.folder)
+    context.resources.open_updates().begin(context.folder)
     lineup = context.resources.lineup
     (context.folder / BASES).write_text(json.dumps(_fingerprint_bases(lineup), indent=1), encoding="utf-8")
     return {"start/gpus": float(lineup.device.type == "cuda")}
@@ -59,4 +59,4 @@ def write_updated(context: StageContext) -> Metrics:
     context.resources.free_gpus()
     samples_folder = context.store.folder(samples)
     checkpoint_folder = context.store.folder(checkpoint)
-    return context.resources.updates.update(samples_folder, checkpoint_folder, context.folder, context.advance)
+    return context.resources.open_updates().update(samples_folder, checkpoint_folder, context.folder, context.advance)

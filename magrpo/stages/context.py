@@ -35,9 +35,8 @@ class Resources(Protocol):
     @property
     def lineup(self) -> Lineup: ...
 
-    @property
-    def updates(self) -> Updates:
-        """Computes the updates of the run. Call :meth:`free_gpus` first."""
+    def open_updates(self) -> Updates:
+        """Return the part that computes the updates of the run, opened once. Call :meth:`free_gpus` first."""
 
     @property
     def policy(self) -> Policy:

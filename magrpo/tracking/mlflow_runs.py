@@ -93,10 +93,18 @@ class MlflowSink:
     def deliver(self, records: Sequence[Record]) -> None:
         from mlflow.exceptions import MlflowException  # loaded by connect
 
+        deliver_kind = {
+            "metrics": self._deliver_metrics,
+            "params": self._deliver_params,
+            "tags": self._deliver_tags,
+            "dataset": self._deliver_dataset,
+            "artifact": self._deliver_artifact,
+            "trace": self._deliver_trace,
+            "status": self._deliver_status,
+        }
         with translate_errors(self.uri, may_refuse=True):
             try:
-                # _deliver_metrics, _deliver_params, _deliver_tags, ...: records are of one kind.
-                getattr(self, f"_deliver_{records[0]['kind']}")(records)
+                deliver_kind[records[0]["kind"]](records)  # records are of one kind
             except (MlflowException, RecordRefused):
                 # MLflow refuses every record of a deleted experiment. They must wait, not be skipped as refused.
                 if self._client.get_experiment(self.experiment_id).lifecycle_stage == "deleted":

@@ -11,6 +11,7 @@ from time import perf_counter, time
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
+from magrpo.config.warnings import list_config_warnings
 from magrpo.planning.place_check import check_place
 from magrpo.process.faults import name_full_disk
 from magrpo.process.signals import is_interrupt
@@ -108,7 +109,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     with RunConsole(attempt.state) as console:
         place = read_place(store)
         config = _settle_config(store, place, console)
-        for warning in config.list_warnings():
+        for warning in list_config_warnings(config):
             log.warning("%s", warning)
         for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):
             console.say(line)

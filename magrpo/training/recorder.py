@@ -170,8 +170,8 @@ def first_trajectory(
     """Follow the trajectory from ``root`` along the first continued joint action of each node to its end."""
     nodes = [root]
     for level in levels[1:]:
-        place = root.problem.task_id, nodes[-1].path
-        children = [node for node in level if (node.problem.task_id, node.path[:-1]) == place]
+        parent = root.problem.task_id, nodes[-1].path
+        children = [node for node in level if (node.problem.task_id, node.path[:-1]) == parent]
         nodes += children[:1]
     path = (*nodes[-1].path, 0)
     taken = tuple(TrajectoryStep.of(node, index) for node, index in zip(nodes, path, strict=True))

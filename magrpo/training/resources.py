@@ -136,9 +136,8 @@ class RunResources:
         with self._opening:
             return self._lineup
 
-    @property
-    def updates(self) -> Updates:
-        """Return the part that computes updates. Call :meth:`free_gpus` before."""
+    def open_updates(self) -> Updates:
+        """Return the part that computes updates, opened once. Call :meth:`free_gpus` before."""
         if self._lag and not self._engine.is_open:
             # Its policy must not be loaded while an update computes: loading sets torch's defaults.
             self._engine.get()

@@ -56,7 +56,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         pointer = found or self._compute(step, inputs, key)
         if step.writes_checkpoint:
             if not found:
-                self._resources.updates.adopt(self._store.folder(pointer))
+                self._resources.open_updates().adopt(self._store.folder(pointer))
             self._prune(step.iteration)
         self._progress.finish_step(step, self._store.metrics(pointer), reused=found is not None)
         return pointer

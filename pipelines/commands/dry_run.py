@@ -10,6 +10,7 @@ from rich.filesize import pick_unit_and_suffix
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
+from magrpo.config.warnings import list_config_warnings
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.envs.program import AgentProgram
@@ -69,7 +70,7 @@ def show_plan(
     problems = read_planned_problems(config, lineup, committed)
     print_lines(describe_problems(config, lineup, problems))
     print_lines(_describe_work(config))
-    print_lines(format_line("warning", warning) for warning in config.list_warnings())
+    print_lines(format_line("warning", warning) for warning in list_config_warnings(config))
     print_lines(_describe_engine(config, place, device))
     print_lines(format_line("", line) for line in precision)
     longest_prompt = None if isinstance(problems, str) else problems.longest_prompt
@@ -194,7 +195,7 @@ def _describe_card(
     use = estimate_card(config, dtype_bytes, engine, longest_prompt)
     smallest = use.find_card()
     fitting = "needs more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
-    update, sampling = _format_bytes(use.update), _format_bytes(use.resting + use.cache)
+    update, sampling = _format_bytes(use.update_bytes), _format_bytes(use.resting_bytes + use.cache_bytes)
     yield format_line("GPU", f"{fitting}: at most {update} in an update, {sampling} while an engine samples")
     if torch.cuda.is_available():
         _, card = torch.cuda.mem_get_info()
@@ -204,7 +205,7 @@ def _describe_card(
             if share and config.engine.kind == "auto":  # which has no such key
                 share = 'engine.kind = "vllm" with another engine.memory_frac, '
             fits = f', which is too small; try weights = "lora", {share}or a smaller base model'
-        elif use.update > use.find_room(card):
+        elif use.update_bytes > use.find_room(card):
             fits = ": micro-batches will be halved until they fit; or set optim.gradient_checkpointing = true"
         yield format_line("", f"this one has {_format_bytes(card)}{fits}")
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.validate import SYNONYMS, validate_config, walk_fields
+from magrpo.config.warnings import list_config_warnings
 from magrpo.errors import ConfigError, check_name, quote_value
 from magrpo.plugins import Section, build_plugin, import_plugin
 from magrpo.rewards.coding import SoloReward
@@ -478,25 +479,25 @@ def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
 
 
 def test_choices_that_bias_the_gradient_are_warned_about(path: Path) -> None:
-    assert load_config(path).list_warnings() == []
-    [biased] = load_config(path, ["agents.1.estimator=maremax"]).list_warnings()
+    assert list_config_warnings(load_config(path)) == []
+    [biased] = list_config_warnings(load_config(path, ["agents.1.estimator=maremax"]))
     assert biased.startswith("estimator 'maremax': the baseline, the best sibling's return, depends on the completion")
-    [lenient] = load_config(path, ["rollout.joint_mode=crossed", "algo.lenience=0.75"]).list_warnings()
+    [lenient] = list_config_warnings(load_config(path, ["rollout.joint_mode=crossed", "algo.lenience=0.75"]))
     assert "algo.lenience = 0.75: " in lenient
-    [normalized] = load_config(path, ["algo.normalize=std"]).list_warnings()
+    [normalized] = list_config_warnings(load_config(path, ["algo.normalize=std"]))
     assert normalized.startswith("algo.normalize = 'std': groups with nearly equal returns weigh as much")
-    assert load_config(path, ["algo.normalize=std", "train.num_iterations=0"]).list_warnings() == []
-    [one_epoch] = load_config(path, ["algo.loss=madpo"]).list_warnings()
+    assert list_config_warnings(load_config(path, ["algo.normalize=std", "train.num_iterations=0"])) == []
+    [one_epoch] = list_config_warnings(load_config(path, ["algo.loss=madpo"]))
     assert "never leaves the margin 0" in one_epoch
 
 
 def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) -> None:
     """The reference is the base model, whatever weights the agents start from."""
     start, beta = f"agents.0.start_from={path.parent}", "algo.beta=0.1"
-    assert load_config(path, [start]).list_warnings() == load_config(path, [beta]).list_warnings() == []
-    assert load_config(path, [start, beta, "agents.0.trained=false"]).list_warnings() == []
+    assert list_config_warnings(load_config(path, [start])) == list_config_warnings(load_config(path, [beta])) == []
+    assert list_config_warnings(load_config(path, [start, beta, "agents.0.trained=false"])) == []
     for trained in ([start], ["registry.model=m", "registry.continue_from_champion=true"]):
-        [pulled] = load_config(path, [beta, *trained]).list_warnings()
+        [pulled] = list_config_warnings(load_config(path, [beta, *trained]))
         assert pulled.startswith("algo.beta = 0.1 pulls agents that start from trained weights back towards their base")
 
 
@@ -538,20 +539,20 @@ def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) ->
 def test_options_without_effect_are_warned_about_until_the_remedy(
     path: Path, overrides: list[str], unused: str, remedy: list[str]
 ) -> None:
-    [warning] = load_config(path, overrides).list_warnings()
+    [warning] = list_config_warnings(load_config(path, overrides))
     assert warning.startswith(f"{unused} no effect, because ")
-    assert load_config(path, [*overrides, *remedy]).list_warnings() == []
+    assert list_config_warnings(load_config(path, [*overrides, *remedy])) == []
 
 
 @pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
 def test_every_option_of_an_example_has_an_effect(example: Path) -> None:
-    assert not [warning for warning in load_config(example).list_warnings() if "no effect" in warning]
+    assert not [warning for warning in list_config_warnings(load_config(example)) if "no effect" in warning]
 
 
 def test_a_limit_of_the_sampling_gap_warns_of_a_lag(path: Path) -> None:
     gap, lag = "algo.max_sampling_gap=0.1", ["train.lag=1", "algo.importance_cap=2"]
-    assert load_config(path, [gap]).list_warnings() == load_config(path, lag).list_warnings() == []
-    [unused] = load_config(path, [gap, *lag]).list_warnings()
+    assert list_config_warnings(load_config(path, [gap])) == list_config_warnings(load_config(path, lag)) == []
+    [unused] = list_config_warnings(load_config(path, [gap, *lag]))
     assert "has no effect after the first iteration, because with train.lag = 1" in unused
 
 

@@ -140,8 +140,8 @@ def test_an_engine_in_the_same_process_leaves_what_it_does_not_hold_to_the_updat
         estimate_memory(config, 2, count_decoded_at_once(config.engine)), overlapping=config.train.lag > 0
     )
     use = estimate_card(config, 2, config.engine)
-    assert use.cache < use.update
-    needed = use.update + 180 * GIB - use.find_room(180 * GIB)
+    assert use.cache_bytes < use.update_bytes
+    needed = use.update_bytes + 180 * GIB - use.find_room(180 * GIB)
     assert needed == pytest.approx(held + CONTEXT)
 
 
@@ -150,7 +150,7 @@ def test_micro_batches_fill_half_of_what_a_gpu_has_left(bases: dict[str, Path]) 
         config = settle_micro_batches(read_config(locate_config("humaneval"), bases, *overrides), 2, gib * GIB)
         use, tokens = estimate_card(config, 2, config.engine), config.optim.micro_batch_tokens
         assert isinstance(tokens, int)
-        return tokens, (use.fixed + tokens * use.token) / GIB
+        return tokens, (use.fixed_bytes + tokens * use.token_bytes) / GIB
 
     for gib, expected in ((40, 2048), (80, 4096), (141, 8192)):
         tokens, update = settle(gib)
@@ -194,8 +194,9 @@ def test_the_plan_counts_what_an_engine_in_the_same_process_holds(
     config = read_config(locate_config("humaneval"), bases, transformers, "model.device=cuda", "model.dtype=bfloat16")
     assert show_plan(config, None, None) == 0
     use = estimate_card(config, 2, config.engine)
-    assert use.cache > 0.1 * GIB
-    assert f", {(use.resting + use.cache) / GIB:.1f} GiB while an engine samples\n" in capsys.readouterr().out
+    assert use.cache_bytes > 0.1 * GIB
+    sampling = use.resting_bytes + use.cache_bytes
+    assert f", {sampling / GIB:.1f} GiB while an engine samples\n" in capsys.readouterr().out
 
 
 def test_a_model_without_attention_has_no_cache_and_must_state_its_longest_text(tmp_path: Path) -> None:

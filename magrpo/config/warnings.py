@@ -1,0 +1,105 @@
+"""Warnings about valid configurations: biased gradients, values that work against each other, unused options."""
+
+from collections.abc import Collection, Iterator
+
+from magrpo.algo.advantages import ESTIMATORS
+from magrpo.config.agents import start_weights
+from magrpo.config.run import RunConfig
+from magrpo.config.sections import CriticConfig
+from magrpo.plugins import Section
+
+
+def list_config_warnings(config: RunConfig) -> list[str]:
+    """Return warnings about valid values that users of the run should know of, one line each."""
+    if config.train.num_iterations == 0:
+        return []
+    crediting = [agent for agent in config.agents if agent.trained and config.algo.loss != "madpo"]
+    chosen = dict.fromkeys(config.estimator_of(agent) for agent in crediting)
+    found = [f"estimator {name!r}: {ESTIMATORS[name].bias}" for name in chosen if ESTIMATORS[name].bias]
+    if config.algo.lenience:
+        found.append(
+            f"algo.lenience = {config.algo.lenience:g}: completions are compared by what they earn with their best "
+            "partners, not on average, so the gradient is biased"
+        )
+    if config.algo.normalize == "std":
+        found.append(
+            "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different "
+            "ones; the paper does not divide by the standard deviation"
+        )
+    starts_trained = config.registry.continue_from_champion or start_weights(
+        [agent for agent in config.agents if agent.trained]
+    )
+    if config.algo.beta > 0 and starts_trained:
+        found.append(
+            f"algo.beta = {config.algo.beta:g} pulls agents that start from trained weights back towards their base "
+            "model, which is the reference of the penalty; set algo.beta = 0 to keep what they have learnt"
+        )
+    if config.algo.loss == "madpo" and config.algo.update_epochs == 1:
+        found.append(
+            "algo.loss = 'madpo' with one epoch never leaves the margin 0, where only the order of returns "
+            "matters; set algo.update_epochs to 2 or more"
+        )
+    found += _list_unused_options(config)
+    if config.algo.max_sampling_gap is not None and config.train.lag:
+        found.append(
+            "algo.max_sampling_gap has no effect after the first iteration, because with train.lag = "
+            f"{config.train.lag} later samples are never of the newest weights; set train.lag = 0, or leave the "
+            "limit out and watch update/sampling_gap"
+        )
+    if long_warmup := config.optim.describe_long_warmup(config.train.num_iterations):
+        found.append(long_warmup)
+    return found
+
+
+def _list_unused_options(config: RunConfig) -> Iterator[str]:
+    """Warnings about options that are set, but have no effect beside the others."""
+    sections: dict[str, Section] = {f"agents.{agent.name}": agent for agent in config.agents}
+    sections |= {name: getattr(config, name) for name in ("rollout", "algo", "optim", "critic", "eval")}
+    changed = [
+        f"{name}.{option}"
+        for name, section in sections.items()
+        for option, field in type(section).model_fields.items()
+        if getattr(section, option) != field.default
+    ]
+    for reason, keys in _list_ineffective(config):
+        if unused := [key for key in changed if key in keys]:
+            has, them = ("has", "the option") if len(unused) == 1 else ("have", "the options")
+            yield f"{', '.join(unused)} {has} no effect, because {reason}, or leave {them} out"
+
+
+def _list_ineffective(config: RunConfig) -> Iterator[tuple[str, Collection[str]]]:
+    """Reasons why options have no effect in this run, each with a remedy and these options, set or not."""
+    if config.env.num_turns == 1:
+        later = (
+            "rollout.tree",
+            "rollout.branching",
+            "rollout.termination_threshold",
+            "algo.gamma",
+            "eval.stop_above",
+        )
+        yield "episodes have one turn; set env.num_turns to 2 or more, if the environment has this key", later
+    else:
+        limits = {
+            "rollout.termination_threshold": config.rollout.termination_threshold,
+            "eval.stop_above": config.eval.stop_above,
+        }
+        never = [key for key, limit in limits.items() if limit is not None and config.reward.fraction(limit) >= 1]
+        yield "no reward exceeds its maximum; set a smaller value", never
+    if not config.trains_critics:
+        critic = [f"critic.{option}" for option in CriticConfig.model_fields]
+        yield "no trained agent has an estimator with a critic; set algo.estimator to one", critic
+    if config.algo.loss == "madpo":
+        estimators = [f"agents.{agent.name}.estimator" for agent in config.agents]
+        unused = ("algo.estimator", *estimators, "algo.clip_low", "algo.clip_high")
+        yield "preferences take neither an estimator nor a ratio; set algo.loss to 'policy_gradient'", unused
+    else:
+        yield "algo.loss is not 'madpo'; set it", ("algo.preference_beta",)
+        if config.algo.update_epochs == 1:
+            ratio = ("algo.ratio", "algo.clip_low", "algo.clip_high")
+            yield "in the only epoch every ratio is 1; set algo.update_epochs to 2 or more", ratio
+    if config.rollout.probe_size is None:
+        yield "nothing is probed; set rollout.probe_size", ("rollout.max_draws",)
+    if all(agent.lr is not None for agent in config.agents if agent.trained):
+        yield "every trained agent has an lr of its own; remove these", ("optim.lr",)
+    untrained = [f"agents.{agent.name}.lr" for agent in config.agents if not agent.trained]
+    yield "untrained agents keep their weights; set trained = true", untrained
