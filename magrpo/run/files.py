@@ -175,7 +175,7 @@ def read_evaluations(store: RunStore) -> list[EvalReport]:
 
 
 def keeps_weights(store: RunStore, checkpoint: str) -> bool:
-    """Whether a committed checkpoint, given by its step's folder, still has its weights."""
+    """Whether a committed checkpoint, given by its name, still has its weights."""
     return not any(Path(file).is_relative_to(WEIGHTS) for file in store.pruned_files(checkpoint))
 
 

@@ -55,11 +55,11 @@ def check_kept(store: RunStore, step: Step) -> None:
             )
 
 
-def _lacks_files(store: RunStore, step: Step, name: str) -> bool:
-    """Whether files that ``step`` needs were pruned from its input in the folder ``name``."""
+def _lacks_files(store: RunStore, step: Step, output: str) -> bool:
+    """Whether files that ``step`` needs were pruned from ``output``, one of its inputs."""
     if step.stage == "rollout":
-        return not keeps_weights(store, name)
-    return step.stage == "update" and bool(store.pruned_files(name))
+        return not keeps_weights(store, output)
+    return step.stage == "update" and bool(store.pruned_files(output))
 
 
 def _find_position(name: str, every: Sequence[Step], store: RunStore) -> int:

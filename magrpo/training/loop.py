@@ -80,7 +80,7 @@ class _Outputs:
     store: RunStore
     run_step: RunStep
     pointers: dict[str, Pointer] = field(default_factory=dict)
-    """Output of each step, by folder."""
+    """Output of each step, by its name."""
     ended: set[int] = field(default_factory=set)
     """Iterations in which every episode has ended early."""
 
