@@ -26,18 +26,16 @@ class Support(NamedTuple):
     bounds: Tensor
     """Bounds from 0 to M, (N + 1,): token ``i`` was drawn from ``ids[bounds[i]:bounds[i + 1]]``."""
 
-    def select_tokens(self, index: Tensor | slice) -> Support:
-        """Select the candidates of some of the tokens."""
-        starts, ends = self.bounds[:-1][index], self.bounds[1:][index]
-        bounds = torch.cat([starts.new_zeros(1), (ends - starts).cumsum(0)])
-        places = torch.arange(int(bounds[-1]), device=bounds.device)
-        ids = self.ids[places + (starts - bounds[:-1]).repeat_interleave(ends - starts)]
-        return Support(ids, bounds)
+    def select_tokens(self, part: slice) -> Support:
+        """Select the candidates of neighbouring tokens."""
+        bounds = self.bounds[part.start : part.stop + 1]
+        first, end = bounds[[0, -1]].tolist()
+        return Support(self.ids[first:end], bounds - first)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenInputs:
-    """The inputs of ``N`` sampled tokens. A token counts if its coefficient or its KL coefficient is not 0."""
+    """The inputs of ``N`` sampled tokens."""
 
     token_ids: Int[Tensor, " N"]
     coefficients: Float[Tensor, " N"]
@@ -60,15 +58,15 @@ class TokenInputs:
         if (self.ref_logps is None) != (self.kl_coefficients is None):
             raise ValueError("ref_logps and kl_coefficients go together")
 
-    def select_tokens(self, index: Tensor | slice) -> TokenInputs:
-        """Select the inputs of some of the tokens."""
+    def select_tokens(self, part: slice) -> TokenInputs:
+        """Select the inputs of neighbouring tokens."""
         selected: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
-                value = value[index]
+                value = value[part]
             elif value is not None:
-                value = value.select_tokens(index)
+                value = value.select_tokens(part)
             selected[field.name] = value
         return TokenInputs(**selected)
 
@@ -78,26 +76,6 @@ class TokenInputs:
             return self
         advantages = self.groups.form_advantages()[self.groups.sequences].float()
         return replace(self, coefficients=advantages / divisor * self.coefficients, groups=None)
-
-    def find_counted(self, vocabulary: int) -> Tensor | None:
-        """Indices (n,) of the tokens that count; None if all do. The coefficients must hold the advantages.
-
-        Raises:
-            ValueError: the id of a token that counts, or an id of the support, is outside the vocabulary.
-        """
-        assert self.groups is None
-        counted = self.coefficients != 0
-        if self.kl_coefficients is not None:
-            counted = counted | (self.kl_coefficients != 0)
-        ids = self.token_ids
-        if bool((counted & ((ids < 0) | (ids >= vocabulary))).any()):
-            raise ValueError(f"token_ids: an id that counts is outside the vocabulary of {vocabulary}")
-        if self.support is not None:
-            candidates = self.support.ids
-            if bool(((candidates < 0) | (candidates >= vocabulary)).any()):
-                raise ValueError(f"support: an id is outside the vocabulary of {vocabulary}")
-        index = counted.nonzero().squeeze(1)
-        return None if len(index) == len(ids) else index
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +94,6 @@ class LossOptions:
     """Bound of logits that a model caps, ``soft_cap tanh(z / soft_cap)``; only for logits from hidden states."""
     float32_logits: bool = False
     """Whether logits from half-precision hidden states are float32; with ``soft_cap`` they always are."""
-    checked: bool = False
-    """Whether the caller promises that every token counts and every id is in the vocabulary, so that the call need not
-    wait for the device to check."""
     backward_once: bool = False
     """Whether the caller promises that backward runs at most once, so that it may scale the gradients in place."""
     impl: Impl = "auto"

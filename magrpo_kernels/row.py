@@ -37,7 +37,7 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 class PolicyLoss(NamedTuple):
-    """The summed loss, which is differentiable, and log-probabilities, which are not; 0 for skipped tokens."""
+    """The summed loss, which is differentiable, and log-probabilities, which are not."""
 
     loss: Tensor  # ()
     logps: Tensor  # (N,), natural logarithms, float32 or wider
@@ -48,12 +48,14 @@ def policy_loss_from_logits(
 ) -> PolicyLoss:
     """The summed policy-gradient loss of ``N`` tokens from their logits; the module has the equations.
 
-    Tokens that do not count are skipped: their gradient and ``logps`` are 0, and they may have any id. The logits are
-    not modified. Their gradient is written in the pass that reads them, into the buffer that backward returns. With a
-    support, log-probabilities and gradient are those of the distribution over the support.
+    The logits are not modified. Their gradient is written in the pass that reads them, into the buffer that backward
+    returns. With a support, log-probabilities and gradient are those of the distribution over the support.
+
+    Ids must be inside the vocabulary. A look at them would make the CPU wait for the GPU, so only torch checks them,
+    where it indexes.
 
     Raises:
-        ValueError: options do not fit the inputs, or the id of a token that counts is outside the vocabulary.
+        ValueError: options do not fit the inputs.
     """
     options.check_inputs(inputs)
     if options.soft_cap is not None:
@@ -67,20 +69,13 @@ class _LossFromLogits(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, inputs: TokenInputs, options: LossOptions, wanted: bool
     ) -> tuple[Tensor, Tensor]:
-        inputs, index = select_counted(inputs, options, logits)
-        if index is not None:
-            rows = logits[index]
-        elif inputs.support is not None:
+        rows = logits
+        if inputs.support is not None:
             rows = logits.clone(memory_format=torch.contiguous_format)  # the row operation overwrites the rest
-        else:
-            rows = logits
         gradient = None
         if wanted:
             gradient = torch.empty_like(logits, memory_format=torch.contiguous_format) if rows is logits else rows
         losses, logps = row_loss(rows, inputs, options, gradient)
-        if index is not None:
-            logps = scatter_rows(logps, index, len(logits))
-            gradient = None if gradient is None else scatter_rows(gradient, index, len(logits))
         ctx.mark_non_differentiable(logps)
         keep_gradients(ctx, [logits], [gradient], once=options.backward_once)
         return losses.sum(), logps
@@ -88,28 +83,6 @@ class _LossFromLogits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         return *scale_gradients(ctx, grad_loss), None, None, None
-
-
-def select_counted(
-    inputs: TokenInputs, options: LossOptions, logits: Tensor, vocabulary: int | None = None
-) -> tuple[TokenInputs, Tensor | None]:
-    """Select the inputs of the tokens that count; returns them with the indices (n,) of the tokens, None if all count.
-
-    Advantages are formed here, unless the kernel of the row operation forms them. ``logits`` gives the dtype and device
-    of the logits, and the size of the vocabulary if ``vocabulary`` is None.
-    """
-    fused = options.uses_triton(logits)
-    if options.checked and fused:
-        return inputs, None
-    formed = inputs.form_advantages(options.divisor)
-    index = None if options.checked else formed.find_counted(vocabulary or logits.shape[1])
-    chosen = inputs if fused else formed
-    return chosen if index is None else chosen.select_tokens(index), index
-
-
-def scatter_rows(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """Put ``values`` at ``index`` into ``size`` rows of zeros."""
-    return values.new_zeros(size, *values.shape[1:]).index_copy_(0, index, values)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -51,8 +51,7 @@ class GradientComputer:
     lag: int
 
     def __post_init__(self) -> None:
-        # ``checked``: samples without advantage were dropped before, and the token ids are the policy's own.
-        self._logps_options = LossOptions(self.rollout.temperature, checked=True, impl=self.algo.kernel)
+        self._logps_options = LossOptions(self.rollout.temperature, impl=self.algo.kernel)
         self._loss_options = replace(
             self._logps_options,
             importance_cap=self.algo.importance_cap,

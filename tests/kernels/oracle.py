@@ -26,7 +26,7 @@ def records(**arguments: Any) -> tuple[TokenInputs, LossOptions]:
 def case(
     num_tokens: int, vocabulary: int, seed: int, *, ratio: bool = False, kl: bool = False, support: bool = False
 ) -> dict[str, Any]:
-    """Arguments of a loss: every fourth token does not count, and old policies are near the current one.
+    """Arguments of a loss: every fourth token has coefficients of 0, and old policies are near the current one.
 
     Supports hold each other id at random, some nearly all, some nearly none, in no order.
     """
@@ -83,11 +83,7 @@ def loss_by_definition(
         for row, (start, end) in enumerate(pairwise(support.bounds.tolist())):
             outside[row, support.ids[start:end]] = False
         logits = logits.masked_fill(outside, -torch.inf)
-    logps = (logits / temperature).log_softmax(-1).gather(1, token_ids.clamp(min=0)[:, None]).squeeze(1)
-    counts = coefficients != 0
-    if kl_coefficients is not None:
-        counts = counts | (kl_coefficients != 0)
-    logps = torch.where(counts, logps, torch.zeros_like(logps))
+    logps = (logits / temperature).log_softmax(-1).gather(1, token_ids[:, None]).squeeze(1)
     c = coefficients.to(logits.dtype)
     if old_logps is None:
         loss = -(c * logps).sum()

@@ -32,7 +32,7 @@ def test_logits_that_are_a_view_are_read_in_place() -> None:
 
 
 def test_hidden_states_by_column_are_those_by_row() -> None:
-    """As a transposed activation, with a token that does not count."""
+    """As a transposed activation."""
     hidden, weight = _head()
     inputs = TokenInputs(torch.arange(7), torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5, 1.0, 1.0]))
     by_row = hidden.clone().requires_grad_()
