@@ -122,14 +122,13 @@ class RanksUpdates:
             try:
                 return self._ask_ranks(samples, source, out, counter)
             except MicroBatchTooLarge as error:
-                smaller = {"micro_batch_tokens": int(str(error))}
+                tokens = error.tokens_to_try
             log.warning(
-                "a rank is out of memory; all ranks restart with micro-batches of %(micro_batch_tokens)d tokens. Set "
-                "optim.micro_batch_tokens = %(micro_batch_tokens)d to start with them",
-                smaller,
+                f"a rank is out of memory; all ranks restart with micro-batches of {tokens} tokens. Set "
+                f"optim.micro_batch_tokens = {tokens} to start with them"
             )
             counter.restart()
-            optim = self._config.optim.model_copy(update=smaller)
+            optim = self._config.optim.model_copy(update={"micro_batch_tokens": tokens})
             self._config = self._config.model_copy(update={"optim": optim})
 
     def adopt(self, checkpoint: Path) -> None:
