@@ -108,7 +108,9 @@ class RanksUpdates:
         self._cluster, self._place, self._config = cluster, place, config
         self._dump, self._deadline_s = dump.resolve(), deadline_s
         self._ranks: Sequence[Any] = ()
-        self._checkpoint: Path | None = None  # that the ranks are at
+        self._checkpoint: Path | None = None
+        """The adopted checkpoint that the ranks hold. None: there are no ranks, or they hold an update that is not
+        adopted."""
 
     def begin(self, out: Path) -> None:
         self.close()  # ranks that have trained no longer know where they began
