@@ -67,7 +67,7 @@ class MemoryFitter:
                 if self._policy.shards:
                     raise MicroBatchTooLarge(self._find_smaller(batches)) from error
             # Outside the except block, in which the exception would keep the tensors of its frames alive.
-            if self._ranks.agree_on(bool(results)):
+            if self._ranks.all_agree(bool(results)):
                 return batches, results[0]
             results.clear()
             for batch in batches:
