@@ -72,7 +72,7 @@ class BenchmarkCase:
     weight: Tensor  # (V, D)
     token_ids: Tensor  # (N,)
     groups: Groups
-    coefficients: Tensor  # (N,): the advantage of each token's sequence
+    token_advantages: Tensor  # (N,): the advantage of each token's sequence
     logits: Tensor | None = None  # (N, V): differentiated in place of hidden states and head
 
     @property
@@ -85,7 +85,7 @@ class BenchmarkCase:
     @property
     def advantages(self) -> Tensor:
         """The advantage of each sequence, (S,), float32."""
-        return self.coefficients[:: len(self.coefficients) // len(self.groups.returns)]
+        return self.token_advantages[:: len(self.token_advantages) // len(self.groups.returns)]
 
 
 Loss = Callable[[BenchmarkCase], Tensor]
@@ -120,16 +120,16 @@ def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False) -> B
         starts=starts,
         ends=(starts + size).clamp(max=args.sequences),
     )
-    coefficients = groups.form_advantages().float()[groups.sequences]
+    token_advantages = groups.form_advantages().float()[groups.sequences]
     hidden, weight = hidden.to(**place).requires_grad_(), weight.to(**place).requires_grad_(not frozen)
-    return BenchmarkCase(name, hidden, weight, ids.to(args.device), groups, coefficients)
+    return BenchmarkCase(name, hidden, weight, ids.to(args.device), groups, token_advantages)
 
 
 # ------------------------------------------------------------------------------------------------- implementations
 def our_loss(case: BenchmarkCase, impl: Impl) -> Tensor:
     """The loss of this package."""
     options = LossOptions(impl=impl, backward_once=True)
-    inputs = TokenInputs(case.token_ids, torch.ones_like(case.coefficients), groups=case.groups)
+    inputs = TokenInputs(case.token_ids, torch.ones_like(case.token_advantages), groups=case.groups)
     if case.logits is not None:
         return policy_loss_from_logits(case.logits, inputs, options).loss
     return group_policy_loss(case.hidden, case.weight, inputs, options).loss
@@ -139,7 +139,7 @@ def eager_loss(case: BenchmarkCase) -> Tensor:
     """The loss by eager torch: all logits, log_softmax, gather and autograd."""
     logits = case.hidden @ case.weight.t() if case.logits is None else case.logits
     logps = logits.float().log_softmax(-1).gather(1, case.token_ids[:, None]).squeeze(1)
-    return -(case.coefficients * logps).sum()
+    return -(case.token_advantages * logps).sum()
 
 
 @functools.cache
@@ -174,7 +174,7 @@ def trl_loss(case: BenchmarkCase) -> Any:
     """TRL's chunked head, with the loss computed from its log-probabilities."""
     apply = importlib.import_module("trl.kernels").ChunkedLogProbFunction.apply
     logps = apply(case.hidden, case.weight, None, case.token_ids, 1.0, 32768, None, 1.0, ())[0]
-    return -(case.coefficients * logps.float()).sum()
+    return -(case.token_advantages * logps.float()).sum()
 
 
 def cut_cross_entropy_loss(case: BenchmarkCase) -> Any:
@@ -182,7 +182,7 @@ def cut_cross_entropy_loss(case: BenchmarkCase) -> Any:
     options = {"filter_eps": None} if case.hidden.is_cuda else {"impl": "torch_compile"}
     function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
     losses = function(case.hidden, case.weight, case.token_ids, reduction="none", **options)
-    return (case.coefficients * losses.float()).sum()
+    return (case.token_advantages * losses.float()).sum()
 
 
 def torch_loss(case: BenchmarkCase) -> Any:
@@ -190,7 +190,7 @@ def torch_loss(case: BenchmarkCase) -> Any:
     options = importlib.import_module("torch.nn").LinearCrossEntropyOptions()
     function = torch.nn.functional.linear_cross_entropy
     losses = function(case.hidden, case.weight, case.token_ids, reduction="none", options=options)
-    return (case.coefficients * losses.float()).sum()
+    return (case.token_advantages * losses.float()).sum()
 
 
 def matrix_products(case: BenchmarkCase, *, summed: bool = False) -> Tensor:
@@ -291,7 +291,7 @@ def measure_gradient(case: BenchmarkCase) -> float:
         part = slice(start, start + 1024)
         leaf = case.hidden if case.logits is None else case.logits
         rows = leaf.detach()[part].requires_grad_()
-        chosen = replace(case, token_ids=case.token_ids[part], coefficients=case.coefficients[part])
+        chosen = replace(case, token_ids=case.token_ids[part], token_advantages=case.token_advantages[part])
         chosen = replace(chosen, hidden=rows) if case.logits is None else replace(chosen, logits=rows)
         (gradient,) = torch.autograd.grad(eager_loss(chosen), rows)
         squares += float(gradient.float().square().sum())

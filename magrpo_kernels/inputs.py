@@ -38,9 +38,12 @@ class TokenInputs:
     """The inputs of ``N`` sampled tokens."""
 
     token_ids: Int[Tensor, " N"]
-    coefficients: Float[Tensor, " N"]
-    """The ``c`` of :mod:`magrpo_kernels.row`: the advantage over the divisor, times a weight; only the weight if
-    there are ``groups``."""
+    weights: Float[Tensor, " N"]
+    """Weight of each token's advantage; 0 masks the token."""
+    advantages: Float[Tensor, " N"] | None = None
+    """Advantage of each token; None: it is formed from ``groups``."""
+    groups: Groups | None = None
+    """The returns from which the paper's advantages are formed; None: ``advantages`` are given."""
     old_logps: Float[Tensor, " N"] | None = None
     """Log-probabilities under the policy before this update. They switch on the clipped ratio."""
     ref_logps: Float[Tensor, " N"] | None = None
@@ -49,12 +52,12 @@ class TokenInputs:
     """Weight of the k3 penalty of each token; required with ``ref_logps``."""
     sampling_logps: Float[Tensor, " N"] | None = None
     """Log-probabilities under the policy that drew the tokens. They switch on the truncated importance weight."""
-    groups: Groups | None = None
-    """The returns from which the paper's advantages are formed; None: ``coefficients`` hold the advantages."""
     support: Support | None = None
     """The ids from which truncated sampling drew the tokens; None: the whole vocabulary."""
 
     def __post_init__(self) -> None:
+        if (self.advantages is None) == (self.groups is None):
+            raise ValueError("give either advantages or groups")
         if (self.ref_logps is None) != (self.kl_coefficients is None):
             raise ValueError("ref_logps and kl_coefficients go together")
 
@@ -70,12 +73,11 @@ class TokenInputs:
             selected[field.name] = value
         return TokenInputs(**selected)
 
-    def form_advantages(self, divisor: float) -> TokenInputs:
-        """Move the advantages into the coefficients, which removes the groups."""
+    def form_advantages(self) -> TokenInputs:
+        """The same inputs with advantages in place of groups."""
         if self.groups is None:
             return self
-        advantages = self.groups.form_advantages()[self.groups.sequences].float()
-        return replace(self, coefficients=advantages / divisor * self.coefficients, groups=None)
+        return replace(self, advantages=self.groups.form_advantages()[self.groups.sequences].float(), groups=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class LossOptions:
     """Clip range of the probability ratio, ``1 - clip_low`` to ``1 + clip_high``; required with ``old_logps``."""
     clip_high: float | None = None
     divisor: float = 1.0
-    """Divisor of advantages that are formed from groups."""
+    """Divisor of advantages."""
     importance_cap: float | None = None
     """Upper bound of the importance weight; required with ``sampling_logps``."""
     soft_cap: float | None = None

@@ -11,13 +11,13 @@ For one token with logits ``z`` (V,), temperature ``t``, sampled id ``y`` and ``
 With a support ``S``, the ids that truncated sampling (top-k, nucleus) drew from, ``z`` is -inf outside ``S``. The
 log-sum-exp and the gradient are then over ``S`` (the "keep sampling mask" of DeepSeek-V3.2, arXiv 2512.02556).
 
-``c = w A / n * m`` is the advantage ``A`` over the divisor ``n``, times a mask or weight ``m``. With groups, ``A`` is
-the paper's advantage, formed from the returns of the token's group (:class:`magrpo_kernels.Groups`); without groups,
-``A / n * m`` is given. ``w = min(exp(b - sampling_logp), cap)`` is the truncated importance weight of V-trace, arXiv
-1802.01561, for an engine whose probabilities differ from the trainer's; ``b`` is the log-probability before the update:
-``old_logp``, or on-policy ``logp`` itself. ``w`` and ``A`` have no gradient. All of it is known in the forward pass, so
-``g`` needs nothing from the backward pass, and the gradient overwrites the logits in the pass that reads them: they are
-read twice and written once.
+``c = w A / n * m`` is the advantage ``A`` over the divisor ``n``, times a mask or weight ``m``. ``A`` is given or, with
+groups, the paper's advantage, formed from the returns of the token's group (:class:`magrpo_kernels.Groups`). ``w =
+min(exp(b - sampling_logp), cap)`` is the truncated importance weight of V-trace, arXiv 1802.01561, for an engine whose
+probabilities differ from the trainer's; ``b`` is the log-probability before the update: ``old_logp``, or on-policy
+``logp`` itself. ``w`` and ``A`` have no gradient. All of it is known in the forward pass, so ``g`` needs nothing from
+the backward pass, and the gradient overwrites the logits in the pass that reads them: they are read twice and written
+once.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def row_loss(logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Ten
 
         return row_loss_triton(logits, inputs, options, out)
     size = max(1, len(logits) if logits.is_cuda else _BLOCK_ELEMENTS // logits.shape[1])
-    inputs = replace(inputs.form_advantages(options.divisor), support=None)
+    inputs = replace(inputs.form_advantages(), support=None)
     blocks = []
     for start in range(0, len(logits) or 1, size):
         part = slice(start, start + size)
@@ -145,7 +145,8 @@ def _row_loss_torch(
 
 def loss_and_slope(logps: Tensor, inputs: TokenInputs, options: LossOptions) -> tuple[Tensor, Tensor]:
     """The loss of each token and its derivative with respect to the token's log-probability, (N,) each."""
-    coefficients = inputs.coefficients.to(logps.dtype)
+    assert inputs.advantages is not None
+    coefficients = (inputs.advantages / options.divisor * inputs.weights).to(logps.dtype)
     if inputs.sampling_logps is not None:
         before_update = logps if inputs.old_logps is None else inputs.old_logps
         coefficients = coefficients * (before_update - inputs.sampling_logps).exp().clamp(max=options.importance_cap)

@@ -29,6 +29,4 @@ def group_inputs(normalize: Normalize, num_tokens: int, device: str) -> tuple[To
     starts, ends = (ends - sizes).repeat_interleave(sizes), ends.repeat_interleave(sizes)
     table = Groups(sequences, torch.cat(groups), starts, ends, divides_by_std=normalize == "std")
     fused = TokenInputs(ids, weights.to(device), groups=table.move_to(torch.device(device)))
-    # On the CPU: on a GPU torch multiplies by the reciprocal of 12, which is not the quotient to the last bit.
-    coefficients = torch.tensor(stored)[sequences] / 12 * weights
-    return fused, TokenInputs(ids, coefficients.to(device))
+    return fused, TokenInputs(ids, weights.to(device), torch.tensor(stored)[sequences].to(device))
