@@ -13,7 +13,10 @@ SIZES = (4, 1, 7, 2, 130, 3, 16, 5)
 
 
 def group_inputs(normalize: Normalize, num_tokens: int, device: str) -> tuple[TokenInputs, TokenInputs]:
-    """The inputs of tokens with their groups, and with the stored advantages: those of ``credit``, in float32."""
+    """The inputs of tokens with their groups, and with the stored advantages: those of ``credit``, in float32.
+
+    Of the tokens, 16 or more, some belong to each group.
+    """
     generator = torch.Generator().manual_seed(5)
     groups = [
         (torch.full((size,), 0.1) if size == 3 else torch.randn(size, generator=generator)).double() * 3.7
@@ -23,7 +26,9 @@ def group_inputs(normalize: Normalize, num_tokens: int, device: str) -> tuple[To
     stored = [value for returns in groups for value in group_advantages(returns.tolist(), "magrpo", normalize)]
     sizes = torch.tensor(SIZES)
     ends = sizes.cumsum(0)
-    sequences = torch.randint(len(stored), (num_tokens,), generator=generator)
+    edges = torch.cat([ends - sizes, ends - 1])  # the first and the last sequence of each group
+    drawn = torch.randint(len(stored), (num_tokens - len(edges),), generator=generator)
+    sequences = torch.cat([edges, drawn])
     ids = torch.randint(9, (num_tokens,), generator=generator).to(device)
     weights = torch.rand(num_tokens, generator=generator)
     starts, ends = (ends - sizes).repeat_interleave(sizes), ends.repeat_interleave(sizes)
