@@ -40,10 +40,9 @@ DTYPES = {True: "bfloat16", False: "float32"}
 FLOOR = "bare matrix products (floor)"
 SUMMED = "the products, summed over chunks"
 COPY = "one and a half copies (floor)"
-HALF = "trained head, half the groups degenerate"
-TITLES = ("trained head", "frozen head", HALF, "logits in")
-AIMS = {"trained head": 1.25, "frozen head": 1.2, "logits in": 1 / 0.85, HALF: 0.6}
-"""Targets: at most this many times the floor or, for the last, the time without degenerate groups."""
+TITLES = ("trained head", "frozen head", "logits in")
+AIMS = {"trained head": 1.25, "frozen head": 1.2, "logits in": 1 / 0.85}
+"""Targets: at most this many times the floor."""
 CPU_AIMS = AIMS | {"trained head": 1.1, "frozen head": 1.1}
 COMPILED = "torch.compile"
 LOOP = "CoMLRL's loop over tokens"
@@ -73,7 +72,7 @@ class BenchmarkCase:
     weight: Tensor  # (V, D)
     token_ids: Tensor  # (N,)
     groups: Groups
-    coefficients: Tensor  # (N,): the advantage of each token's sequence
+    token_advantages: Tensor  # (N,): the advantage of each token's sequence
     logits: Tensor | None = None  # (N, V): differentiated in place of hidden states and head
 
     @property
@@ -86,7 +85,7 @@ class BenchmarkCase:
     @property
     def advantages(self) -> Tensor:
         """The advantage of each sequence, (S,), float32."""
-        return self.coefficients[:: len(self.coefficients) // len(self.groups.returns)]
+        return self.token_advantages[:: len(self.token_advantages) // len(self.groups.returns)]
 
 
 Loss = Callable[[BenchmarkCase], Tensor]
@@ -104,14 +103,12 @@ class BenchmarkRow:
     skipped: str = ""
 
 
-def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, degenerate: float = 0.0) -> BenchmarkCase:
-    """Make random inputs. In a fraction ``degenerate`` of the groups, all returns are equal."""
+def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False) -> BenchmarkCase:
+    """Make random inputs."""
     place = {"device": torch.device(args.device), "dtype": getattr(torch, args.dtype)}
     generator = torch.Generator().manual_seed(0)
     size = 2 if args.sequences % 8 else 4
-    num_groups = args.sequences // size
     returns = torch.randn(args.sequences, generator=generator, dtype=torch.float64)
-    returns[: int(degenerate * num_groups) * size] = 1.0
     ids = torch.randint(args.vocabulary, (args.tokens,), generator=generator)
     weight = torch.randn(args.vocabulary, args.hidden, generator=generator) * args.hidden**-0.5
     hidden = torch.randn(args.tokens, args.hidden, generator=generator)
@@ -123,16 +120,16 @@ def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, dege
         starts=starts,
         ends=(starts + size).clamp(max=args.sequences),
     )
-    coefficients = groups.form_advantages().float()[groups.sequences]
+    token_advantages = groups.form_advantages().float()[groups.sequences]
     hidden, weight = hidden.to(**place).requires_grad_(), weight.to(**place).requires_grad_(not frozen)
-    return BenchmarkCase(name, hidden, weight, ids.to(args.device), groups, coefficients)
+    return BenchmarkCase(name, hidden, weight, ids.to(args.device), groups, token_advantages)
 
 
 # ------------------------------------------------------------------------------------------------- implementations
 def our_loss(case: BenchmarkCase, impl: Impl) -> Tensor:
     """The loss of this package."""
     options = LossOptions(impl=impl, backward_once=True)
-    inputs = TokenInputs(case.token_ids, torch.ones_like(case.coefficients), groups=case.groups)
+    inputs = TokenInputs(case.token_ids, torch.ones_like(case.token_advantages), groups=case.groups)
     if case.logits is not None:
         return policy_loss_from_logits(case.logits, inputs, options).loss
     return group_policy_loss(case.hidden, case.weight, inputs, options).loss
@@ -142,7 +139,7 @@ def eager_loss(case: BenchmarkCase) -> Tensor:
     """The loss by eager torch: all logits, log_softmax, gather and autograd."""
     logits = case.hidden @ case.weight.t() if case.logits is None else case.logits
     logps = logits.float().log_softmax(-1).gather(1, case.token_ids[:, None]).squeeze(1)
-    return -(case.coefficients * logps).sum()
+    return -(case.token_advantages * logps).sum()
 
 
 @functools.cache
@@ -177,7 +174,7 @@ def trl_loss(case: BenchmarkCase) -> Any:
     """TRL's chunked head, with the loss computed from its log-probabilities."""
     apply = importlib.import_module("trl.kernels").ChunkedLogProbFunction.apply
     logps = apply(case.hidden, case.weight, None, case.token_ids, 1.0, 32768, None, 1.0, ())[0]
-    return -(case.coefficients * logps.float()).sum()
+    return -(case.token_advantages * logps.float()).sum()
 
 
 def cut_cross_entropy_loss(case: BenchmarkCase) -> Any:
@@ -185,7 +182,7 @@ def cut_cross_entropy_loss(case: BenchmarkCase) -> Any:
     options = {"filter_eps": None} if case.hidden.is_cuda else {"impl": "torch_compile"}
     function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
     losses = function(case.hidden, case.weight, case.token_ids, reduction="none", **options)
-    return (case.coefficients * losses.float()).sum()
+    return (case.token_advantages * losses.float()).sum()
 
 
 def torch_loss(case: BenchmarkCase) -> Any:
@@ -193,7 +190,7 @@ def torch_loss(case: BenchmarkCase) -> Any:
     options = importlib.import_module("torch.nn").LinearCrossEntropyOptions()
     function = torch.nn.functional.linear_cross_entropy
     losses = function(case.hidden, case.weight, case.token_ids, reduction="none", options=options)
-    return (case.coefficients * losses.float()).sum()
+    return (case.token_advantages * losses.float()).sum()
 
 
 def matrix_products(case: BenchmarkCase, *, summed: bool = False) -> Tensor:
@@ -294,7 +291,7 @@ def measure_gradient(case: BenchmarkCase) -> float:
         part = slice(start, start + 1024)
         leaf = case.hidden if case.logits is None else case.logits
         rows = leaf.detach()[part].requires_grad_()
-        chosen = replace(case, token_ids=case.token_ids[part], coefficients=case.coefficients[part])
+        chosen = replace(case, token_ids=case.token_ids[part], token_advantages=case.token_advantages[part])
         chosen = replace(chosen, hidden=rows) if case.logits is None else replace(chosen, logits=rows)
         (gradient,) = torch.autograd.grad(eager_loss(chosen), rows)
         squares += float(gradient.float().square().sum())
@@ -393,8 +390,7 @@ def _positive(text: str) -> int:
 
 def measure_variant(title: str, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one of :data:`TITLES` and print its table; returns rows, median seconds and bytes."""
-    degenerate = 0.5 if title == HALF else 0.0
-    case = make_case(title, args, frozen=title in ("frozen head", "logits in"), degenerate=degenerate)
+    case = make_case(title, args, frozen=title in ("frozen head", "logits in"))
     if title == "logits in":
         case = replace(case, logits=(case.hidden @ case.weight.t()).detach().requires_grad_())
     losses = list_implementations(case)
@@ -412,7 +408,6 @@ def compare_with_aims(measured: dict[str, dict[str, Any]], device: str) -> dict[
     """The ratio of our time to the floor or to another row, and the target for that ratio, by title."""
     ours_s = {title: found["medians_s"][found["ours"]] for title, found in measured.items()}
     floor_s = {title: measured[title]["medians_s"][COPY if title == "logits in" else FLOOR] for title in TITLES}
-    floor_s[HALF] = ours_s["trained head"]
     aims = CPU_AIMS if device == "cpu" else AIMS
     ratios = {title: (ours_s[title] / floor_s[title], aims[title]) for title in TITLES}
     loop_s = measured["logits in"]["medians_s"].get(LOOP)
@@ -441,8 +436,7 @@ def measure_loss(args: argparse.Namespace) -> None:
     ratios = compare_with_aims(measured, args.device)
     print()
     for title, (ratio, aim) in ratios.items():
-        against = {HALF: "the time with no such groups", LOOP: "the time of the loop"}.get(title, "its floor")
-        subject = "logits in" if title == LOOP else title
+        subject, against = ("logits in", "the time of the loop") if title == LOOP else (title, "its floor")
         state = "met" if ratio <= aim else "MISSED"
         print(f"{subject} takes {ratio:.3g} of {against}; the target is at most {aim:.3g}: {state}")
     if args.json:

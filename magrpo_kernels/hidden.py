@@ -2,8 +2,7 @@
 
 For each chunk, a library matrix product computes the logits, the row operation turns them in place into their gradient,
 and library products carry the gradient to the hidden states and, if it trains, to the head. Nothing is computed twice:
-a trained head takes 6 N D V floating-point operations, a frozen one 4 N D V. Tokens that do not count (masked, or in a
-group without advantage) are dropped before the first product.
+a trained head takes 6 N D V floating-point operations, a frozen one 4 N D V.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from magrpo_kernels.backward import keep_gradients, scale_gradients, wants_gradient
 from magrpo_kernels.inputs import LossOptions, TokenInputs
-from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, select_counted, wide_dtype
+from magrpo_kernels.row import PolicyLoss, row_loss, wide_dtype
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Logits in a chunk, by device: enough for fast matrix products, yet little memory."""
@@ -41,11 +40,11 @@ def group_policy_loss(
 ) -> PolicyLoss:
     """The summed loss of ``N`` tokens with logits ``hidden @ lm_head_weight.T + bias``, capped if options say so.
 
-    For equations, support and skipped tokens see :func:`~magrpo_kernels.row.policy_loss_from_logits`. Gradients flow to
-    those of ``hidden``, ``lm_head_weight`` and ``bias`` that require them; the head's is accumulated in float32.
+    For equations, support and ids see :func:`~magrpo_kernels.row.policy_loss_from_logits`. Gradients flow to those of
+    ``hidden``, ``lm_head_weight`` and ``bias`` that require them; the head's is accumulated in float32.
 
     Raises:
-        ValueError: options do not fit the inputs, or the id of a token that counts is outside the vocabulary.
+        ValueError: options do not fit the inputs.
     """
     options.check_inputs(inputs)
     wants = [wants_gradient(leaf) for leaf in (hidden, lm_head_weight, bias)]
@@ -64,13 +63,7 @@ class _LossFromHidden(torch.autograd.Function):
         options: LossOptions,
         wants: Sequence[bool],
     ) -> tuple[Tensor, Tensor]:
-        counted, index = select_counted(inputs, options, hidden, len(weight))
-        rows = hidden if index is None else hidden[index]
-        loss, logps, gradients = _sum_chunks(rows, weight, bias, counted, options, wants)
-        if index is not None:
-            logps = scatter_rows(logps, index, len(hidden))
-            if gradients.hidden is not None:
-                gradients.hidden = scatter_rows(gradients.hidden, index, len(hidden))
+        loss, logps, gradients = _sum_chunks(hidden, weight, bias, inputs, options, wants)
         ctx.mark_non_differentiable(logps)
         leaves = [hidden, weight, bias]
         keep_gradients(ctx, leaves, [gradients.hidden, gradients.weight, gradients.bias], once=options.backward_once)
@@ -117,7 +110,7 @@ def _sum_chunks(
     options: LossOptions,
     wants: Sequence[bool],
 ) -> tuple[Tensor, Tensor, _Gradients]:
-    """The loss (), logps (N,) and gradients of tokens that all count."""
+    """The loss (), logps (N,) and gradients."""
     wide = wide_dtype(rows.dtype)
     loss = rows.new_zeros((), dtype=wide)
     logps = rows.new_zeros(len(rows), dtype=wide)

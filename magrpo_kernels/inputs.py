@@ -26,23 +26,24 @@ class Support(NamedTuple):
     bounds: Tensor
     """Bounds from 0 to M, (N + 1,): token ``i`` was drawn from ``ids[bounds[i]:bounds[i + 1]]``."""
 
-    def select_tokens(self, index: Tensor | slice) -> Support:
-        """Select the candidates of some of the tokens."""
-        starts, ends = self.bounds[:-1][index], self.bounds[1:][index]
-        bounds = torch.cat([starts.new_zeros(1), (ends - starts).cumsum(0)])
-        places = torch.arange(int(bounds[-1]), device=bounds.device)
-        ids = self.ids[places + (starts - bounds[:-1]).repeat_interleave(ends - starts)]
-        return Support(ids, bounds)
+    def select_tokens(self, part: slice) -> Support:
+        """Select the candidates of neighbouring tokens."""
+        bounds = self.bounds[part.start : part.stop + 1]
+        first, end = bounds[[0, -1]].tolist()
+        return Support(self.ids[first:end], bounds - first)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenInputs:
-    """The inputs of ``N`` sampled tokens. A token counts if its coefficient or its KL coefficient is not 0."""
+    """The inputs of ``N`` sampled tokens."""
 
     token_ids: Int[Tensor, " N"]
-    coefficients: Float[Tensor, " N"]
-    """The ``c`` of :mod:`magrpo_kernels.row`: the advantage over the divisor, times a weight; only the weight if
-    there are ``groups``."""
+    weights: Float[Tensor, " N"]
+    """Weight of each token's advantage; 0 masks the token."""
+    advantages: Float[Tensor, " N"] | None = None
+    """Advantage of each token; None: it is formed from ``groups``."""
+    groups: Groups | None = None
+    """The returns from which the paper's advantages are formed; None: ``advantages`` are given."""
     old_logps: Float[Tensor, " N"] | None = None
     """Log-probabilities under the policy before this update. They switch on the clipped ratio."""
     ref_logps: Float[Tensor, " N"] | None = None
@@ -51,53 +52,32 @@ class TokenInputs:
     """Weight of the k3 penalty of each token; required with ``ref_logps``."""
     sampling_logps: Float[Tensor, " N"] | None = None
     """Log-probabilities under the policy that drew the tokens. They switch on the truncated importance weight."""
-    groups: Groups | None = None
-    """The returns from which the paper's advantages are formed; None: ``coefficients`` hold the advantages."""
     support: Support | None = None
     """The ids from which truncated sampling drew the tokens; None: the whole vocabulary."""
 
     def __post_init__(self) -> None:
+        if (self.advantages is None) == (self.groups is None):
+            raise ValueError("give either advantages or groups")
         if (self.ref_logps is None) != (self.kl_coefficients is None):
             raise ValueError("ref_logps and kl_coefficients go together")
 
-    def select_tokens(self, index: Tensor | slice) -> TokenInputs:
-        """Select the inputs of some of the tokens."""
+    def select_tokens(self, part: slice) -> TokenInputs:
+        """Select the inputs of neighbouring tokens."""
         selected: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
-                value = value[index]
+                value = value[part]
             elif value is not None:
-                value = value.select_tokens(index)
+                value = value.select_tokens(part)
             selected[field.name] = value
         return TokenInputs(**selected)
 
-    def form_advantages(self, divisor: float) -> TokenInputs:
-        """Move the advantages into the coefficients, which removes the groups."""
+    def form_advantages(self) -> TokenInputs:
+        """The same inputs with advantages in place of groups."""
         if self.groups is None:
             return self
-        advantages = self.groups.form_advantages()[self.groups.sequences].float()
-        return replace(self, coefficients=advantages / divisor * self.coefficients, groups=None)
-
-    def find_counted(self, vocabulary: int) -> Tensor | None:
-        """Indices (n,) of the tokens that count; None if all do. The coefficients must hold the advantages.
-
-        Raises:
-            ValueError: the id of a token that counts, or an id of the support, is outside the vocabulary.
-        """
-        assert self.groups is None
-        counted = self.coefficients != 0
-        if self.kl_coefficients is not None:
-            counted = counted | (self.kl_coefficients != 0)
-        ids = self.token_ids
-        if bool((counted & ((ids < 0) | (ids >= vocabulary))).any()):
-            raise ValueError(f"token_ids: an id that counts is outside the vocabulary of {vocabulary}")
-        if self.support is not None:
-            candidates = self.support.ids
-            if bool(((candidates < 0) | (candidates >= vocabulary)).any()):
-                raise ValueError(f"support: an id is outside the vocabulary of {vocabulary}")
-        index = counted.nonzero().squeeze(1)
-        return None if len(index) == len(ids) else index
+        return replace(self, advantages=self.groups.form_advantages()[self.groups.sequences].float(), groups=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +89,13 @@ class LossOptions:
     """Clip range of the probability ratio, ``1 - clip_low`` to ``1 + clip_high``; required with ``old_logps``."""
     clip_high: float | None = None
     divisor: float = 1.0
-    """Divisor of advantages that are formed from groups."""
+    """Divisor of advantages."""
     importance_cap: float | None = None
     """Upper bound of the importance weight; required with ``sampling_logps``."""
     soft_cap: float | None = None
     """Bound of logits that a model caps, ``soft_cap tanh(z / soft_cap)``; only for logits from hidden states."""
     float32_logits: bool = False
     """Whether logits from half-precision hidden states are float32; with ``soft_cap`` they always are."""
-    checked: bool = False
-    """Whether the caller promises that every token counts and every id is in the vocabulary, so that the call need not
-    wait for the device to check."""
     backward_once: bool = False
     """Whether the caller promises that backward runs at most once, so that it may scale the gradients in place."""
     impl: Impl = "auto"

@@ -11,13 +11,13 @@ For one token with logits ``z`` (V,), temperature ``t``, sampled id ``y`` and ``
 With a support ``S``, the ids that truncated sampling (top-k, nucleus) drew from, ``z`` is -inf outside ``S``. The
 log-sum-exp and the gradient are then over ``S`` (the "keep sampling mask" of DeepSeek-V3.2, arXiv 2512.02556).
 
-``c = w A / n * m`` is the advantage ``A`` over the divisor ``n``, times a mask or weight ``m``. With groups, ``A`` is
-the paper's advantage, formed from the returns of the token's group (:class:`magrpo_kernels.Groups`); without groups,
-``A / n * m`` is given. ``w = min(exp(b - sampling_logp), cap)`` is the truncated importance weight of V-trace, arXiv
-1802.01561, for an engine whose probabilities differ from the trainer's; ``b`` is the log-probability before the update:
-``old_logp``, or on-policy ``logp`` itself. ``w`` and ``A`` have no gradient. All of it is known in the forward pass, so
-``g`` needs nothing from the backward pass, and the gradient overwrites the logits in the pass that reads them: they are
-read twice and written once.
+``c = w A / n * m`` is the advantage ``A`` over the divisor ``n``, times a mask or weight ``m``. ``A`` is given or, with
+groups, the paper's advantage, formed from the returns of the token's group (:class:`magrpo_kernels.Groups`). ``w =
+min(exp(b - sampling_logp), cap)`` is the truncated importance weight of V-trace, arXiv 1802.01561, for an engine whose
+probabilities differ from the trainer's; ``b`` is the log-probability before the update: ``old_logp``, or on-policy
+``logp`` itself. ``w`` and ``A`` have no gradient. All of it is known in the forward pass, so ``g`` needs nothing from
+the backward pass, and the gradient overwrites the logits in the pass that reads them: they are read twice and written
+once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 class PolicyLoss(NamedTuple):
-    """The summed loss, which is differentiable, and log-probabilities, which are not; 0 for skipped tokens."""
+    """The summed loss, which is differentiable, and log-probabilities, which are not."""
 
     loss: Tensor  # ()
     logps: Tensor  # (N,), natural logarithms, float32 or wider
@@ -48,12 +48,14 @@ def policy_loss_from_logits(
 ) -> PolicyLoss:
     """The summed policy-gradient loss of ``N`` tokens from their logits; the module has the equations.
 
-    Tokens that do not count are skipped: their gradient and ``logps`` are 0, and they may have any id. The logits are
-    not modified. Their gradient is written in the pass that reads them, into the buffer that backward returns. With a
-    support, log-probabilities and gradient are those of the distribution over the support.
+    The logits are not modified. Their gradient is written in the pass that reads them, into the buffer that backward
+    returns. With a support, log-probabilities and gradient are those of the distribution over the support.
+
+    Ids must be inside the vocabulary. A look at them would make the CPU wait for the GPU, so only torch checks them,
+    where it indexes.
 
     Raises:
-        ValueError: options do not fit the inputs, or the id of a token that counts is outside the vocabulary.
+        ValueError: options do not fit the inputs.
     """
     options.check_inputs(inputs)
     if options.soft_cap is not None:
@@ -67,20 +69,13 @@ class _LossFromLogits(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, inputs: TokenInputs, options: LossOptions, wanted: bool
     ) -> tuple[Tensor, Tensor]:
-        inputs, index = select_counted(inputs, options, logits)
-        if index is not None:
-            rows = logits[index]
-        elif inputs.support is not None:
+        rows = logits
+        if inputs.support is not None:
             rows = logits.clone(memory_format=torch.contiguous_format)  # the row operation overwrites the rest
-        else:
-            rows = logits
         gradient = None
         if wanted:
             gradient = torch.empty_like(logits, memory_format=torch.contiguous_format) if rows is logits else rows
         losses, logps = row_loss(rows, inputs, options, gradient)
-        if index is not None:
-            logps = scatter_rows(logps, index, len(logits))
-            gradient = None if gradient is None else scatter_rows(gradient, index, len(logits))
         ctx.mark_non_differentiable(logps)
         keep_gradients(ctx, [logits], [gradient], once=options.backward_once)
         return losses.sum(), logps
@@ -88,28 +83,6 @@ class _LossFromLogits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         return *scale_gradients(ctx, grad_loss), None, None, None
-
-
-def select_counted(
-    inputs: TokenInputs, options: LossOptions, logits: Tensor, vocabulary: int | None = None
-) -> tuple[TokenInputs, Tensor | None]:
-    """Select the inputs of the tokens that count; returns them with the indices (n,) of the tokens, None if all count.
-
-    Advantages are formed here, unless the kernel of the row operation forms them. ``logits`` gives the dtype and device
-    of the logits, and the size of the vocabulary if ``vocabulary`` is None.
-    """
-    fused = options.uses_triton(logits)
-    if options.checked and fused:
-        return inputs, None
-    formed = inputs.form_advantages(options.divisor)
-    index = None if options.checked else formed.find_counted(vocabulary or logits.shape[1])
-    chosen = inputs if fused else formed
-    return chosen if index is None else chosen.select_tokens(index), index
-
-
-def scatter_rows(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """Put ``values`` at ``index`` into ``size`` rows of zeros."""
-    return values.new_zeros(size, *values.shape[1:]).index_copy_(0, index, values)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -134,7 +107,7 @@ def row_loss(logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Ten
 
         return row_loss_triton(logits, inputs, options, out)
     size = max(1, len(logits) if logits.is_cuda else _BLOCK_ELEMENTS // logits.shape[1])
-    inputs = replace(inputs.form_advantages(options.divisor), support=None)
+    inputs = replace(inputs.form_advantages(), support=None)
     blocks = []
     for start in range(0, len(logits) or 1, size):
         part = slice(start, start + size)
@@ -172,7 +145,8 @@ def _row_loss_torch(
 
 def loss_and_slope(logps: Tensor, inputs: TokenInputs, options: LossOptions) -> tuple[Tensor, Tensor]:
     """The loss of each token and its derivative with respect to the token's log-probability, (N,) each."""
-    coefficients = inputs.coefficients.to(logps.dtype)
+    assert inputs.advantages is not None
+    coefficients = (inputs.advantages / options.divisor * inputs.weights).to(logps.dtype)
     if inputs.sampling_logps is not None:
         before_update = logps if inputs.old_logps is None else inputs.old_logps
         coefficients = coefficients * (before_update - inputs.sampling_logps).exp().clamp(max=options.importance_cap)

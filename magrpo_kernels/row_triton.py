@@ -163,7 +163,8 @@ def row_kernel(  # type: ignore[no-untyped-def]
     out_ptr,  # (N, V), takes the gradient if GRADIENT; may be the logits
     out_stride,
     ids_ptr,  # (N,) int64
-    coefficients_ptr,  # (N,) float32, as all without a dtype
+    weights_ptr,  # (N,) float32, as all without a dtype
+    advantages_ptr,
     old_ptr,
     ref_ptr,
     kl_ptr,
@@ -199,10 +200,11 @@ def row_kernel(  # type: ignore[no-untyped-def]
     logp2 = (target - base) * scale - log2_total
     tl.store(logps_ptr + row, logp2 * LN2)
 
-    c = tl.load(coefficients_ptr + row)
     if HAS_GROUPS:
-        sequence = tl.load(sequences_ptr + row)
-        c = tl.div_rn(form_advantage(sequence, returns_ptr, starts_ptr, ends_ptr, STD), divisor) * c
+        advantage = form_advantage(tl.load(sequences_ptr + row), returns_ptr, starts_ptr, ends_ptr, STD)
+    else:
+        advantage = tl.load(advantages_ptr + row)
+    c = tl.div_rn(advantage, divisor) * tl.load(weights_ptr + row)
     loss, slope = differentiate_loss(
         row, logp2, c, old_ptr, ref_ptr, kl_ptr, sampling_ptr, clip_low, clip_high, importance_cap,
         HAS_OLD, HAS_REF, HAS_CAP,
@@ -252,7 +254,8 @@ def row_loss_triton(
             target,
             target.stride(0),
             column(inputs.token_ids, torch.int64),
-            column(inputs.coefficients),
+            column(inputs.weights),
+            column(inputs.advantages),
             column(inputs.old_logps),
             column(inputs.ref_logps),
             column(inputs.kl_coefficients),

@@ -160,7 +160,7 @@ def policy_loss(
         kl_coefficients = torch.full_like(weights, beta / divisor) * weights
     old_logps, sampling_logps = tokens.old_logps, tokens.sampling_logps
     if old_logps is not None and tokens.lengths is not None:
-        all_tokens = TokenInputs(tokens.token_ids, torch.ones_like(weights), support=tokens.support)
+        all_tokens = TokenInputs(tokens.token_ids, weights, tokens.advantages, support=tokens.support)
         with torch.no_grad():
             present = loss_of(all_tokens, replace(options, importance_cap=None)).logps
             spread = spread_sequence_ratios(present, old_logps, tokens.lengths)
@@ -169,17 +169,16 @@ def policy_loss(
             old_logps = spread
     inputs = TokenInputs(
         tokens.token_ids,
-        weights if tokens.groups is not None else tokens.advantages / divisor * weights,
+        weights,
+        tokens.advantages if tokens.groups is None else None,
+        tokens.groups,
         old_logps,
         tokens.ref_logps,
         kl_coefficients,
         sampling_logps=None if options.importance_cap is None else sampling_logps,
-        groups=tokens.groups,
         support=tokens.support,
     )
-    if tokens.groups is not None:
-        options = replace(options, divisor=divisor)
-    result = loss_of(inputs, options)
+    result = loss_of(inputs, replace(options, divisor=divisor))
     return result.loss, _sum_metrics(tokens, weights, result.logps, old_logps, options), result.logps
 
 

@@ -108,7 +108,9 @@ class RanksUpdates:
         self._cluster, self._place, self._config = cluster, place, config
         self._dump, self._deadline_s = dump.resolve(), deadline_s
         self._ranks: Sequence[Any] = ()
-        self._checkpoint: Path | None = None  # that the ranks are at
+        self._checkpoint: Path | None = None
+        """The adopted checkpoint that the ranks hold. None: there are no ranks, or they hold an update that is not
+        adopted."""
 
     def begin(self, out: Path) -> None:
         self.close()  # ranks that have trained no longer know where they began
@@ -122,14 +124,13 @@ class RanksUpdates:
             try:
                 return self._ask_ranks(samples, source, out, counter)
             except MicroBatchTooLarge as error:
-                smaller = {"micro_batch_tokens": int(str(error))}
+                tokens = error.tokens_to_try
             log.warning(
-                "a rank is out of memory; all ranks restart with micro-batches of %(micro_batch_tokens)d tokens. Set "
-                "optim.micro_batch_tokens = %(micro_batch_tokens)d to start with them",
-                smaller,
+                f"a rank is out of memory; all ranks restart with micro-batches of {tokens} tokens. Set "
+                f"optim.micro_batch_tokens = {tokens} to start with them"
             )
             counter.restart()
-            optim = self._config.optim.model_copy(update=smaller)
+            optim = self._config.optim.model_copy(update={"micro_batch_tokens": tokens})
             self._config = self._config.model_copy(update={"optim": optim})
 
     def adopt(self, checkpoint: Path) -> None:

@@ -83,7 +83,7 @@ class ModelRuns:
     ) -> Float[Tensor, " N"]:
         """The log-probabilities of the sampled tokens, without gradient."""
         tokens = batch.tokens
-        inputs = TokenInputs(tokens.token_ids, torch.ones_like(tokens.sampling_logps), support=tokens.support)
+        inputs = TokenInputs(tokens.token_ids, tokens.sample_weights, tokens.advantages, support=tokens.support)
         return self.run_model(agent, context, batch, lambda loss_of: loss_of(inputs, options).logps)
 
     def _loss_from_hidden(

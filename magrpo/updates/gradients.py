@@ -37,6 +37,16 @@ Constants = dict[str, Sequence[Tensor]]
 """Tensors without gradient, keyed by field of ``SampledTokens``, one for each completion: micro-batches may change."""
 
 
+@dataclass(frozen=True, slots=True)
+class _AgentPass:
+    """One forward and backward pass over the micro-batches of an agent: what all of them take, and what they fill."""
+
+    batch: AgentBatch
+    constants: Constants
+    sums: PartialSums
+    counter: CompletionCounter
+
+
 @dataclass(eq=False)
 class GradientComputer:
     """Runs the models of trained agents forward and backward, and leaves gradients in their parameters."""
@@ -51,8 +61,7 @@ class GradientComputer:
     lag: int
 
     def __post_init__(self) -> None:
-        # ``checked``: samples without advantage were dropped before, and the token ids are the policy's own.
-        self._logps_options = LossOptions(self.rollout.temperature, checked=True, impl=self.algo.kernel)
+        self._logps_options = LossOptions(self.rollout.temperature, impl=self.algo.kernel)
         self._loss_options = replace(
             self._logps_options,
             importance_cap=self.algo.importance_cap,
@@ -90,24 +99,18 @@ class GradientComputer:
         ``constants`` holds the tensors of each agent that no pass changes, such as reference log-probabilities.
         """
         counter.restart()
-        parts = [
-            PartialSums(
-                torch.zeros(len(self.sum_names), len(batch.micro_batches), device=self.policy.device),
-                torch.zeros(sum(batch.lengths), device=self.policy.device),
-            )
-            for batch in batches
-        ]
+        passes = [_AgentPass(batch, constants[batch.agent], self._allocate_sums(batch), counter) for batch in batches]
         tasks: list[Callable[[Stop], None]] = []
-        for batch, part in zip(batches, parts, strict=True):
-            self.policy.clear_gradients(batch.agent)
-            run = partial(self._run_micro_batches, constants[batch.agent], counter, batch, part)
+        for one in passes:
+            agent, num_batches = one.batch.agent, len(one.batch.micro_batches)
+            self.policy.clear_gradients(agent)
             if self.at_once > 1 and self._plan.is_trivial:
-                num_batches = len(batch.micro_batches)
-                add = OrderedGradient(list(self.policy.parameters(batch.agent).values())).add
+                add = OrderedGradient(list(self.policy.parameters(agent).values())).add
                 numbers = iter(range(num_batches))  # shared: each number goes to the task that asks first
-                tasks += [partial(run, add, numbers) for _ in range(min(self.at_once, num_batches))]
+                run = partial(self._run_micro_batches, one, numbers, add)
+                tasks += [run] * min(self.at_once, num_batches)
             else:
-                tasks.append(partial(self._sum_lanes, run, batch, part))
+                tasks.append(partial(self._sum_lanes, one))
         self._run_tasks(tasks)
         for idle in self._idle_micro_batches(batches):
             loss, _, _ = self.compute_loss(batches[0], idle, constants[batches[0].agent])
@@ -115,7 +118,7 @@ class GradientComputer:
         for batch in batches:
             if not self._is_summed_in_place(batch.agent):
                 self.policy.clear_gradients(batch.agent)
-        return parts
+        return [one.sums for one in passes]
 
     def add_ranks(self, batch: AgentBatch, part: PartialSums) -> Tensor:
         """Put the gradient of all lanes into the parameters; return the sums of all micro-batches."""
@@ -146,42 +149,39 @@ class GradientComputer:
 
         return self.models.run_model(batch.agent, self.policy.active(batch.agent), micro_batch, finish)
 
+    def _allocate_sums(self, batch: AgentBatch) -> PartialSums:
+        device = self.policy.device
+        sums = torch.zeros(len(self.sum_names), len(batch.micro_batches), device=device)
+        return PartialSums(sums, torch.zeros(sum(batch.lengths), device=device))
+
     def _run_micro_batches(
-        self,
-        constants: Constants,
-        counter: CompletionCounter,
-        batch: AgentBatch,
-        part: PartialSums,
-        add: Callable[[int, Tensor], None],
-        numbers: Iterator[int],
-        stop: Stop,
+        self, one: _AgentPass, numbers: Iterator[int], add: Callable[[int, Tensor], None], stop: Stop
     ) -> None:
         """Compute the micro-batches in ``numbers``, which threads may share, and ``add`` the gradient of each."""
+        batch, part = one.batch, one.sums
         for number in takewhile(lambda _: not stop(), numbers):
             micro_batch = collate(batch.samples, batch.micro_batches[number], self.policy.device)
-            loss, metrics, sampled = self.compute_loss(batch, micro_batch, constants)
+            loss, metrics, sampled = self.compute_loss(batch, micro_batch, one.constants)
             add(number, loss)
             values = {"clipped": torch.zeros_like(loss), **metrics, "loss": loss.detach()}
             part.sums[:, number] = torch.stack([values[name] for name in self.sum_names])
             batch.put_values(part.logps, micro_batch.samples, sampled)
-            counter.add(len(micro_batch.samples))
+            one.counter.add(len(micro_batch.samples))
 
-    def _sum_lanes(self, run: Callable[..., None], batch: AgentBatch, part: PartialSums, stop: Stop) -> None:
+    def _sum_lanes(self, one: _AgentPass, stop: Stop) -> None:
         """Sum the gradient over the lanes of this rank."""
-        parameters = list(self.policy.parameters(batch.agent).values())
-
-        def backward(_: int, loss: Tensor) -> None:
-            loss.backward()  # type: ignore[no-untyped-call]
+        lanes = self._lanes_of(one.batch, self.ranks.number)
+        if self._is_summed_in_place(one.batch.agent):
+            self._run_micro_batches(one, chain.from_iterable(lanes), _run_backward, stop)
+            return
+        parameters = list(self.policy.parameters(one.batch.agent).values())
 
         def take_lane(lane: Sequence[int]) -> Tensor:
-            run(backward, iter(lane), stop)
+            self._run_micro_batches(one, iter(lane), _run_backward, stop)
             return take_gradient(parameters)
 
-        lanes = self._lanes_of(batch, self.ranks.number)
-        if self._is_summed_in_place(batch.agent):
-            run(backward, chain.from_iterable(lanes), stop)
-        elif lanes:
-            part.branch = add_in_pairs(map(take_lane, lanes))
+        if lanes:
+            one.sums.branch = add_in_pairs(map(take_lane, lanes))
 
     def _is_summed_in_place(self, agent: str) -> bool:
         """Whether the backward pass alone sums the gradient: one lane on one rank, or FSDP, which adds over ranks."""
@@ -242,3 +242,8 @@ class GradientComputer:
     def _run_tasks(self, tasks: Sequence[Callable[[Stop], ResultT]]) -> list[ResultT]:
         """Run tasks on the threads of this process, ``at_once`` at a time, or one by one if there are other ranks."""
         return run_side_by_side(tasks, self._num_threads, self.at_once, in_turn=self.ranks.count > 1)
+
+
+def _run_backward(_number: int, loss: Tensor) -> None:
+    """Add the gradient of the loss of a micro-batch to those in the parameters, in the order of the calls."""
+    loss.backward()  # type: ignore[no-untyped-call]

@@ -19,7 +19,9 @@ class InlineUpdates:
         self._policy = policy
         self._config = config
         self._updater = Updater.of(policy, config, dump)
-        self._checkpoint: Path | None = None  # that optimizers, and the policy unless its sources differ, are at
+        self._checkpoint: Path | None = None
+        """The adopted checkpoint whose states the optimizers hold, and whose weights the policy holds unless an engine
+        has loaded others (``sources``). None: the states are new, or of an update that is not adopted."""
 
     def begin(self, out: Path) -> None:
         with hold_cores(self._policy.device):

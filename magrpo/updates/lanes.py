@@ -29,8 +29,11 @@ class Ranks(Protocol):
     def count(self) -> int:
         """The number of ranks."""
 
-    def agree_on(self, fits: bool) -> bool:
-        """Whether ``fits`` is true on all ranks."""
+    def all_agree(self, flag: bool) -> bool:
+        """Whether ``flag`` is true on all ranks."""
+
+    def wait_for_all(self) -> None:
+        """Return when all ranks have called this."""
 
     def fill_in(self, table: Tensor) -> Tensor:
         """The sum of the ranks' float32 tables, each element non-zero on one rank at most. May change ``table``."""
@@ -49,8 +52,11 @@ class OneRank:
     number: int = 0
     count: int = 1
 
-    def agree_on(self, fits: bool) -> bool:
-        return fits
+    def all_agree(self, flag: bool) -> bool:
+        return flag
+
+    def wait_for_all(self) -> None:
+        pass
 
     def fill_in(self, table: Tensor) -> Tensor:
         return table

@@ -22,7 +22,14 @@ ResultT = TypeVar("ResultT")
 
 
 class MicroBatchTooLarge(RuntimeError):
-    """A rank that shares models with others ran out of memory. The message is the number of tokens to try next."""
+    """A rank that shares models with others ran out of memory; all begin again with ``tokens_to_try`` a micro-batch."""
+
+    def __init__(self, tokens_to_try: int) -> None:
+        super().__init__(f"out of memory; the next micro-batches to try have {tokens_to_try} tokens")
+        self.tokens_to_try = tokens_to_try
+
+    def __reduce__(self) -> tuple[type[MicroBatchTooLarge], tuple[int]]:
+        return type(self), (self.tokens_to_try,)
 
 
 class MemoryFitter:
@@ -58,9 +65,9 @@ class MemoryFitter:
                 if not is_out_of_memory(error) or all(batch.is_smallest for batch in batches):
                     raise
                 if self._policy.shards:
-                    raise MicroBatchTooLarge(str(self._find_smaller(batches))) from error
+                    raise MicroBatchTooLarge(self._find_smaller(batches)) from error
             # Outside the except block, in which the exception would keep the tensors of its frames alive.
-            if self._ranks.agree_on(bool(results)):
+            if self._ranks.all_agree(bool(results)):
                 return batches, results[0]
             results.clear()
             for batch in batches:

@@ -41,10 +41,13 @@ class TorchRanks:
         self.number, self.count = dist.get_rank(), dist.get_world_size()
         self._device = device
 
-    def agree_on(self, fits: bool) -> bool:
-        agreed = torch.tensor(int(fits), device=self._device)
+    def all_agree(self, flag: bool) -> bool:
+        agreed = torch.tensor(int(flag), device=self._device)
         dist.all_reduce(agreed, dist.ReduceOp.MIN)
         return bool(agreed)
+
+    def wait_for_all(self) -> None:
+        self.all_agree(True)  # as dist.barrier, which warns where NCCL was not told its device
 
     def fill_in(self, table: Tensor) -> Tensor:
         dist.all_reduce(table.view(torch.int32))  # as integers: bits of one rank plus zeros of the others

@@ -368,13 +368,16 @@ class Updater:
         by_name = dict(zip(self.gradients.sum_names, sums, strict=True))
         if not bool(by_name["loss"].isfinite().all() & norm.isfinite()):
             self.policy.clear_gradients(batch.agent)
-            raise self._non_finite(batch, by_name["loss"].tolist(), float(norm))
+            raise self._save_failed_batch(batch, by_name["loss"].tolist(), float(norm))
         optimizer.step()
         self.policy.clear_gradients(batch.agent)
         return {**{name: float(values.sum()) for name, values in by_name.items()}, "grad_norm": float(norm)}
 
-    def _non_finite(self, batch: AgentBatch, losses: Sequence[float], norm: float) -> NonFiniteLoss:
-        """Save the micro-batches with a non-finite loss, or all of them if only the gradient is not finite."""
+    def _save_failed_batch(self, batch: AgentBatch, losses: Sequence[float], norm: float) -> NonFiniteLoss:
+        """Save the micro-batches with a non-finite loss, or all of them if only the gradient is not finite.
+
+        Returns the error that names the file.
+        """
         bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)]
         saved = bad or range(len(losses))
         indices = chain.from_iterable(row for i in saved for row in batch.micro_batches[i])
@@ -383,8 +386,7 @@ class Updater:
         if self.ranks.number == 0:
             self.dump.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"".join(msgspec.json.encode(batch.samples[i]) + b"\n" for i in indices))
-        # A barrier: the first rank to raise ends the others, maybe before the file is written.
-        self.ranks.agree_on(True)
+        self.ranks.wait_for_all()  # the first rank to raise ends the others, maybe before the file is written
         cause = f"the loss is {losses[bad[0]]}" if bad else f"the gradient norm is {norm}"
         return NonFiniteLoss(
             f"update {update}, agent {batch.agent!r}: {cause}; the step was not taken. The samples are in {path}. "

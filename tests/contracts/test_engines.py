@@ -248,12 +248,13 @@ def assert_logps_with_support_are_the_trainers(world: World, asked: list[Request
             if a.agent == agent
         ]
         batch = collate(samples, [(i,) for i in range(len(samples))], world.policy.device)
+        tokens = batch.tokens
         with world.policy.active(agent) as model, torch.no_grad():
             weight, bias = head_weights(model)
-            inputs = TokenInputs(batch.tokens.token_ids, batch.tokens.advantages, support=batch.tokens.support)
+            inputs = TokenInputs(tokens.token_ids, tokens.sample_weights, tokens.advantages, support=tokens.support)
             options = LossOptions(temperature=0.8)
             logps = group_policy_loss(hidden_states(model, batch), weight, inputs, options, bias=bias).logps
-        assert float((logps - batch.tokens.sampling_logps).abs().max()) < world.tolerance
+        assert float((logps - tokens.sampling_logps).abs().max()) < world.tolerance
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)

@@ -13,7 +13,10 @@ SIZES = (4, 1, 7, 2, 130, 3, 16, 5)
 
 
 def group_inputs(normalize: Normalize, num_tokens: int, device: str) -> tuple[TokenInputs, TokenInputs]:
-    """The inputs of tokens with their groups, and with the stored advantages: those of ``credit``, in float32."""
+    """The inputs of tokens with their groups, and with the stored advantages: those of ``credit``, in float32.
+
+    Of the tokens, 16 or more, some belong to each group.
+    """
     generator = torch.Generator().manual_seed(5)
     groups = [
         (torch.full((size,), 0.1) if size == 3 else torch.randn(size, generator=generator)).double() * 3.7
@@ -23,12 +26,12 @@ def group_inputs(normalize: Normalize, num_tokens: int, device: str) -> tuple[To
     stored = [value for returns in groups for value in group_advantages(returns.tolist(), "magrpo", normalize)]
     sizes = torch.tensor(SIZES)
     ends = sizes.cumsum(0)
-    sequences = torch.randint(len(stored), (num_tokens,), generator=generator)
+    edges = torch.cat([ends - sizes, ends - 1])  # the first and the last sequence of each group
+    drawn = torch.randint(len(stored), (num_tokens - len(edges),), generator=generator)
+    sequences = torch.cat([edges, drawn])
     ids = torch.randint(9, (num_tokens,), generator=generator).to(device)
     weights = torch.rand(num_tokens, generator=generator)
     starts, ends = (ends - sizes).repeat_interleave(sizes), ends.repeat_interleave(sizes)
     table = Groups(sequences, torch.cat(groups), starts, ends, divides_by_std=normalize == "std")
     fused = TokenInputs(ids, weights.to(device), groups=table.move_to(torch.device(device)))
-    # On the CPU: on a GPU torch multiplies by the reciprocal of 12, which is not the quotient to the last bit.
-    coefficients = torch.tensor(stored)[sequences] / 12 * weights
-    return fused, TokenInputs(ids, coefficients.to(device))
+    return fused, TokenInputs(ids, weights.to(device), torch.tensor(stored)[sequences].to(device))

@@ -16,6 +16,11 @@ VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
 """Options of :func:`case`: every combination of the terms of a loss."""
 
 
+def token_inputs(token_ids: Tensor, advantages: Tensor, **others: Any) -> TokenInputs:
+    """Inputs of tokens of weight 1."""
+    return TokenInputs(token_ids, torch.ones_like(advantages), advantages, **others)
+
+
 def records(**arguments: Any) -> tuple[TokenInputs, LossOptions]:
     """The records that a loss takes, from arguments such as those of :func:`case`."""
     names = {field.name for field in fields(TokenInputs)}
@@ -26,7 +31,7 @@ def records(**arguments: Any) -> tuple[TokenInputs, LossOptions]:
 def case(
     num_tokens: int, vocabulary: int, seed: int, *, ratio: bool = False, kl: bool = False, support: bool = False
 ) -> dict[str, Any]:
-    """Arguments of a loss: every fourth token does not count, and old policies are near the current one.
+    """Arguments of a loss: every fourth token has advantage 0, and old policies are near the current one.
 
     Supports hold each other id at random, some nearly all, some nearly none, in no order.
     """
@@ -36,19 +41,20 @@ def case(
         return torch.randn(*shape, generator=generator)
 
     logits = 3 * normal(num_tokens, vocabulary)
-    coefficients = normal(num_tokens)
-    coefficients[::4] = 0.0
+    advantages = normal(num_tokens)
+    advantages[::4] = 0.0
+    weights = 0.5 + torch.rand(num_tokens, generator=generator)
     ids = torch.randint(vocabulary, (num_tokens,), generator=generator)
     kept = torch.rand(num_tokens, vocabulary, generator=generator) < torch.rand(num_tokens, 1, generator=generator)
     kept |= torch.nn.functional.one_hot(ids, vocabulary).bool()
     inside = logits.masked_fill(~kept, -torch.inf) if support else logits
     logps = inside.log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
-    arguments: dict[str, Any] = {"logits": logits, "token_ids": ids, "coefficients": coefficients}
+    arguments: dict[str, Any] = {"logits": logits, "token_ids": ids, "weights": weights, "advantages": advantages}
     if ratio:
         arguments |= {"old_logps": logps + 0.3 * normal(num_tokens), "clip_low": 0.2, "clip_high": 0.3}
     if kl:
-        weights = normal(num_tokens).abs() * (coefficients != 0)
-        arguments |= {"ref_logps": logps + 0.5 * normal(num_tokens), "kl_coefficients": weights}
+        penalties = normal(num_tokens).abs() * (advantages != 0)
+        arguments |= {"ref_logps": logps + 0.5 * normal(num_tokens), "kl_coefficients": penalties}
     if support:
         rows = [row.nonzero().squeeze(1).flip(0) for row in kept]
         bounds = torch.tensor([0, *map(len, rows)]).cumsum(0)
@@ -67,9 +73,11 @@ def head_factors(num_tokens: int, vocabulary: int) -> tuple[Tensor, Tensor, Tens
 def loss_by_definition(
     logits: Tensor,
     token_ids: Tensor,
-    coefficients: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
     *,
     temperature: float = 1.0,
+    divisor: float = 1.0,
     old_logps: Tensor | None = None,
     ref_logps: Tensor | None = None,
     kl_coefficients: Tensor | None = None,
@@ -83,12 +91,8 @@ def loss_by_definition(
         for row, (start, end) in enumerate(pairwise(support.bounds.tolist())):
             outside[row, support.ids[start:end]] = False
         logits = logits.masked_fill(outside, -torch.inf)
-    logps = (logits / temperature).log_softmax(-1).gather(1, token_ids.clamp(min=0)[:, None]).squeeze(1)
-    counts = coefficients != 0
-    if kl_coefficients is not None:
-        counts = counts | (kl_coefficients != 0)
-    logps = torch.where(counts, logps, torch.zeros_like(logps))
-    c = coefficients.to(logits.dtype)
+    logps = (logits / temperature).log_softmax(-1).gather(1, token_ids[:, None]).squeeze(1)
+    c = (advantages / divisor * weights).to(logits.dtype)
     if old_logps is None:
         loss = -(c * logps).sum()
     else:

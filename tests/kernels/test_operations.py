@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
+from magrpo_kernels import LossOptions, group_policy_loss, policy_loss_from_logits
+from tests.kernels.oracle import token_inputs
 
 
 def _head() -> tuple[Tensor, Tensor]:
@@ -19,7 +20,7 @@ def _head() -> tuple[Tensor, Tensor]:
 def test_logits_that_are_a_view_are_read_in_place() -> None:
     """The (B, L + 1, V) layout of a language model: the last position predicts nothing."""
     everything = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(3))
-    inputs = TokenInputs(torch.tensor([0, 1, 2, 3]), torch.tensor([1.0, -1.0, 0.5, 2.0]))
+    inputs = token_inputs(torch.tensor([0, 1, 2, 3]), torch.tensor([1.0, -1.0, 0.5, 2.0]))
     options = LossOptions(impl="torch")
     view, copy = everything.clone().requires_grad_(), everything.clone().requires_grad_()
     for source in (view, copy):
@@ -32,9 +33,9 @@ def test_logits_that_are_a_view_are_read_in_place() -> None:
 
 
 def test_hidden_states_by_column_are_those_by_row() -> None:
-    """As a transposed activation, with a token that does not count."""
+    """As a transposed activation."""
     hidden, weight = _head()
-    inputs = TokenInputs(torch.arange(7), torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5, 1.0, 1.0]))
+    inputs = token_inputs(torch.arange(7), torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5, 1.0, 1.0]))
     by_row = hidden.clone().requires_grad_()
     by_column = hidden.t().contiguous().requires_grad_()
     (expected,) = torch.autograd.grad(group_policy_loss(by_row, weight, inputs).loss, by_row)
@@ -45,7 +46,7 @@ def test_hidden_states_by_column_are_those_by_row() -> None:
 def _losses() -> list[tuple[Callable[..., Tensor], list[Tensor]]]:
     """The losses from hidden states and from logits, each with the tensors that it takes before its ``LossOptions``."""
     hidden, weight = _head()
-    inputs = TokenInputs(torch.arange(7), torch.ones(7))
+    inputs = token_inputs(torch.arange(7), torch.ones(7))
     return [
         (lambda h, w, options: group_policy_loss(h, w, inputs, options).loss, [hidden, weight]),
         (lambda z, options: policy_loss_from_logits(z, inputs, options).loss, [hidden @ weight.t()]),
@@ -82,7 +83,7 @@ def test_a_scaled_loss_rounds_its_gradient_once(dtype: torch.dtype, factor: floa
     """1/3 is 0.18 % off in bfloat16, and so would every gradient be; 65,536 does not exist in float16."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(64, 500, generator=generator).to(dtype).requires_grad_()
-    inputs = TokenInputs(torch.arange(64), torch.full((64,), 1e-3))
+    inputs = token_inputs(torch.arange(64), torch.full((64,), 1e-3))
     (alone,) = torch.autograd.grad(policy_loss_from_logits(logits, inputs).loss, logits)
     (scaled,) = torch.autograd.grad(policy_loss_from_logits(logits, inputs).loss * factor, logits)
     assert torch.equal(scaled, (alone.float() * factor).to(dtype))
@@ -90,7 +91,7 @@ def test_a_scaled_loss_rounds_its_gradient_once(dtype: torch.dtype, factor: floa
 
 def test_backward_takes_no_more_memory_than_the_gradient() -> None:
     logits = torch.randn(64, 1000, requires_grad=True)
-    loss = policy_loss_from_logits(logits, TokenInputs(torch.arange(64), torch.ones(64))).loss
+    loss = policy_loss_from_logits(logits, token_inputs(torch.arange(64), torch.ones(64))).loss
     activities = [torch.profiler.ProfilerActivity.CPU]
     # acc_events: torch 2.11 warns without it.
     with torch.profiler.profile(profile_memory=True, activities=activities, acc_events=True) as profile:

@@ -20,13 +20,13 @@ from magrpo_kernels import (
     row,
 )
 from magrpo_kernels import hidden as hidden_module
-from tests.kernels.oracle import VARIANTS, case, head_factors, loss_by_definition, records
+from tests.kernels.oracle import VARIANTS, case, head_factors, loss_by_definition, records, token_inputs
 
 
 def test_two_tokens_by_hand() -> None:
     # p = (1/4, 3/4); loss = -2 log(1/4) + 1 log(3/4); gradient rows c (p - onehot).
     logits = torch.tensor([[0.0, math.log(3.0)]] * 2, requires_grad=True)
-    inputs = TokenInputs(torch.tensor([0, 1]), torch.tensor([2.0, -1.0]))
+    inputs = token_inputs(torch.tensor([0, 1]), torch.tensor([2.0, -1.0]))
     result = policy_loss_from_logits(logits, inputs, LossOptions(impl="torch"))
     result.loss.backward()
     assert result.loss.item() == pytest.approx(2 * math.log(4) + math.log(0.75))
@@ -48,14 +48,14 @@ def test_loss_and_gradient_are_those_of_the_definition(
     arguments = case(num_tokens, vocabulary, seed, **variant)
     logits = arguments.pop("logits").double()
     ours, truth = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    result = policy_loss_from_logits(ours, *records(temperature=temperature, impl="torch", **arguments))
-    expected, logps = loss_by_definition(truth, temperature=temperature, **arguments)
+    result = policy_loss_from_logits(ours, *records(temperature=temperature, divisor=3.0, impl="torch", **arguments))
+    expected, logps = loss_by_definition(truth, temperature=temperature, divisor=3.0, **arguments)
     (gradient,) = torch.autograd.grad(3 * result.loss, ours)
     (wanted,) = torch.autograd.grad(3 * expected, truth)
     torch.testing.assert_close(result.loss, expected)
     torch.testing.assert_close(result.logps, logps)
     torch.testing.assert_close(gradient, wanted)
-    masked = arguments["coefficients"] == 0
+    masked = arguments["advantages"] == 0
     assert not gradient[masked].any()
     if "support" in variant:
         ids, bounds = arguments["support"]
@@ -69,7 +69,7 @@ def test_a_support_by_hand() -> None:
     logits = torch.tensor([[1.0, 5.0, 3.0]] * 2).log().requires_grad_()
     before = logits.detach().clone()
     support = Support(torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]))
-    inputs = TokenInputs(torch.tensor([0, 1]), torch.tensor([2.0, 1.0]), support=support)
+    inputs = token_inputs(torch.tensor([0, 1]), torch.tensor([2.0, 1.0]), support=support)
     result = policy_loss_from_logits(logits, inputs, LossOptions(impl="torch"))
     result.loss.backward()
     assert result.logps.tolist() == pytest.approx([math.log(0.25), 0.0])
@@ -118,7 +118,8 @@ def head_case(
     hidden, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((12, 5), (30, 5), (30,)))
     del arguments["logits"]
     over = {"support": arguments["support"]} if support else {}
-    _, logps = loss_by_definition(hidden @ weight.t() + bias, arguments["token_ids"], torch.ones(12), **over)
+    ones = torch.ones(12)
+    _, logps = loss_by_definition(hidden @ weight.t() + bias, arguments["token_ids"], ones, ones, **over)
     arguments["old_logps"] = logps + 0.2 * torch.randn(12, generator=generator)
     arguments["ref_logps"] = logps + 0.2 * torch.randn(12, generator=generator)
     return hidden, weight, bias, arguments
@@ -155,7 +156,7 @@ def test_softmax_may_overwrite_its_input(shape: tuple[int, int], dtype: torch.dt
 def test_logps_of_a_large_vocabulary_are_exact_to_rounding() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(16, 151_936, generator=generator)
-    inputs = TokenInputs(torch.randint(151_936, (16,), generator=generator), torch.ones(16))
+    inputs = token_inputs(torch.randint(151_936, (16,), generator=generator), torch.ones(16))
     exact = logits.double().log_softmax(1).gather(1, inputs.token_ids[:, None]).squeeze(1)
     logps = policy_loss_from_logits(logits, inputs, LossOptions(impl="torch")).logps
     torch.testing.assert_close(logps.double(), exact, rtol=0, atol=1e-5)
@@ -185,34 +186,24 @@ def test_only_what_trains_gets_a_gradient_and_backward_may_run_twice() -> None:
 
 
 def test_extreme_rows() -> None:
-    inputs, options = TokenInputs(torch.tensor([1]), torch.tensor([1.0])), LossOptions(impl="torch")
+    inputs, options = token_inputs(torch.tensor([1]), torch.tensor([1.0])), LossOptions(impl="torch")
     low = torch.full((1, 4), -1e30, requires_grad=True)
     torch.testing.assert_close(policy_loss_from_logits(low, inputs, options).logps, torch.tensor([-math.log(4)]))
     some = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0]], requires_grad=True)
     result = policy_loss_from_logits(some, inputs, options)
     result.loss.backward()
     torch.testing.assert_close(some.grad, torch.tensor([[0.0, -0.5, 0.0, 0.5]]))
-    target = policy_loss_from_logits(some.detach(), TokenInputs(torch.tensor([0]), torch.tensor([1.0])), options)
+    target = policy_loss_from_logits(some.detach(), token_inputs(torch.tensor([0]), torch.tensor([1.0])), options)
     assert target.logps.item() == -math.inf
 
 
-def test_masked_tokens_may_hold_anything() -> None:
-    logits = torch.full((2, 3), torch.nan)
-    logits[1] = 0.0
-    logits.requires_grad_()
-    old = torch.tensor([-torch.inf, -1.0])
-    inputs = TokenInputs(torch.tensor([-100, 2]), torch.tensor([0.0, 1.0]), old_logps=old)
-    result = policy_loss_from_logits(logits, inputs, LossOptions(clip_low=0.2, clip_high=0.2, impl="torch"))
-    result.loss.backward()
-    assert logits.grad is not None
-    assert logits.grad[0].tolist() == [0, 0, 0]
-    assert result.loss.isfinite()
+ONE_TOKEN = {"token_ids": torch.tensor([1]), "weights": torch.ones(1), "advantages": torch.ones(1)}
+ONE_GROUP = Groups(torch.tensor([0]), torch.ones(1).double(), torch.tensor([0]), torch.tensor([1]))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"token_ids": torch.tensor([5])}, "outside the vocabulary of 3"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"temperature": math.nan}, "temperature must be positive"),
         ({"divisor": 0.0}, "divisor must be positive"),
@@ -225,13 +216,26 @@ def test_masked_tokens_may_hold_anything() -> None:
         ({"sampling_logps": torch.zeros(1), "importance_cap": 0.0}, "importance_cap must be positive"),
         ({"old_logps": torch.zeros(1)}, "old_logps need clip_low"),
         ({"ref_logps": torch.zeros(1)}, "ref_logps and kl_coefficients go together"),
-        ({"support": Support(torch.tensor([1, 3]), torch.tensor([0, 2]))}, "support: an id is outside the vocabulary"),
+        ({"advantages": None}, "give either advantages or groups"),
+        ({"groups": ONE_GROUP}, "give either advantages or groups"),
     ],
 )
 def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {"token_ids": torch.tensor([1]), "coefficients": torch.ones(1)}
     with pytest.raises(ValueError, match=message):
-        policy_loss_from_logits(torch.zeros(1, 3), *records(**(arguments | changes)))
+        policy_loss_from_logits(torch.zeros(1, 3), *records(**(ONE_TOKEN | changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": torch.tensor([5])},
+        {"token_ids": torch.tensor([-100])},
+        {"support": Support(torch.tensor([1, 3]), torch.tensor([0, 2]))},
+    ],
+)
+def test_ids_outside_the_vocabulary_are_errors_of_torch(changes: dict[str, object]) -> None:
+    with pytest.raises((RuntimeError, IndexError), match=r"index .* is out of bounds for dimension 1 with size 3"):
+        policy_loss_from_logits(torch.zeros(1, 3), *records(**(ONE_TOKEN | changes)))
 
 
 def test_shapes_and_types_that_do_not_fit_are_found_by_the_tests() -> None:
@@ -239,8 +243,8 @@ def test_shapes_and_types_that_do_not_fit_are_found_by_the_tests() -> None:
     ones = torch.ones(1)
     for wrong in ({"token_ids": torch.tensor([1, 2])}, {"token_ids": ones}, {"old_logps": torch.zeros(2)}):
         with pytest.raises(TypeCheckError):
-            TokenInputs(**({"token_ids": torch.tensor([1]), "coefficients": ones} | wrong))
-    inputs = TokenInputs(torch.tensor([1]), ones)
+            TokenInputs(**({"token_ids": torch.tensor([1]), "weights": ones, "advantages": ones} | wrong))
+    inputs = token_inputs(torch.tensor([1]), ones)
     with pytest.raises(TypeCheckError):
         policy_loss_from_logits(torch.zeros(1, 1, 3), inputs)
     with pytest.raises(TypeCheckError):
@@ -295,13 +299,13 @@ def test_float32_logits_are_nearer_to_the_products_of_half_precision_factors(dty
 def test_capped_logits_are_not_capped_again() -> None:
     with pytest.raises(ValueError, match="soft_cap is for logits from hidden states"):
         policy_loss_from_logits(
-            torch.zeros(1, 2), TokenInputs(torch.tensor([0]), torch.ones(1)), LossOptions(soft_cap=30.0)
+            torch.zeros(1, 2), token_inputs(torch.tensor([0]), torch.ones(1)), LossOptions(soft_cap=30.0)
         )
     with pytest.raises(ValueError, match="soft_cap must be positive"):
         group_policy_loss(
             torch.zeros(1, 2),
             torch.zeros(3, 2),
-            TokenInputs(torch.tensor([0]), torch.ones(1)),
+            token_inputs(torch.tensor([0]), torch.ones(1)),
             LossOptions(soft_cap=0.0),
         )
 

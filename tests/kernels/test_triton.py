@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from magrpo_kernels import LossOptions, TokenInputs
+from magrpo_kernels import LossOptions
 from magrpo_kernels.row import row_loss
+from tests.kernels.oracle import token_inputs
 
 TRITON, NUMPY = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
 CONVERSION = "ignore:Conversion of an array with ndim:DeprecationWarning"
@@ -64,7 +65,7 @@ def test_offsets_past_32_bits() -> None:
     num_tokens = 2**31 // vocabulary + 8
     logits = torch.zeros(num_tokens, vocabulary, dtype=torch.bfloat16, device="cuda")
     ids = torch.full((num_tokens,), 3, device="cuda")
-    inputs = TokenInputs(ids, torch.ones(num_tokens, device="cuda"))
+    inputs = token_inputs(ids, torch.ones(num_tokens, device="cuda"))
     _, logps = row_loss(logits, inputs, LossOptions(impl="triton"), logits)
     torch.testing.assert_close(logps, torch.full_like(logps, -torch.tensor(float(vocabulary)).log().item()))
     assert logits[-1, 3].item() < -0.9

@@ -97,8 +97,11 @@ class ThreadRanks:
         self._barrier.wait(60)
         return list(self._posts)
 
-    def agree_on(self, fits: bool) -> bool:
-        return all(self._exchange(fits))
+    def all_agree(self, flag: bool) -> bool:
+        return all(self._exchange(flag))
+
+    def wait_for_all(self) -> None:
+        self._exchange(None)
 
     def fill_in(self, table: Tensor) -> Tensor:
         return torch.stack(self._exchange(table.clone())).sum(0)

@@ -243,9 +243,7 @@ def test_float32_logits_are_those_of_the_engine_in_half_precision(
         assert logits.dtype == (torch.float32 if head_dtype == "float32" else torch.bfloat16)
         own = (logits.float() / TEMPERATURE).log_softmax(-1).gather(1, batch.tokens.token_ids[:, None])[:, 0]
         with torch.no_grad():
-            hidden = updater.gradients.models.compute_logps(
-                "main", active("main"), batch, LossOptions(TEMPERATURE, checked=True)
-            )
+            hidden = updater.gradients.models.compute_logps("main", active("main"), batch, LossOptions(TEMPERATURE))
         logps[head_dtype] = hidden, own
         updater.update({"main": samples})
     torch.testing.assert_close(*logps["float32"], atol=1e-5, rtol=0)

@@ -81,10 +81,11 @@ class Table:
         chosen = Support(torch.tensor([i for ids in rows for i in ids]), bounds) if support else None
         advantages = torch.stack([p.detach() * self.rewards[i, j] for i, j, p in drawn]).repeat_interleave(2)
 
-        options, every = LossOptions(TEMPERATURE), TokenInputs(ids, torch.ones(len(ids)), support=chosen)
+        options, ones = LossOptions(TEMPERATURE), torch.ones(len(ids))
+        every = TokenInputs(ids, ones, ones, support=chosen)
         sampling_logps = policy_loss_from_logits(logits, every, options).logps  # as the engine reports them
         options = replace(options, importance_cap=cap)
-        tokens = SampledTokens(ids, advantages, sampling_logps, torch.ones(len(ids)), support=chosen)
+        tokens = SampledTokens(ids, advantages, sampling_logps, ones, support=chosen)
         loss, _, _ = policy_loss(partial(policy_loss_from_logits, logits), tokens, options, divisor=1.0, beta=0.0)
         return torch.autograd.grad(-loss, (self.first, self.second))
 
