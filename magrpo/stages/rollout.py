@@ -10,7 +10,6 @@ import random
 import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from magrpo.algo.answers import answer_metrics, list_actions, measure_answer, read_prompt
@@ -208,12 +207,7 @@ class Selection:
 
 
 def select_problems(
-    problems: Sequence[Problem],
-    team: Team,
-    backend: Backend,
-    config: RolloutConfig,
-    seed: int,
-    reward_processes: Executor | None = None,
+    problems: Sequence[Problem], team: Team, backend: Backend, config: RolloutConfig, seed: int
 ) -> Selection:
     """Sample whole groups for the first ``problems_per_iteration`` problems whose probes earn different rewards.
 
@@ -233,7 +227,7 @@ def select_problems(
     while waiting and (missing := config.problems_per_iteration - len(chosen)):
         batch, waiting = waiting[:missing], waiting[missing:]
         probes = rollout(root_nodes(batch, probing), team, backend, probing, seed)
-        scored, stats = score(probes, team, backend.sandbox, cache, reward_processes=reward_processes)
+        scored, stats = score(probes, team, backend.sandbox, cache)
         ran.add(stats)
         for node, probe, scored_probe in zip(root_nodes(batch, config), probes, scored, strict=True):
             if _rewards_differ(scored_probe):
@@ -299,7 +293,7 @@ def _write_selection(context: StageContext, problems: Pointer, checkpoint: Point
     drawn += draw_spare_problems(train, drawn, context.step.iteration, config, context.config.train.seed)
     context.console.expect_items(config.problems_per_iteration * config.group_size * context.count_acting(0))
     backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
-    selection = select_problems(drawn, context.team, backend, config, seed, context.resources.reward_processes)
+    selection = select_problems(drawn, context.team, backend, config, seed)
     write_records(context.folder / GROUPS, selection.groups)
     metrics = _measure_groups(selection.groups)
     dropped_tokens = count_sampled(selection.dropped)
