@@ -108,7 +108,7 @@ def count_levels(rollout: RolloutConfig, num_acting: Iterable[int]) -> Iterator[
         if rollout.joint_mode == "crossed":
             joint = min(group_size**agents, rollout.crossed_pairs or group_size**agents)
         yield nodes * group_size * agents, nodes * joint
-        nodes *= min(joint, rollout.branching or joint)
+        nodes *= joint
 
 
 class RunConfig(Section):
@@ -160,7 +160,7 @@ class RunConfig(Section):
                 raise ValueError(
                     f"rollout: up to turn {turn + 1} an iteration has {completions:,} completions and "
                     f"{joint_actions:,} joint actions; at most {MAX_NODES:,} of each are supported: lower "
-                    "rollout.group_size, problems_per_iteration or env.num_turns, or limit branching or crossed_pairs"
+                    "rollout.group_size, problems_per_iteration or env.num_turns, or limit crossed_pairs"
                 )
         if self.eval.num_samples * turns > MAX_NODES:
             raise ValueError(
@@ -229,8 +229,8 @@ class RunConfig(Section):
             "env: preferences compare joint actions of one node, and a program has no nodes: use policy_gradient": (
                 isinstance(self.env, AgentProgram)
             ),
-            'rollout.tree: with several turns, pairs at every turn need tree = "full" without branching': (
-                many_turns and (self.rollout.tree != "full" or self.rollout.branching is not None)
+            'rollout.tree: with several turns, pairs at every turn need tree = "full"': (
+                many_turns and self.rollout.tree != "full"
             ),
             'algo.normalize = "std" is for advantages: set it to "none"': self.algo.normalize == "std",
             "algo.beta adds a second penalty: set it to 0, and use algo.preference_beta": self.algo.beta > 0,
@@ -297,11 +297,6 @@ class RunConfig(Section):
             raise ValueError(
                 "algo.gamma = 0 trains the first turn only and ignores the rewards after it, but not every agent acts "
                 "at the first turn: set it above 0"
-            )
-        if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
-            raise ValueError(
-                "rollout: with branching = 1 no joint action is credited for later turns; set it to 2 or more, or "
-                'set tree = "chains", which continues every joint action at less cost'
             )
         return self
 
@@ -469,13 +464,7 @@ class RunConfig(Section):
     def _list_ineffective(self) -> Iterator[tuple[str, Collection[str]]]:
         """Reasons why options have no effect in this run, each with a remedy and these options, set or not."""
         if count_turns(self.env) == 1:
-            later = (
-                "rollout.tree",
-                "rollout.branching",
-                "rollout.termination_threshold",
-                "algo.gamma",
-                "eval.stop_above",
-            )
+            later = ("rollout.tree", "rollout.termination_threshold", "algo.gamma", "eval.stop_above")
             yield "episodes have one turn; set env.num_turns to 2 or more, if the environment has this key", later
         else:
             limits = {

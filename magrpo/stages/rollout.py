@@ -88,21 +88,15 @@ def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]
     return [Node(problem, (), (), sampling, config.group_size) for problem in problems]
 
 
-def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
-    """The next level: a node for each joint action that was neither masked nor ended and that ``config`` continues."""
-    nodes = []
-    for group in groups:
-        continued = [
-            index
-            for index, turn in enumerate(group.turns)
-            if not turn.masked and not has_ended(turn, config.termination_threshold)
-        ]
-        if config.branching is not None and config.branching < len(continued):
-            rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
-            continued = sorted(rng.sample(continued, config.branching))
-        size = 1 if config.tree == "chains" else config.group_size
-        nodes += [child_node(group, index, sampling_params(config), size) for index in continued]
-    return nodes
+def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig) -> list[Node]:
+    """The next level: a node for each joint action that was neither masked nor ended."""
+    size = 1 if config.tree == "chains" else config.group_size
+    return [
+        child_node(group, index, sampling_params(config), size)
+        for group in groups
+        for index, turn in enumerate(group.turns)
+        if not turn.masked and not has_ended(turn, config.termination_threshold)
+    ]
 
 
 def has_ended(turn: ScoredTurn, threshold: float | None) -> bool:
@@ -268,7 +262,7 @@ def write_groups(context: StageContext) -> Metrics:
     if config.rollout.probe_size is not None:
         return _write_selection(context, problems, checkpoint, seed)
     if parents:
-        nodes = child_nodes(read_scored(context.store.folder(parents[0])), config.rollout, seed)
+        nodes = child_nodes(read_scored(context.store.folder(parents[0])), config.rollout)
     else:
         train = context.load_problems(problems)["train"]
         drawn = draw_problems(train, step.iteration, config.rollout.problems_per_iteration, config.train.seed)
