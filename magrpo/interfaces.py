@@ -240,17 +240,6 @@ class TakesReturned(Protocol):
 
 
 @runtime_checkable
-class RunsElsewhere(Protocol):
-    @property
-    def runs_elsewhere(self) -> bool:
-        """Whether reward processes may call ``executions`` and ``price`` for a large batch: both are pure and slow.
-
-        Only an attribute of the class itself counts, not an inherited one, because the methods of a subclass may depend
-        on this process.
-        """
-
-
-@runtime_checkable
 class HasHiddenTests(Protocol):
     @property
     def hidden_tests(self) -> bool:

@@ -1,9 +1,6 @@
 """The library for notebooks and scripts: train runs, read them, price joint actions, sample from an engine.
 
 ``import magrpo`` offers everything here. Heavy libraries load with the first call that needs them.
-
-A script trains below ``if __name__ == "__main__":``. Processes that score joint actions are started by spawn, so they
-import the script first, and must not train in turn.
 """
 
 from __future__ import annotations

@@ -228,7 +228,8 @@ def row_loss_triton(
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     target = logits if out is None else out
     assert target.stride(1) == 1 or vocabulary == 1, "rows of the gradient must be contiguous"
-    losses, logps = (torch.zeros(num_tokens, dtype=torch.float32, device=logits.device) for _ in range(2))
+    losses = torch.zeros(num_tokens, dtype=torch.float32, device=logits.device)
+    logps = torch.zeros_like(losses)
     if not num_tokens:
         return losses, logps
 

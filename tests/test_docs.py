@@ -151,7 +151,7 @@ def test_the_schema_of_configurations_is_current() -> None:
 
 
 METRICS = ROOT / "docs" / "metrics.md"
-EVERY_KEY = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=2", "rollout.joint_mode=crossed"]
+EVERY_KEY = ["env.num_turns=2", "rollout.tree=full", "rollout.joint_mode=crossed"]
 EVERY_KEY += ["algo.update_epochs=2", "algo.beta=0.1", "eval.num_samples=10", "agents.1.lr=0.02"]
 EVERY_KEY += ["train.lag=1", "algo.importance_cap=2", "penalty.cut_off=0.1", "reward.kind=tests.plugins:WatchingReward"]
 """A run with these values reports every key there is, but for those of the runs below."""

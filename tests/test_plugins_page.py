@@ -57,7 +57,7 @@ def test_the_examples_make_a_rollout_with_rewards(config: RunConfig) -> None:
         for _ in range(config.env.num_turns):
             sampled = rollout(nodes, team, backend, config.rollout, seed=0)
             levels.append(score(sampled, team, sandbox, cache={})[0])
-            nodes = child_nodes(levels[-1], config.rollout, 0)[:1]
+            nodes = child_nodes(levels[-1], config.rollout)[:1]
     finally:
         sandbox.close()
     reward: Any = config.reward

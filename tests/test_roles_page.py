@@ -48,7 +48,7 @@ def test_a_plan_is_worth_what_is_written_after_it(config: RunConfig) -> None:
     problem = Problem("t", 'def f(x):\n    """One more."""\n', "f", "def check(candidate): ...")
     first = play(root_nodes([problem], config.rollout))
     assert [turn.reward for turn in first[0].turns] == [PENDING, PENDING]
-    second = play(child_nodes(first, config.rollout, 0))
+    second = play(child_nodes(first, config.rollout))
     assert [[turn.reward.total for turn in group.turns] for group in second] == [[2.5], [0.0]]
     assert config.reward.fraction(2.5) == 1.0
     samples, _ = credit([*first, *second], ["ada", "bob"], CreditRules.of(config))

@@ -53,15 +53,10 @@ def tree_returns(
 
     ``f_j`` is the mean return of the joint actions in the node that ``j`` opened, and 0 at the last turn. In ``nodes``,
     parents come before their children. A node without joint actions (all were masked) is lost, and so is the joint
-    action that opened it.
+    action that opened it, or that went on without opening one.
 
     A joint action that ended its episode is absorbing: its reward is earned again at every turn that is left, so ending
     early with a good reward is worth as much as keeping it to the end.
-
-    Perhaps only ``b`` of the ``J`` joint actions that went on were continued, drawn at random, with futures ``c_j`` of
-    mean ``m``. Those take ``f_j = m + (J - 1)/(b - 1) (c_j - m)``, and the others take ``m``: in expectation over the
-    draw, the difference of any two ``f_j`` is the same as in a tree in which all were continued. With ``b = 1`` all
-    take ``m``, and advantages ignore the future.
 
     With ``bootstrap`` these are the lambda-returns of generalised advantage estimation (GAE, arXiv 1506.02438): the
     worth of a node is ``(1 - lambda) V + lambda f`` instead of ``f``, with the critic's value ``V``. A return less the
@@ -72,37 +67,29 @@ def tree_returns(
         assert node.opened_by is None or node.opened_by[0] < len(depths), "a parent comes before its children"
         depths.append(0 if node.opened_by is None else depths[node.opened_by[0]] + 1)
     returns: Returns = [[] for _ in nodes]
-    continued: list[dict[int, float | None]] = [{} for _ in nodes]
+    futures: list[dict[int, float]] = [{} for _ in nodes]
     for n, node in reversed(list(enumerate(nodes))):
         turns_left = num_turns - 1 - depths[n]
         assert turns_left >= 0, f"a node at turn {depths[n]} of {num_turns}"
-        returns[n] = _node_returns(node, continued[n], gamma, turns_left)
+        returns[n] = _node_returns(node, futures[n], gamma, turns_left)
         if node.opened_by is not None:
             parent, j = node.opened_by
             valid = [value for value in returns[n] if value is not None]
-            worth = exact_mean(valid) if valid else None
-            continued[parent][j] = worth if worth is None or bootstrap is None else bootstrap.mix(n, worth)
+            if valid:
+                worth = exact_mean(valid)
+                futures[parent][j] = worth if bootstrap is None else bootstrap.mix(n, worth)
     return returns
 
 
-def _node_returns(
-    node: TreeNode, continued: dict[int, float | None], gamma: float, turns_left: int
-) -> list[float | None]:
+def _node_returns(node: TreeNode, futures: dict[int, float], gamma: float, turns_left: int) -> list[float | None]:
     if not turns_left:
         return list(node.rewards)
     turns_worth = discounted_turns(gamma, turns_left)
-    futures = {j: reward * turns_worth for j, reward in enumerate(node.absorbed) if reward is not None}
-    # Joint actions that went on, without those whose future was lost.
-    open_indices = [j for j, reward in enumerate(node.absorbed) if reward is None and continued.get(j, 0.0) is not None]
-    sampled = {j: value for j, value in continued.items() if value is not None}
-    if sampled:
-        mean_future = exact_mean(list(sampled.values()))
-        scale = (len(open_indices) - 1) / (len(sampled) - 1) if len(sampled) > 1 else 0.0
-        for j in open_indices:
-            futures[j] = mean_future + scale * (sampled[j] - mean_future) if j in sampled else mean_future
-        if len(sampled) == len(open_indices):
-            futures |= sampled  # all were continued: the formula above gives the same, up to rounding
-    return [r + gamma * futures[j] if j in futures else None for j, r in enumerate(node.rewards)]
+    returns: list[float | None] = []
+    for j, (reward, absorbed) in enumerate(zip(node.rewards, node.absorbed, strict=True)):
+        future = futures.get(j) if absorbed is None else absorbed * turns_worth
+        returns.append(None if future is None else reward + gamma * future)
+    return returns
 
 
 def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> list[float]:
@@ -110,13 +97,8 @@ def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> l
 
     For every turn ``t``, the gradient holds ``gamma^t`` times the mean over the places reached at turn ``t``, one for
     each joint action of the turn before. So the weight of a node is the weight of its parent times ``gamma``, divided
-    by the number of the parent's joint actions. If only some of the joint actions that went on were continued, they
-    stand for all.
+    by the number of the parent's joint actions.
     """
-    continued = [0] * len(nodes)
-    for node, values in zip(nodes, returns, strict=True):
-        if node.opened_by is not None and any(value is not None for value in values):
-            continued[node.opened_by[0]] += 1
     weights: list[float] = []
     for node in nodes:
         if node.opened_by is None:
@@ -126,8 +108,8 @@ def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> l
         joined = zip(nodes[parent].absorbed, returns[parent], strict=True)
         valid = [reward for reward, value in joined if value is not None]
         num_open = valid.count(None)
-        places = len(valid) * continued[parent]
-        weights.append(weights[parent] * gamma * num_open / places if places else 0.0)
+        # ``num_open`` cancels, but for rounding: weights would differ in the last bit from those of earlier runs.
+        weights.append(weights[parent] * gamma * num_open / (len(valid) * num_open) if num_open else 0.0)
     return weights
 
 

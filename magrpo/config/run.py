@@ -106,7 +106,7 @@ def count_levels(rollout: RolloutConfig, num_acting: Iterable[int]) -> Iterator[
         if rollout.joint_mode == "crossed":
             joint = min(group_size**agents, rollout.crossed_pairs or group_size**agents)
         yield nodes * group_size * agents, nodes * joint
-        nodes *= min(joint, rollout.branching or joint)
+        nodes *= joint
 
 
 class RunConfig(Section):
@@ -152,7 +152,7 @@ class RunConfig(Section):
                 raise ValueError(
                     f"rollout: up to turn {turn + 1} an iteration has {completions:,} completions and "
                     f"{joint_actions:,} joint actions; at most {MAX_NODES:,} of each are supported: lower "
-                    "rollout.group_size, problems_per_iteration or env.num_turns, or limit branching or crossed_pairs"
+                    "rollout.group_size, problems_per_iteration or env.num_turns, or limit crossed_pairs"
                 )
         return self
 
@@ -217,8 +217,8 @@ class RunConfig(Section):
             faults.append(
                 "env: preferences compare joint actions of one node, and a program has no nodes: use policy_gradient"
             )
-        if self.env.num_turns > 1 and (self.rollout.tree != "full" or self.rollout.branching is not None):
-            faults.append('rollout.tree: with several turns, pairs at every turn need tree = "full" without branching')
+        if self.env.num_turns > 1 and self.rollout.tree != "full":
+            faults.append('rollout.tree: with several turns, pairs at every turn need tree = "full"')
         if self.algo.normalize == "std":
             faults.append('algo.normalize = "std" is for advantages: set it to "none"')
         if self.algo.beta > 0:
@@ -287,11 +287,6 @@ class RunConfig(Section):
             raise ValueError(
                 "algo.gamma = 0 trains the first turn only and ignores the rewards after it, but not every agent acts "
                 "at the first turn: set it above 0"
-            )
-        if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
-            raise ValueError(
-                "rollout: with branching = 1 no joint action is credited for later turns; set it to 2 or more, or "
-                'set tree = "chains", which continues every joint action at less cost'
             )
         return self
 

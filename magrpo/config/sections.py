@@ -32,9 +32,6 @@ class RolloutConfig(Section):
     tree: Literal["chains", "full"] = "chains"
     """How joint actions continue in later turns. ``chains``: each by one, at K G completions per problem and agent;
     ``full``: each by G, at G^K completions."""
-    branching: int | None = Field(None, ge=1)
-    """In a full tree, number of joint actions of a node that continue, chosen as a random subset; at least 2. None:
-    all."""
     termination_threshold: float | None = None
     """End an episode at a joint action whose reward exceeds this value; the reward also counts for the remaining turns.
     None: never."""
@@ -62,8 +59,6 @@ class RolloutConfig(Section):
                 f'crossed_pairs needs joint_mode = "crossed", not {self.joint_mode!r}: remove it, or set '
                 "rollout.joint_mode"
             )
-        if self.branching is not None and self.tree != "full":
-            raise ValueError(f'branching needs tree = "full", not {self.tree!r}: remove it, or set rollout.tree')
         if self.probe_size is not None and self.probe_size > self.group_size:
             raise ValueError(f"probe_size = {self.probe_size} exceeds group_size = {self.group_size}: lower it")
         return self

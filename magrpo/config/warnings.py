@@ -70,13 +70,7 @@ def _list_unused_options(config: RunConfig) -> Iterator[str]:
 def _list_ineffective(config: RunConfig) -> Iterator[tuple[str, Collection[str]]]:
     """Reasons why options have no effect in this run, each with a remedy and these options, set or not."""
     if config.env.num_turns == 1:
-        later = (
-            "rollout.tree",
-            "rollout.branching",
-            "rollout.termination_threshold",
-            "algo.gamma",
-            "eval.stop_above",
-        )
+        later = ("rollout.tree", "rollout.termination_threshold", "algo.gamma", "eval.stop_above")
         yield "episodes have one turn; set env.num_turns to 2 or more, if the environment has this key", later
     else:
         limits = {

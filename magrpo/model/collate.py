@@ -44,6 +44,19 @@ class Batch:
     tokens: SampledTokens
 
 
+def make_probe_sample(prompt_ids: tuple[int, ...], completion_ids: tuple[int, ...]) -> Sample:
+    """A sample that a model is only probed with: everything besides its tokens is 0."""
+    return Sample(
+        prompt_ids,
+        completion_ids,
+        sampling_logps=(0.0,) * len(completion_ids),
+        returns=0.0,
+        advantage=0.0,
+        group=0,
+        policy_version=0,
+    )
+
+
 def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_prompts: bool) -> list[list[Row]]:
     """Split samples into micro-batches of rows of similar length, at most ``micro_batch_tokens`` padded tokens each.
 

@@ -17,10 +17,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from magrpo.errors import ConfigError, quote_error
-from magrpo.model.collate import collate, plan_batches
+from magrpo.model.collate import collate, make_probe_sample, plan_batches
 from magrpo.model.forward import head_weights, hidden_states
 from magrpo.model.policy import Policy
-from magrpo.types import Sample
 
 
 @torch.no_grad()
@@ -36,7 +35,7 @@ def encode_prompts(
     Equal prompts are computed once. ``progress`` counts prompts.
     """
     distinct = list(dict.fromkeys(prompts))
-    asked = [Sample(prompt_ids, (0,), (0.0,), 0.0, 0.0, 0, 0) for prompt_ids in distinct]  # the first token is asked
+    asked = [make_probe_sample(prompt_ids, (0,)) for prompt_ids in distinct]  # the first token is asked
     features: dict[tuple[int, ...], Tensor] = {}
     for rows in plan_batches(asked, micro_batch_tokens, share_prompts=False):
         batch = collate(asked, rows, policy.device)

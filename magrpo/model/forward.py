@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magrpo.errors import ConfigError
-from magrpo.model.collate import Batch, collate, make_attention_mask
+from magrpo.model.collate import Batch, collate, make_attention_mask, make_probe_sample
 from magrpo.model.packed_attention import find_packing
-from magrpo.types import Sample
 
 
 def find_decoder(model: PreTrainedModel) -> nn.Module:
@@ -129,10 +128,11 @@ def find_logit_map(model: PreTrainedModel, dtype: torch.dtype) -> LogitMap | Non
     config = model.config.get_text_config().to_dict()
     scale = config.get("logit_scale") or 1 / (config.get("logits_scaling") or 1)
     stated = LogitMap(scale, config.get("final_logit_softcapping"))
-    probe = collate([_probe_sample(4)], [(0,)], model.device)
+    probe = collate([make_probe_sample((2, 1, 3), (0, 1, 2, 3))], [(0,)], model.device)
     with torch.no_grad():
         weight, bias = head_weights(model)
-        hidden, weight = (factor.to(dtype).float() for factor in (hidden_states(model, probe), weight))
+        weight = weight.to(dtype).float()
+        hidden = hidden_states(model, probe).to(dtype).float()
         with torch.autocast(model.device.type, enabled=False):  # a soft cap would enlarge a rounding
             products = nn.functional.linear(hidden, weight, None if bias is None else bias.to(dtype).float())
         logits = token_logits(model, probe).float()
@@ -169,7 +169,7 @@ def can_share_prompts(model: PreTrainedModel, dtype: torch.dtype) -> bool:
         or any(kind != "full_attention" for kind in layer_types)
     ):
         return False
-    probes = [_probe_sample(4), _probe_sample(3)]
+    probes = [make_probe_sample((2, 1, 3), completion) for completion in ((0, 1, 2, 3), (0, 1, 2))]
     with torch.no_grad():
         apart = torch.cat([hidden_states(model, collate(probes, [(i,)], model.device)) for i in range(2)])
         batch = collate(probes, [(0, 1)], model.device)
@@ -182,7 +182,3 @@ def can_share_prompts(model: PreTrainedModel, dtype: torch.dtype) -> bool:
     dtypes = {parameter.dtype for parameter in model.parameters()} | {dtype}
     nearer = 20 if dtypes == {torch.float32} else 2
     return nearer * float((together - apart).norm()) < smallest
-
-
-def _probe_sample(length: int) -> Sample:
-    return Sample((2, 1, 3), tuple(range(length)), (0.0,) * length, 0.0, 0.0, 0, 0)

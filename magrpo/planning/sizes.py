@@ -18,14 +18,13 @@ from magrpo.config.run import RunConfig, count_levels
 from magrpo.engines.local.llama_steps import KNOWN_MODELS
 from magrpo.errors import ConfigError, quote_error
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
-from magrpo.model.collate import ROW_TOKENS, collate
+from magrpo.model.collate import ROW_TOKENS, collate, make_probe_sample
 from magrpo.model.forward import hidden_states, takes_positions
 from magrpo.model.lineup import UNLOADABLE, device_of, load_pretrained, read_sizes
 from magrpo.model.policy import add_adapter
 from magrpo.model.rounding import list_untied_layers
 from magrpo.model.side_by_side import count_updated_at_once
 from magrpo.run.steps import evaluates_after
-from magrpo.types import Sample
 from magrpo_kernels.hidden import slice_chunks
 
 ACTIVATIONS = 32
@@ -325,7 +324,7 @@ def _count_kept(model: PreTrainedModel, length: int) -> int:
     prompt, completion_lengths = (0,) * 8, [length - 7]
     if takes_positions(model):
         completion_lengths = [length // 2, length - length // 2 - 6]
-    samples = [Sample(prompt, (0,) * tokens, (0.0,) * tokens, 0.0, 0.0, 0, 0) for tokens in completion_lengths]
+    samples = [make_probe_sample(prompt, (0,) * tokens) for tokens in completion_lengths]
     batch = collate(samples, [tuple(range(len(samples)))], torch.device("meta"))
     assert batch.input_ids.shape == (1, length)
     with saved_tensors_hooks(note, lambda tensor: tensor):

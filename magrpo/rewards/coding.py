@@ -66,8 +66,6 @@ class CodingReward(ProgramReward):
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
     unscored: ClassVar[frozenset[str]] = ProgramReward.unscored | {"local_weight"}
-    runs_elsewhere: ClassVar[bool] = True
-    """See :class:`magrpo.interfaces.RunsElsewhere`."""
 
     kind: str = "coding"
     local_weight: float = Field(0.0, ge=0)
@@ -156,8 +154,6 @@ class SoloReward(ProgramReward):
     priced_roles: ClassVar[tuple[str, ...]] = ("solo",)
     """See :class:`magrpo.interfaces.PricesRoles`."""
     part_maxima: ClassVar[Mapping[str, float]] = SOLO_MAXIMA
-    runs_elsewhere: ClassVar[bool] = True
-    """See :class:`magrpo.interfaces.RunsElsewhere`."""
 
     kind: str = "solo"
 
@@ -185,9 +181,6 @@ class TeamReward(CodingReward):
     The team thus gains from proposals that differ, so that one of them fits main. The name of a report ends in the role
     of its helper, as in ``program:helper2``.
     """
-
-    runs_elsewhere: ClassVar[bool] = True
-    """See :class:`magrpo.interfaces.RunsElsewhere`."""
 
     kind: str = "team"
     num_helpers: int = Field(2, ge=1, le=100)

@@ -7,7 +7,6 @@ writes the files of the step. :class:`magrpo.run.steps.StageSpec` names the writ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -48,10 +47,6 @@ class Resources(Protocol):
     @property
     def player(self) -> EpisodePlayer | None:
         """Plays the episodes of a program; None if the environment is not a program."""
-
-    @property
-    def reward_processes(self) -> Executor:
-        """Processes that call the reward of large batches."""
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
         """Serve the weights of ``checkpoint`` on the engine."""

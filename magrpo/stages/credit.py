@@ -58,7 +58,7 @@ class _Completion(NamedTuple):
 NodeKey = tuple[str, tuple[int, ...]]
 """The problem and the path of a node."""
 JOINT = ""
-"""Stands in the place of an agent for the return of the joint reward alone, which the central critic values."""
+"""The name, which no agent has, of the return of the joint reward alone, which the central critic values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +181,11 @@ def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -
             continue
         returns = [completion.gain for completion in completions]
         if not has_critic:
-            # Episodes that ended earlier enter the baseline of siblings too. They come last: zip drops their advantages
-            # below, because they have no completion here to train.
+            # Episodes that ended earlier enter the baseline of siblings too. They come last.
             returns += group.ended_returns
         advantages = group_advantages(returns, estimator, rules.algo.normalize)
-        for completion, advantage in zip(completions, advantages, strict=False):
+        # Without the advantages of episodes that ended earlier, which have no completion here to train.
+        for completion, advantage in zip(completions, advantages[: len(completions)], strict=True):
             samples.append(_build_sample(agent, completion, advantage, number))
         groups_equal.append(not any(advantages) if has_critic else max(returns) == min(returns))
     return samples, groups_equal

@@ -10,7 +10,6 @@ import random
 import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from magrpo.algo.answers import answer_metrics, list_actions, measure_answer, read_prompt
@@ -89,21 +88,15 @@ def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]
     return [Node(problem, (), (), sampling, config.group_size) for problem in problems]
 
 
-def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
-    """The next level: a node for each joint action that was neither masked nor ended and that ``config`` continues."""
-    nodes = []
-    for group in groups:
-        continued = [
-            index
-            for index, turn in enumerate(group.turns)
-            if not turn.masked and not has_ended(turn, config.termination_threshold)
-        ]
-        if config.branching is not None and config.branching < len(continued):
-            rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
-            continued = sorted(rng.sample(continued, config.branching))
-        size = 1 if config.tree == "chains" else config.group_size
-        nodes += [child_node(group, index, sampling_params(config), size) for index in continued]
-    return nodes
+def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig) -> list[Node]:
+    """The next level: a node for each joint action that was neither masked nor ended."""
+    size = 1 if config.tree == "chains" else config.group_size
+    return [
+        child_node(group, index, sampling_params(config), size)
+        for group in groups
+        for index, turn in enumerate(group.turns)
+        if not turn.masked and not has_ended(turn, config.termination_threshold)
+    ]
 
 
 def has_ended(turn: ScoredTurn, threshold: float | None) -> bool:
@@ -208,12 +201,7 @@ class Selection:
 
 
 def select_problems(
-    problems: Sequence[Problem],
-    team: Team,
-    backend: Backend,
-    config: RolloutConfig,
-    seed: int,
-    reward_processes: Executor | None = None,
+    problems: Sequence[Problem], team: Team, backend: Backend, config: RolloutConfig, seed: int
 ) -> Selection:
     """Sample whole groups for the first ``problems_per_iteration`` problems whose probes earn different rewards.
 
@@ -233,7 +221,7 @@ def select_problems(
     while waiting and (missing := config.problems_per_iteration - len(chosen)):
         batch, waiting = waiting[:missing], waiting[missing:]
         probes = rollout(root_nodes(batch, probing), team, backend, probing, seed)
-        scored, stats = score(probes, team, backend.sandbox, cache, reward_processes=reward_processes)
+        scored, stats = score(probes, team, backend.sandbox, cache)
         ran.add(stats)
         for node, probe, scored_probe in zip(root_nodes(batch, config), probes, scored, strict=True):
             if _rewards_differ(scored_probe):
@@ -274,7 +262,7 @@ def write_groups(context: StageContext) -> Metrics:
     if config.rollout.probe_size is not None:
         return _write_selection(context, problems, checkpoint, seed)
     if parents:
-        nodes = child_nodes(read_scored(context.store.folder(parents[0])), config.rollout, seed)
+        nodes = child_nodes(read_scored(context.store.folder(parents[0])), config.rollout)
     else:
         train = context.load_problems(problems)["train"]
         drawn = draw_problems(train, step.iteration, config.rollout.problems_per_iteration, config.train.seed)
@@ -299,7 +287,7 @@ def _write_selection(context: StageContext, problems: Pointer, checkpoint: Point
     drawn += draw_spare_problems(train, drawn, context.step.iteration, config, context.config.train.seed)
     context.console.expect_items(config.problems_per_iteration * config.group_size * context.count_acting(0))
     backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
-    selection = select_problems(drawn, context.team, backend, config, seed, context.resources.reward_processes)
+    selection = select_problems(drawn, context.team, backend, config, seed)
     write_records(context.folder / GROUPS, selection.groups)
     metrics = _measure_groups(selection.groups)
     dropped_tokens = count_sampled(selection.dropped)

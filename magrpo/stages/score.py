@@ -6,10 +6,10 @@ problem's own test (``test_error``) masks the joint action instead of giving it 
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from magrpo.checks.rewards import compute_price, request_executions
 from magrpo.checks.runners import run_executions
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError, quote_value
@@ -18,7 +18,6 @@ from magrpo.run import files
 from magrpo.stages.backend import Cache, ScoreStats, Team, collect_reports
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.penalty import subtract_penalties
-from magrpo.stages.pricing import Pricing
 from magrpo.types import (
     PENDING,
     UNJUDGED,
@@ -53,14 +52,12 @@ def score(
     sandbox: Sandbox,
     cache: Cache,
     progress: Progress | None = None,
-    reward_processes: Executor | None = None,
 ) -> tuple[list[RolloutGroup[ScoredTurn]], ScoreStats]:
     """Price every joint action of every group, and subtract the penalty of its answers.
 
     The reward sees the latest text of every role, from this turn or an earlier one. Until every role has written, the
-    reward of a joint action is :data:`~magrpo.types.PENDING`. If the reward
-    allows it, ``reward_processes`` call it. An episode of a program has the texts, or the reward, that the program
-    returned, and ``env.failure_reward`` if it failed.
+    reward of a joint action is :data:`~magrpo.types.PENDING`. An episode of a program has the texts, or the reward,
+    that the program returned, and ``env.failure_reward`` if it failed.
     """
     roles = team.roles
     settled: list[Scored | None] = []
@@ -75,9 +72,7 @@ def score(
             settled.append(price)
             if price is None:
                 items.append((group.problem, texts))
-    priced, stats = score_texts(
-        items, reward=team.reward, sandbox=sandbox, cache=cache, progress=progress, reward_processes=reward_processes
-    )
+    priced, stats = score_texts(items, reward=team.reward, sandbox=sandbox, cache=cache, progress=progress)
     prices = iter(priced)
     results = iter([next(prices) if price is None else price for price in settled])
     scored = []
@@ -94,7 +89,6 @@ def score_texts(
     sandbox: Sandbox,
     cache: Cache,
     progress: Progress | None = None,
-    reward_processes: Executor | None = None,
 ) -> tuple[list[Scored], ScoreStats]:
     """Price joint actions, in order. The sandbox runs each round of executions that the reward requests as one batch.
 
@@ -103,7 +97,6 @@ def score_texts(
     Raises ConfigError, naming reward and problem, if the reward returns anything but a usable price.
     """
     stats = ScoreStats()
-    pricing = Pricing.of(reward, reward_processes, len(items))
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
     open_items = list(range(len(items)))
 
@@ -115,7 +108,7 @@ def score_texts(
             stats.seconds += perf_counter() - started
 
     while open_items:
-        requested = pricing.list_executions({i: (*items[i], reports[i]) for i in open_items})
+        requested = {i: request_executions(reward, *items[i], reports[i]) for i in open_items}
         wanted = [execution for executions in requested.values() for execution in executions.values()]
         found, ran = collect_reports(wanted, cache, run_programs)
         stats.ran |= ran
@@ -124,9 +117,12 @@ def score_texts(
             reports[i] |= {name: found[execution] for name, execution in executions.items()}
         # The reward is asked again about items that had requests, until it requests nothing more.
         open_items = [i for i in open_items if requested[i] and not _is_unjudged(reports[i].values())]
-    valid = {i: (*items[i], reports[i]) for i in range(len(items)) if not _is_unjudged(reports[i].values())}
     _warn_of_tests(items, reports)
-    prices = pricing.list_prices(valid)
+    prices = {
+        i: compute_price(reward, *item, reports[i])
+        for i, item in enumerate(items)
+        if not _is_unjudged(reports[i].values())
+    }
     masked_price = JointReward(0.0, {})
     return [Scored(prices.get(i, masked_price), reports[i], i not in prices) for i in range(len(items))], stats
 
@@ -183,9 +179,7 @@ def write_scored_groups(context: StageContext) -> Metrics:
     """Run the programs in the sandbox and score every joint action of one level of the trees."""
     groups = files.read_groups(context.store.folder(context.inputs[0]))
     resources = context.resources
-    scored, stats = score(
-        groups, context.team, resources.sandbox, context.memory.reports, context.advance, resources.reward_processes
-    )
+    scored, stats = score(groups, context.team, resources.sandbox, context.memory.reports, context.advance)
     files.write_scores(context.folder, scored)
     metrics = stats.metrics()
     if metrics["sandbox/forgeable_frac"]:

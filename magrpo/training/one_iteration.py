@@ -58,7 +58,7 @@ def train_iteration(config: RunConfig, updater: Updater, backend: Backend, itera
         groups = rollout(nodes, team, backend, config.rollout, seed)
         level, _ = score(groups, team, backend.sandbox, backend.cache)
         scored += level
-        nodes = child_nodes(level, config.rollout, derive_seed(config.train.seed, "rollout", iteration, turn + 1))
+        nodes = child_nodes(level, config.rollout)
 
     # 3. Credit: the advantage of a completion is its joint return minus the mean of its group (section 4).
     names = [agent.name for agent in config.agents]

@@ -6,7 +6,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +25,6 @@ from magrpo.run.store import Pointer, RunStore
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.checkpoints import check_bases
-from magrpo.stages.pricing import RewardProcesses
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from magrpo.model.policy import Policy
 
 log = logging.getLogger(__name__)
-_MAX_REWARD_PROCESSES = 16
 
 
 class _Closable(Protocol):
@@ -119,10 +116,9 @@ class RunResources:
         self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag
         self.num_discarded: Counter[str] = Counter()
-        """How often engine, sandbox and reward processes were closed because they had died, by name."""
+        """How often engine and sandbox were closed because they had died, by name."""
         self._opening, self._serving = RLock(), RLock()
         self._cluster = _Part(self._open_cluster, self._opening)
-        self._reward_processes = _Part(self._open_reward_processes, self._opening)
         self._sandbox = _Part(self._open_sandbox, self._opening)
         self._player = _Part(self._open_player, self._opening)
         self._updates = _Part(self._open_updates, self._opening)
@@ -157,11 +153,6 @@ class RunResources:
     def player(self) -> EpisodePlayer | None:
         return self._player.get() if isinstance(self._config.env, AgentProgram) else None
 
-    @property
-    def reward_processes(self) -> RewardProcesses:
-        """Processes that call the reward of large batches; they start when they are first needed."""
-        return self._reward_processes.get()
-
     @cached_property
     def _lineup(self) -> Lineup:
         with self._show_loading("libraries"):
@@ -182,9 +173,6 @@ class RunResources:
 
         with self._show_loading("base model"):
             return Policy.of(lineup, self._config.train.seed)
-
-    def _open_reward_processes(self) -> RewardProcesses:
-        return RewardProcesses(min(_MAX_REWARD_PROCESSES, len(os.sched_getaffinity(0))))
 
     def _open_player(self) -> EpisodePlayer:
         env = self._config.env
@@ -287,7 +275,7 @@ class RunResources:
         if self._served and self._shares_gpus:
             self._engine.get().sleep()
 
-    def discard_dead(self, error: EngineError | SandboxDied | BrokenExecutor, discarded_before: Counter[str]) -> None:
+    def discard_dead(self, error: EngineError | SandboxDied, discarded_before: Counter[str]) -> None:
         """Close the part whose death ``error`` reports; the next use opens another one.
 
         No-op if another thread has done so since :attr:`num_discarded` was ``discarded_before``.
@@ -295,10 +283,8 @@ class RunResources:
         part: _Part[Any]
         if isinstance(error, EngineError):
             name, part, lock = "engine", self._engine, self._serving
-        elif isinstance(error, SandboxDied):
-            name, part, lock = "sandbox", self._sandbox, self._opening
         else:
-            name, part, lock = "reward processes", self._reward_processes, self._opening
+            name, part, lock = "sandbox", self._sandbox, self._opening
         with lock:
             if self.num_discarded[name] != discarded_before[name]:
                 return
@@ -310,14 +296,7 @@ class RunResources:
     def close(self) -> None:
         """Close everything. Steps in progress in other threads fail."""
         # A stack closes in reverse: the cluster goes last, because the others still speak to their actors.
-        parts: Sequence[_Part[Any]] = (
-            self._cluster,
-            self._reward_processes,
-            self._sandbox,
-            self._player,
-            self._updates,
-            self._engine,
-        )
+        parts: Sequence[_Part[Any]] = (self._cluster, self._sandbox, self._player, self._updates, self._engine)
         with ExitStack() as stack:
             for part in parts:
                 stack.callback(part.close)

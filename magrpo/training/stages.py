@@ -5,7 +5,6 @@ a run whose steps are all committed opens nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -92,7 +91,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
         try:
             return self._store.commit(step.output, key, write)
-        except (EngineError, SandboxDied, BrokenExecutor) as error:
+        except (EngineError, SandboxDied) as error:
             self._check_aborted()
             self._resources.discard_dead(error, discarded_before)
             raise

@@ -171,23 +171,6 @@ class Updater:
         self.policy.lineup.release_cached_memory()  # for an engine in a process of its own
         return metrics
 
-    def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """The gradient of the loss by parameter, before clipping; takes no step. Raises as :meth:`update` does."""
-        samples_by_agent = {agent: samples}
-        agent = self.policy.lineup.holder(agent)
-        batch = self._plan_batch(agent, samples_by_agent)
-        if batch.samples:
-            batches, constants = self._find_constants([batch])
-            compute = partial(self.gradients.compute_gradients, constants, CompletionCounter(None))
-            (batch,), (part,) = self.memory.fit_memory(batches, compute)
-            self.gradients.add_ranks(batch, part)
-        gradients = {
-            name: gather_tensor(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone())
-            for name, parameter in self.policy.parameters(agent).items()
-        }
-        self.policy.clear_gradients(agent)
-        return gradients
-
     def save(self, folder: Path) -> None:
         """Write weights and optimizer states, from which :meth:`load` resumes bit for bit.
 

@@ -6,7 +6,6 @@ its output committed and returns within milliseconds. A second memory could only
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from pipelines.flows.progress_page import ProgressPage
 
 log = logging.getLogger(__name__)
 
-TRANSIENT = (EngineError, SandboxDied, UpdatesDied, BrokenExecutor, OSError)
+TRANSIENT = (EngineError, SandboxDied, UpdatesDied, OSError)
 """Worker death, timeouts, connections, disks: a retry may help. A bad configuration stays bad."""
 
 

@@ -73,10 +73,10 @@ def test_a_node_without_a_critic_yet_is_valued_by_other_problems() -> None:
 
 
 def test_without_discount_nothing_counts_but_the_own_reward() -> None:
-    tree = [node([1.0, 2.0]), node([9.0], (0, 1))]
+    tree = [node([1.0, 2.0]), node([7.0], (0, 0)), node([9.0], (0, 1))]
     returns = tree_returns(tree, 0.0, 2)
-    assert returns == [[1.0, 2.0], [9.0]]
-    assert tree_weights(tree, returns, 0.0) == [1.0, 0.0]
+    assert returns == [[1.0, 2.0], [7.0], [9.0]]
+    assert tree_weights(tree, returns, 0.0) == [1.0, 0.0, 0.0]
 
 
 def test_an_early_end_is_worth_its_reward_at_every_turn_left() -> None:
@@ -86,34 +86,6 @@ def test_an_early_end_is_worth_its_reward_at_every_turn_left() -> None:
     assert returns == [[5.25, 5.25], [4.5, 4.5], [3.0, 3.0]]
     # One of two places of the second turn is a node, and of its two places of the third turn one.
     assert tree_weights(tree, returns, 0.5) == [1.0, 0.25, 0.0625]
-
-
-def test_a_subset_of_the_siblings_stands_for_all() -> None:
-    # Joint actions 0 and 2 of three are continued, to means 4 and 2: their mean, and (3 - 1)/(2 - 1) times beyond it.
-    tree = [node([1.0, 1.0, 1.0]), node([4.0, 4.0], (0, 0)), node([2.0, 2.0], (0, 2))]
-    returns = tree_returns(tree, 1.0, 2)
-    assert returns[0] == [1 + 3 + 2, 1 + 3, 1 + 3 - 2]
-    assert tree_weights(tree, returns, 1.0) == [1.0, 0.5, 0.5]
-
-
-@given(st.lists(rewards, min_size=3, max_size=6), st.data())
-def test_over_all_subsets_the_future_is_that_of_the_whole_tree(futures: list[float], data: st.DataObject) -> None:
-    """Also beside siblings that ended, whose future is known."""
-    ended = data.draw(st.sets(st.integers(0, len(futures) - 1), max_size=len(futures) - 3))
-    going = [j for j in range(len(futures)) if j not in ended]
-    size = data.draw(st.integers(2, len(going)))
-    drawn = list(itertools.combinations(going, size))
-    root = node([1.0] * len(futures), ended=ended)
-    found = [tree_returns([root, *(node([futures[j]], (0, j)) for j in subset)], 0.9, 2)[0] for subset in drawn]
-    whole = tree_returns([root, *(node([futures[j]], (0, j)) for j in going)], 0.9, 2)[0]
-    for j, value in enumerate(whole):
-        assert value is not None
-        assert math.fsum(one[j] or 0.0 for one in found) / len(drawn) == pytest.approx(value, abs=1e-6)
-
-
-def test_one_continued_sibling_tells_the_others_nothing() -> None:
-    tree = [node([1.0, 2.0]), node([9.0, 5.0], (0, 0))]
-    assert tree_returns(tree, 1.0, 2) == [[8.0, 9.0], [9.0, 5.0]]
 
 
 def test_a_future_lost_to_the_sandbox_is_no_return() -> None:
@@ -152,13 +124,18 @@ def test_equal_multisets_give_equal_credit_in_any_order(values: list[float], see
     assert first == second
 
 
-@given(st.lists(st.lists(rewards, min_size=1, max_size=4), min_size=1, max_size=5), st.floats(0, 1))
-def test_a_chain_is_the_discounted_sum_of_means(levels: list[list[float]], gamma: float) -> None:
-    chain = [node(level, (n - 1, 0) if n else None) for n, level in enumerate(levels)]
-    got = tree_returns(chain, gamma, len(levels))
-    for n, level in enumerate(levels):
-        future = math.fsum(gamma ** (m - n) * math.fsum(levels[m]) / len(levels[m]) for m in range(n + 1, len(levels)))
-        assert got[n] == pytest.approx([r + future for r in level], abs=1e-9)
+@given(st.lists(st.lists(rewards, min_size=1, max_size=3), min_size=1, max_size=4), st.floats(0, 1))
+def test_a_tree_of_equal_nodes_returns_the_discounted_sum_of_means(levels: list[list[float]], gamma: float) -> None:
+    tree, depths = [node(levels[0])], [0]
+    for depth, level in enumerate(levels[1:], start=1):
+        parents = [n for n, at in enumerate(depths) if at == depth - 1]
+        opened = [node(level, (n, j)) for n in parents for j in range(len(levels[depth - 1]))]
+        tree += opened
+        depths += [depth] * len(opened)
+    for depth, found in zip(depths, tree_returns(tree, gamma, len(levels)), strict=True):
+        later = range(depth + 1, len(levels))
+        future = math.fsum(gamma ** (m - depth) * math.fsum(levels[m]) / len(levels[m]) for m in later)
+        assert found == pytest.approx([r + future for r in levels[depth]], abs=1e-9)
 
 
 # ----------------------------------------------------------------------------------------------------------- lenience

@@ -27,6 +27,7 @@ from magrpo.types import Interval, RolloutGroup, ScoredTurn
 from magrpo.updates.updater import Updater
 from pipelines.arguments import ConfigFile, Overrides
 from pipelines.benchmarks.iteration import score_batches
+from tests.updates.updating import compute_gradient
 
 Group = RolloutGroup[ScoredTurn]
 _NUM_RESAMPLES = 1000
@@ -161,7 +162,8 @@ def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, N
         shape = len(nodes), config.rollout.group_size
         of_crossed = np.array([sample.advantage for sample in samples[agent]]).reshape(shape)
         of_aligned = np.stack([np.array([s.advantage for s in pairing[agent]]).reshape(shape) for pairing in aligned])
-        parts = (updater.gradient(agent, [replace(sample, advantage=1.0)]).values() for sample in samples[agent])
+        with_gain = [replace(sample, advantage=1.0) for sample in samples[agent]]
+        parts = (compute_gradient(updater, agent, [sample]).values() for sample in with_gain)
         flat = (torch.cat([part.flatten() for part in each]).float().cpu().numpy() for each in parts)
         of_completions = (np.stack([*itertools.islice(flat, shape[1])]) for _ in nodes)
         gradients[agent] = multiply_gradients(of_crossed, of_aligned, of_completions)

@@ -20,29 +20,12 @@ class Absent(Plugin, PassReward):
     """A reward that forgets to return its price."""
 
     kind: str = "absent"
-    runs_elsewhere: ClassVar[bool] = True
 
     def executions(self, *_: object) -> dict[str, Any]:
         return {}
 
     def price(self, *_: object) -> Any:
         return None
-
-
-class UnpicklableError(Exception):
-    """An exception that no other process can read."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(f"{first} {second}")
-
-
-class Unpicklable(Absent):
-    """A reward that fails with an exception of its own."""
-
-    runs_elsewhere: ClassVar[bool] = True
-
-    def price(self, *_: object) -> Any:
-        raise UnpicklableError("no", "judge")
 
 
 class LateMistake(Plugin, PassReward):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,7 @@ from magrpo.checks.rewards import check_maxima, compute_price, judge_passed, req
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError, PluginFailed
 from magrpo.rewards.coding import CodingReward
-from magrpo.stages.pricing import MANY, RewardProcesses
-from magrpo.stages.score import score_texts
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
-from tests.checks.plugins import Absent, Unpicklable
-from tests.fakes import ScriptedSandbox
 from tests.plugins import CONFIG
 
 PROBLEM = Problem("add/2", "p", "f", "t")
@@ -243,15 +238,3 @@ def test_an_exception_inside_is_one_block_that_names_the_problem(method: str) ->
         call(Unreachable(None), PROBLEM, TEXTS, {})
     failed = "failed for problem 'add/2': the judge at example.org does not answer"
     assert str(unavailable.value) == f"{name.format('Unreachable', method)} {failed}"
-
-
-def test_reward_processes_report_the_same_mistakes() -> None:
-    def price_all(reward: Any, processes: Executor | None) -> str:
-        sandbox = ScriptedSandbox(lambda _: "pass")
-        with pytest.raises((ConfigError, PluginFailed)) as raised:
-            score_texts([(PROBLEM, TEXTS)] * MANY, reward=reward, sandbox=sandbox, cache={}, reward_processes=processes)
-        return str(raised.value)
-
-    with RewardProcesses(1) as processes:
-        for reward in (Absent(), Unpicklable()):
-            assert price_all(reward, processes) == price_all(reward, None)

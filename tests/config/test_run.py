@@ -54,7 +54,7 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "override", "value"),
     [
-        ("rollout.branching=2", "rollout.branching=none", None),
+        ("rollout.probe_size=2", "rollout.probe_size=none", None),
         ("agents.1.lr=1e-3", "agents.m.lr=none", None),
         ("agents.0.start_from=x", "agents.0.start_from=none", None),
         ("registry.model=x", "registry.model=none", None),
@@ -181,7 +181,6 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
         ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),
         ("rollout.crossed_pairs=8", "crossed_pairs needs joint_mode = \"crossed\", not 'aligned': remove it, or"),
-        ("rollout.branching=2", "branching needs tree = \"full\", not 'chains'"),
         ("optim.lr=inf", r"optim.lr: must be a finite number, not inf"),
         ("algo.importance_cap=inf", r"algo.importance_cap: must be a finite number"),
         ("env.extra=[1.0, {a = nan}]", r"env.extra.1.a: must be a finite number, not nan"),
@@ -439,7 +438,6 @@ def test_absurd_sizes_are_refused_with_the_number(path: Path, overrides: list[st
 
 
 def test_a_large_tree_with_limits_is_accepted(path: Path) -> None:
-    load_config(path, ["env.num_turns=9", "rollout.tree=full", "rollout.branching=2"])
     load_config(path, ["rollout.joint_mode=crossed", "rollout.group_size=1000", "rollout.crossed_pairs=2000"])
 
 
@@ -505,7 +503,6 @@ def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) ->
     ("overrides", "unused", "remedy"),
     [
         (["rollout.tree=full"], "rollout.tree has", ["env.num_turns=2"]),
-        (["rollout.tree=full", "rollout.branching=2"], "rollout.tree, rollout.branching have", ["env.num_turns=2"]),
         (
             ["rollout.termination_threshold=1.9", "algo.gamma=0.9", "eval.stop_above=1.9"],
             "rollout.termination_threshold, algo.gamma, eval.stop_above have",
@@ -563,12 +560,7 @@ def test_a_temperature_that_vllm_would_raise_is_refused(path: Path) -> None:
         load_config(path, ["rollout.temperature=0.009"])
 
 
-def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
-    several = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=1"]
-    with pytest.raises(ConfigError, match="with branching = 1 no joint action is credited for later turns") as caught:
-        load_config(path, several)
-    assert len(str(caught.value).splitlines()) == 1
-    load_config(path, [*several, "algo.gamma=0"])
+def test_no_discount_is_refused_where_an_agent_acts_later_only() -> None:
     with pytest.raises(ConfigError, match=r"algo\.gamma = 0 trains the first turn only .* not every agent acts"):
         load_config("pipelines/configs/sequential.toml", ["algo.gamma=0"])
 

@@ -23,7 +23,7 @@ TEXTS = [path.read_bytes() for path in CONFIGS]
 TREES = [tomllib.loads(text.decode()) for text in TEXTS]
 KEYS = [
     *("optim.lr", "train.num_iterations", "train.seed", "train.lag", "rollout.group_size", "rollout.tree"),
-    *("env.num_turns", "rollout.crossed_pairs", "rollout.branching", "algo.importance_cap"),
+    *("env.num_turns", "rollout.crossed_pairs", "algo.importance_cap"),
     *("agents.0.name", "agents.1", "agents", "problems", "problems.kind", "reward.kind", "env.kind"),
     *("sandbox.kind", "sandbox.workers", "engine", "tracking.experiment", "root", "baselines.rows", "notify.urls"),
     *("registry.model", "eval.num_samples", "model.device", "lora.target_modules", "x", "", "."),

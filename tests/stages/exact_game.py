@@ -199,5 +199,5 @@ def _played(game: Game, config: RolloutConfig, draws: Sequence[int], seed: int) 
         level = rollout(nodes, team, backend, config, seed + turn)
         scored = [game.score(group) for group in level]
         groups += scored
-        nodes = child_nodes(scored, config, seed + turn)
+        nodes = child_nodes(scored, config)
     return groups

@@ -153,13 +153,6 @@ def test_a_third_turn_does_not_punish_those_who_ended_before_it() -> None:
     assert advantages(samples["main"][:2]) == [0.0, 0.0]
 
 
-def test_a_subset_of_the_siblings_stands_for_all() -> None:
-    levels = [group("a", aligned(1.0, 1.0, 1.0), size=3)]
-    levels += [group("a", aligned(4.0, 4.0), path=(0,)), group("a", aligned(2.0, 2.0), path=(2,))]
-    samples, _ = credit_with(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
-    assert [sample.returns for sample in samples["main"][:3]] == [6.0, 4.0, 2.0]
-
-
 def test_every_turn_weighs_the_same_whatever_the_tree() -> None:
     levels = [group("a", aligned(1.0, 2.0))]
     levels += [group("a", aligned(3.0, 5.0), path=(i,)) for i in range(2)]

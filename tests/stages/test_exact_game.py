@@ -14,15 +14,9 @@ from magrpo.config.sections import AlgoConfig, RolloutConfig
 from tests.stages.exact_game import TOKENS, Game, gradients
 
 DRAWS = 2000
-TREES = {"chains": {}, "full": {"tree": "full"}, "subsets": {"tree": "full", "branching": 2}}
-CASES = [
-    (tree, mode, size)
-    for tree in TREES
-    for mode in ("aligned", "crossed")
-    for size in (2, 8)
-    if not (tree == "subsets" and size == 2 and mode == "aligned")  # all siblings
-]
-QUICK = {("chains", "aligned", 2), ("chains", "crossed", 2), ("full", "aligned", 2), ("subsets", "crossed", 2)}
+TREES = {"chains": {}, "full": {"tree": "full"}}
+CASES = [(tree, mode, size) for tree in TREES for mode in ("aligned", "crossed") for size in (2, 8)]
+QUICK = {("chains", "aligned", 2), ("chains", "crossed", 2), ("full", "aligned", 2), ("full", "crossed", 2)}
 
 
 def case(tree: str, mode: str, size: int) -> object:

@@ -203,7 +203,7 @@ def test_an_answer_of_a_pending_turn_costs_when_its_text_is_rewarded() -> None:
     config = RolloutConfig(group_size=8)
     first, _ = score(rollout(root_nodes([POST], config), team, backend, config, 0), team, sandbox, cache={})
     assert {turn.reward == PENDING for turn in first[0].turns} == {True}
-    second, _ = score(rollout(child_nodes(first, config, 0), team, backend, config, 1), team, sandbox, cache={})
+    second, _ = score(rollout(child_nodes(first, config), team, backend, config, 1), team, sandbox, cache={})
     totals = {group.history[0].texts["h"]: group.turns[0].reward.total for group in second}
     assert totals == {"good...": 1.5, "good": 2.0}
     samples, _ = credit_with([*first, *second], AlgoConfig(), ["h", "m"], rollout=config, num_turns=2)

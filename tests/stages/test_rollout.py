@@ -99,7 +99,7 @@ def test_every_joint_action_opens_a_node_that_knows_its_path_and_its_own_history
     config = RolloutConfig(group_size=2)
     engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 97}")
     first = scored(sample(engine, root_nodes(PROBLEMS, config), config), [[1.0, 2.0], [0.0, 0.0]])
-    nodes = child_nodes(first, config, seed=0)
+    nodes = child_nodes(first, config)
     assert [(node.problem.task_id, node.path) for node in nodes] == [
         ("t/0", (0,)),
         ("t/0", (1,)),
@@ -112,16 +112,16 @@ def test_every_joint_action_opens_a_node_that_knows_its_path_and_its_own_history
     assert second[1].history[0].reward.total == 2.0
 
 
-def test_threshold_masking_and_branching_bound_the_tree() -> None:
-    config = RolloutConfig(group_size=4, termination_threshold=2.0, tree="full", branching=2)
+def test_threshold_and_masking_bound_the_tree() -> None:
+    config = RolloutConfig(group_size=4, termination_threshold=2.0, tree="full")
     groups = sample(ScriptedEngine(lambda r: "x"), root_nodes(PROBLEMS, config), config)
-    assert len(child_nodes(scored(groups, [[4.0] * 4, [1.0] * 4]), config, 0)) == 2
-    assert len(child_nodes(scored(groups, [[2.0] * 4, [1.0] * 4]), config, 0)) == 4
-    mixed = child_nodes(scored(groups, [[4.0, 4.0, 4.0, 1.0]] * 2), config, 0)
+    assert len(child_nodes(scored(groups, [[4.0] * 4, [1.0] * 4]), config)) == 4
+    assert len(child_nodes(scored(groups, [[2.0] * 4, [1.0] * 4]), config)) == 8
+    mixed = child_nodes(scored(groups, [[4.0, 4.0, 4.0, 1.0]] * 2), config)
     assert [node.path for node in mixed] == [(3,), (3,)], "what is perfect already is left alone, its siblings are not"
-    nodes = child_nodes(scored(groups, [[0.0] * 4] * 2, masked=(0, 1, 2)), config, 0)
+    nodes = child_nodes(scored(groups, [[0.0] * 4] * 2, masked=(0, 1, 2)), config)
     assert [node.path for node in nodes] == [(3,), (3,)]
-    assert child_nodes(scored(groups, [[0.0] * 4] * 2, masked=range(4)), config, 0) == []
+    assert child_nodes(scored(groups, [[0.0] * 4] * 2, masked=range(4)), config) == []
 
 
 def test_what_follows_a_joint_action() -> None:
@@ -129,15 +129,10 @@ def test_what_follows_a_joint_action() -> None:
     groups = scored(
         sample(ScriptedEngine(lambda r: "x"), root_nodes(PROBLEMS, chains), chains), [[0.0, 3.0, 1.0, 2.0]] * 2
     )
-    nodes = child_nodes(groups, chains, 0)
+    nodes = child_nodes(groups, chains)
     assert [(node.path, node.group_size) for node in nodes] == [((j,), 1) for j in range(4)] * 2
-    full = child_nodes(groups, chains.model_copy(update={"tree": "full"}), 0)
+    full = child_nodes(groups, chains.model_copy(update={"tree": "full"}))
     assert [(node.path, node.group_size) for node in full] == [((j,), 4) for j in range(4)] * 2
-
-
-def test_subsets_are_of_full_trees() -> None:
-    with pytest.raises(ValueError, match='branching needs tree = "full"'):
-        RolloutConfig(branching=2)
 
 
 def test_crossed_golden() -> None:
@@ -177,7 +172,7 @@ def test_only_those_whose_turn_it_is_are_asked() -> None:
     waiting = [
         replace(group, turns=tuple(ScoredTurn(turn.picks, PENDING, {}) for turn in group.turns)) for group in first
     ]
-    nodes = child_nodes(waiting, config, seed=0)
+    nodes = child_nodes(waiting, config)
     assert len(nodes) == 4, "what is not priced yet is not above any threshold"
     second = sample(engine, nodes, config, env=TurnsEnv(2))
     assert {request.agent for request in engine.batches[1]} == {"m"}

@@ -2,18 +2,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 
 import pytest
 
 from magrpo.config.agents import AgentConfig
 from magrpo.errors import ConfigError
-from magrpo.rewards.coding import CodingReward
 from magrpo.stages import backend
 from magrpo.stages.backend import Cache, ScoreStats, Team
-from magrpo.stages.pricing import RewardProcesses
-from magrpo.stages.score import Scored, score, score_texts
+from magrpo.stages.score import score, score_texts
 from magrpo.types import (
     PENDING,
     Action,
@@ -183,39 +180,3 @@ def test_the_reward_sees_what_every_role_wrote_last_and_nothing_before_all_have(
     assert [(turn.reward, turn.reports, turn.masked) for turn in waiting.turns] == [(PENDING, {}, False)] * 2
     assert [turn.reward.total for turn in whole.turns] == [2.0, 0.0]
     assert stats.wanted == 3
-
-
-class NoisyReward(CodingReward):
-    """Inherits what its base class declares, and must be called here."""
-
-    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        CALLED.append(problem.task_id)
-        return super().price(problem, texts, reports)
-
-
-CALLED: list[str] = []
-
-
-def test_reward_processes_price_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(
-        "t/0", 'def f(a):\n    """Double."""\n', "f", "def check(f):\n    assert f(1) == 2", hidden_test="h"
-    )
-    helpers = ["def aux(a):\n    return a + a\n", "def aux(a):\n    return a\n", "no program"]
-    mains = ["def f(a):\n    return aux(a)\n", "def f(a):\n    return aux(a) + 0 * a\n", "def f(a:"]
-    items = [(problem, {"helper": helper, "main": main}) for helper in helpers for main in mains]
-    monkeypatch.setattr("magrpo.stages.pricing.MANY", len(items))  # with fewer, the processes are not asked
-
-    def judge(execution: Execution) -> CaseStatus:
-        return "pass" if "a + a" in execution.source else "wrong"
-
-    def price_all(reward: CodingReward, processes: Executor | None) -> tuple[list[Scored], list[list[Execution]]]:
-        sandbox = ScriptedSandbox(judge)
-        scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={}, reward_processes=processes)
-        return scored, sandbox.batches
-
-    with RewardProcesses(2) as processes:
-        here = price_all(CodingReward(local_weight=0.5), None)
-        assert price_all(CodingReward(local_weight=0.5), processes) == here
-        assert len({scored.reward.total for scored in here[0]}) > 2
-        assert price_all(NoisyReward(local_weight=0.5), processes) == here
-        assert len(CALLED) == len(items)

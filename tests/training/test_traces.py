@@ -46,13 +46,7 @@ def test_a_sample_is_spread_over_all(items: int, count: int, taken: list[int]) -
 
 
 def test_evaluations_leave_traces_of_held_out_and_of_training_problems(tmp_path: Path) -> None:
-    settings = [
-        "tracking.traces=2",
-        "eval.every=2",
-        "env.num_turns=2",
-        "rollout.tree=full",
-        "rollout.branching=2",
-    ]
+    settings = ["tracking.traces=2", "eval.every=2", "env.num_turns=2", "rollout.tree=full"]
     config = load_config(write_config(tmp_path, iterations=3), settings)
     store, tracker, outcome = run_locally(config)
     expected = [

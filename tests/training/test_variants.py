@@ -94,7 +94,7 @@ def test_crossed_pairs(config: Path) -> None:
 
 def test_several_epochs_clip_and_gamma_over_two_turns(config: Path) -> None:
     clip = ["algo.update_epochs=3", "algo.clip_low=0.01", "algo.clip_high=0.01", "optim.lr=0.05"]
-    tree = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=2", "algo.gamma=0.5"]
+    tree = ["env.num_turns=2", "rollout.tree=full", "algo.gamma=0.5"]
     metrics = metrics_of(config, *clip, *tree)
     assert metrics["update/main/clip_frac"] > 0
     first, second = metrics["reward/joint_turn_1"], metrics["reward/joint_turn_2"]

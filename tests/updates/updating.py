@@ -17,7 +17,9 @@ from magrpo.config.sections import AlgoConfig, OptimConfig, RolloutConfig
 from magrpo.model.forward import find_decoder
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
+from magrpo.model.sharding import gather_tensor
 from magrpo.types import Sample
+from magrpo.updates.agent_batch import CompletionCounter
 from magrpo.updates.lanes import OneRank, Ranks
 from magrpo.updates.updater import Updater
 from tests.tiny import EOS
@@ -55,6 +57,24 @@ def make(
         dump,
         ranks or OneRank(),
     )
+
+
+def compute_gradient(updater: Updater, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """The gradient of an update by parameter, before clipping; takes no step."""
+    samples_by_agent = {agent: samples}
+    agent = updater.policy.lineup.holder(agent)
+    batch = updater._plan_batch(agent, samples_by_agent)
+    if batch.samples:
+        batches, constants = updater._find_constants([batch])
+        compute = partial(updater.gradients.compute_gradients, constants, CompletionCounter(None))
+        (batch,), (part,) = updater.memory.fit_memory(batches, compute)
+        updater.gradients.add_ranks(batch, part)
+    gradients = {
+        name: gather_tensor(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone())
+        for name, parameter in updater.policy.parameters(agent).items()
+    }
+    updater.policy.clear_gradients(agent)
+    return gradients
 
 
 @cache

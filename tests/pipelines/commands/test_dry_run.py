@@ -140,11 +140,9 @@ def test_counts_are_those_of_a_run(runs: Runs) -> None:
 
 
 def test_counts_of_several_turns_and_crossed_actions(runs: Runs) -> None:
-    two = estimate_work(
-        config(runs, "env.num_turns=2", "rollout.tree=full", "rollout.branching=3", "rollout.joint_mode=crossed")
-    )
-    # 2 problems; 4 completions of 2 agents and 16 joint actions a node; 3 of them go on
-    assert (two.completions, two.joint_actions) == ((2 + 6) * 4 * 2, (2 + 6) * 16)
+    two = estimate_work(config(runs, "env.num_turns=2", "rollout.tree=full", "rollout.joint_mode=crossed"))
+    # 2 problems; 4 completions of 2 agents and 16 joint actions a node
+    assert (two.completions, two.joint_actions) == ((2 + 32) * 4 * 2, (2 + 32) * 16)
     chains = estimate_work(config(runs, "env.num_turns=3", "rollout.joint_mode=crossed"))
     assert (chains.completions, chains.joint_actions) == (2 * 4 * 2 + 2 * (2 * 16 * 2), 3 * 2 * 16)
 
