@@ -469,6 +469,16 @@ class Interval:
     low: float
     high: float
 
+    @classmethod
+    def without_width(cls, mean: float) -> Interval:
+        """A mean that nothing tells the spread of."""
+        return cls(mean, mean, mean)
+
+    @property
+    def has_width(self) -> bool:
+        """Whether there is an interval to show: neither a single problem has one, nor several with equal values."""
+        return self.high - self.low > ROUNDING
+
     @property
     def sign(self) -> Literal[-1, 0, 1]:
         """1 if the interval lies above 0, -1 if it lies below, 0 if it holds or touches 0, up to :data:`ROUNDING`."""

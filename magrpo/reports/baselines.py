@@ -9,17 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.algo.stats import cross_play_values, crossed_interval
+from magrpo.algo.stats import cross_play_values
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.reports import figures
 from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
+    MIN_SEEDS,
     PAPER,
     Means,
     common_parts,
     common_share,
     compute_problem_means,
+    interval_of_table,
     interval_over_seeds,
     measure_texts,
     subtract_means,
@@ -184,17 +186,17 @@ class BaselineTable:
         other = trained or others[0]
         lead = self._subtract(best, other, HEADLINE, quantity)
         assert lead is not None, "rows are evaluated on the same problems"
-        mean, _, certainty = figures.format_difference(lead).partition(" ")
+        mean, *remarks = figures.format_difference(lead).split(" ", 1)
         is_clear = lead.sign > 0
         if self._num_runs == 1 and self._num_problems < MIN_PROBLEMS:
             is_clear = False
-            certainty = f"over {format_count(self._num_problems, 'problems')}, and a verdict needs {MIN_PROBLEMS}"
-        elif not figures.has_interval(self._num_runs):
-            is_clear, certainty = False, "too few seeds for an interval"
+            remarks = [f"over {format_count(self._num_problems, 'problems')}, and a verdict needs {MIN_PROBLEMS}"]
+        elif 1 < self._num_runs < MIN_SEEDS:
+            is_clear, remarks = False, ["too few seeds for an interval"]
         word = "clear winner" if is_clear else "no clear winner"
         sentence = (
             f"{best.row.title} reaches {share}; {other.row.title} reaches {other.format_mean(quantity)} "
-            f"(difference {mean} percentage points, {certainty})."
+            f"(difference {', '.join([f'{mean} percentage points', *remarks])})."
         )
         return Banner("Verdict", word, sentence)
 
@@ -242,17 +244,13 @@ class BaselineTable:
         """Number of held-out problems; the rows are evaluated on the same."""
         return len(self.rows[0].means[HEADLINE][self._ranked_quantity])
 
-    def _has_interval(self, num_problems: int) -> bool:
-        """Whether there are enough runs for an interval over seeds, or in one run enough problems."""
-        return figures.has_interval(self._num_runs) and max(self._num_runs, num_problems) > 1
-
     def _describe_intervals(self) -> str:
         if self._num_runs == 1:
             return "95 % intervals over problems" if self._num_problems > 1 else "a single problem has no interval"
-        if figures.has_interval(self._num_runs):
+        if self._num_runs >= MIN_SEEDS:
             problems = "new problems" if self._num_problems > 1 else "the same problem"
             return f"95 % intervals for new seeds on {problems}, from {self._num_runs} runs"
-        return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {figures.MIN_SEEDS}"
+        return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {MIN_SEEDS}"
 
     def _draw_rows(self) -> Panel:
         quantity = self._ranked_quantity
@@ -261,7 +259,7 @@ class BaselineTable:
         trained = [result.row.title for result in self.rows if result.row.name == "magrpo"]
         measured = "Joint return" if quantity == "return" else "Common parts"
         title = f"{measured}, percent of the maximum"
-        return dot_panel(title, dots, trained, with_intervals=self._has_interval(self._num_problems))
+        return dot_panel(title, dots, trained)
 
     def list_tables(self) -> Iterator[ReportTable]:
         """Yield every table, the summary first."""
@@ -315,15 +313,14 @@ class BaselineTable:
             return
         tasks = returns[runs[0], runs[0]]  # rows are evaluated on the same problems
         values = cross_play_values([[[returns[a, b][task_id] for task_id in tasks] for b in runs] for a in runs])
-        difference = crossed_interval(values, self.config.eval.seed)
-        shown = figures.keep_interval(figures.format_difference(difference), figures.has_interval(len(runs)))
+        difference = figures.format_difference(interval_of_table(values, self.config.eval.seed))
         maximum = _name_maximum(self._ranked_quantity)
         yield ReportTable(
             f"Cross-play: {first_role} from the run of the row, its partners from the run of the column",
             ("", *runs),
             [[first, *(cells[first, rest] for rest in runs)] for first in runs],
             f"Percent of the {maximum}. Teams of one run (the diagonal) less teams of two, paired by problem: "
-            f"{shown} percentage points.",
+            f"{difference} percentage points.",
         )
 
     @property
@@ -379,16 +376,11 @@ class BaselineTable:
         return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
-        value = figures.format_interval(quantity, self._interval(result, key, quantity))
-        num_problems = max(map(len, result.list_means(key, quantity)), default=0)
-        return figures.keep_interval(value, self._has_interval(num_problems))
+        return figures.format_interval(quantity, self._interval(result, key, quantity))
 
     def _format_difference(self, result: BaselineResult, quantity: str) -> str:
         """Format the difference to the reference on held-out problems, sampled."""
-        difference = self._subtract_reference(result, HEADLINE, quantity)
-        if difference is not None and not self._has_interval(self._num_problems):
-            return figures.keep_interval(figures.format_difference(difference), is_kept=False)
-        return figures.format_tested_difference(difference)
+        return figures.format_tested_difference(self._subtract_reference(result, HEADLINE, quantity))
 
 
 def _may_be_ranked(row: BaselineRow) -> bool:

@@ -247,23 +247,20 @@ def spread_labels(heights: Mapping[str, float], gap: float, top: float) -> dict[
 
 
 # ------------------------------------------------------------------------------------------------------------- rows
-def dot_panel(
-    title: str, values: Mapping[str, Interval], highlighted: Collection[str], *, with_intervals: bool
-) -> Panel:
-    """Draw a dot for each row, perhaps with its interval; ``highlighted`` rows get a colour and a line."""
-    draw = partial(_draw_dots, values=values, highlighted=highlighted, with_intervals=with_intervals)
+def dot_panel(title: str, values: Mapping[str, Interval], highlighted: Collection[str]) -> Panel:
+    """Draw a dot for each row, with its interval; ``highlighted`` rows get a colour and a line."""
+    draw = partial(_draw_dots, values=values, highlighted=highlighted)
     return Panel(title, draw, 0.9 + 0.42 * len(values))
 
 
-def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collection[str], with_intervals: bool) -> None:
+def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collection[str]) -> None:
     left = min(0.0, *(100 * value.low for value in values.values()))  # returns may be negative
     for place, (title, value) in enumerate(values.items()):
         colour = AFTER if title in highlighted else INK
         mean, low, high = (100 * number for number in (value.mean, value.low, value.high))
         if title in highlighted:
             axes.axvline(mean, color=AFTER, linewidth=0.8, alpha=0.5, zorder=1)
-        if with_intervals:
-            axes.plot([low, high], [place, place], color=colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
+        axes.plot([low, high], [place, place], color=colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
         axes.plot([mean], [place], color=colour, marker="o", markersize=5.5, zorder=3)
         axes.text(left, place - 0.16, f"{title}  {mean:.0f}", color=colour, fontsize=9.5, va="bottom")
     axes.set(xlim=(left, 100), ylim=(len(values) - 0.5, -1.0), yticks=[], xlabel="percent of the maximum")

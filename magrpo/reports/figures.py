@@ -5,7 +5,7 @@ Fractions of the maximum are shown in percent, with bootstrap 95 % intervals.
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -24,9 +24,6 @@ BEFORE = "before training"
 LOADED = "before training (start_from)"
 NO_DIFFERENCE = "~: the interval holds 0, so no difference is shown."
 UNDEFINED = "-"
-MIN_SEEDS = 3
-"""Fewest seeds for an interval in tables of baselines. With two, Student's t has one degree of freedom: 12.7 standard
-errors to each side."""
 _COUNTS = ("generated_tokens", "response_tokens", "seconds", "tokens_per_s")
 """Quantities that are counts or times instead of fractions, by name; by the end of the name if each agent has one."""
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
@@ -66,9 +63,9 @@ def closing_table(
             table.add_section()
             table.add_row(SPLIT_TITLES[split], style="italic")
             for name in shown_quantities(share_quantities([*columns.values()], key), maxima):
-                values = [format_interval(name, report.summary[key][name]) for report in columns.values()]
-                is_kept = not narrow and count_problems(reports[-1], split) > 1
-                cells = (keep_interval(value, is_kept) for value in values)
+                cells = [format_interval(name, report.summary[key][name]) for report in columns.values()]
+                if narrow:
+                    cells = [cell.partition(" [")[0] for cell in cells]
                 table.add_row(f"  {quantity_title(name)}", *cells, style="bold" if name == "return" else None)
     return table
 
@@ -85,11 +82,6 @@ def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Inter
 def start_title(config: RunConfig) -> str:
     """Return the title of a run's agents before training."""
     return LOADED if any(agent.start_from is not None for agent in config.agents) else BEFORE
-
-
-def count_problems(report: EvalReport, split: str) -> int:
-    """Count the evaluated problems of a split; a single problem has no interval over problems."""
-    return len({row.task_id for row in report.rows if row.split == split})
 
 
 def sort_summary_keys(keys: Iterable[str]) -> list[str]:
@@ -135,18 +127,18 @@ def format_interval(name: str, value: Interval | None) -> str:
         return UNDEFINED
     scale = quantity_scale(name)
     digits = {"seconds": 3, "tokens_per_s": 0}.get(name, 1)
-    mean, low, high = (f"{figure * scale:.{digits}f}" for figure in (value.mean, value.low, value.high))
-    return f"{mean} [{low}, {high}]"
+    return _add_limits(value, lambda figure: f"{figure * scale:.{digits}f}")
 
 
-def has_interval(num_seeds: int) -> bool:
-    """Whether tables show an interval: for one seed that over problems, for two none, because it is too wide."""
-    return num_seeds == 1 or num_seeds >= MIN_SEEDS
+def format_share(value: Interval) -> str:
+    """``81.2% [75.0%, 87.5%]``: a fraction in percent."""
+    return _add_limits(value, "{:.1%}".format)
 
 
-def keep_interval(text: str, is_kept: bool) -> str:
-    """Return ``mean [low, high]``, or ``mean`` alone if it has no interval: over one problem, or over few seeds."""
-    return text if is_kept else text.partition(" [")[0]
+def _add_limits(value: Interval, write: Callable[[float], str]) -> str:
+    """``mean [low, high]``; ``mean`` alone if nothing varied, as over a single problem or several with equal values."""
+    mean, low, high = map(write, (value.mean, value.low, value.high))
+    return f"{mean} [{low}, {high}]" if value.has_width else mean
 
 
 def quantity_scale(name: str) -> float:
@@ -159,9 +151,7 @@ def quantity_scale(name: str) -> float:
 
 def format_difference(difference: Interval, scale: float = 100.0) -> str:
     """``+3.2 [+1.0, +5.4]``: a difference of fractions in percentage points, or of counts if ``scale`` is 1."""
-    values = (difference.mean, difference.low, difference.high)
-    mean, low, high = (round(scale * value, 1) + 0.0 for value in values)  # + 0.0 turns -0.0 into 0.0
-    return f"{mean:+,.1f} [{low:+,.1f}, {high:+,.1f}]"
+    return _add_limits(difference, lambda value: f"{round(scale * value, 1) + 0.0:+,.1f}")  # + 0.0 turns -0.0 into 0.0
 
 
 def format_tested_difference(difference: Interval | None, scale: float = 100.0) -> str:

@@ -34,7 +34,6 @@ from magrpo.run.config_diff import format_changed_values
 from magrpo.text import format_count
 from magrpo.types import HEADLINE, Interval
 
-_ONE_PROBLEM = "one problem: no interval"
 _DESCRIBE_BEST = (
     "The answers with the highest reward, one per problem; among equal rewards, the one copied most. If they are poor, "
     "the reward favours something else. In texts, passages copied from the prompt are marked."
@@ -107,7 +106,6 @@ class RunReport(EvaluatedRun):
         note = f"{units} {figures.NO_DIFFERENCE}"
         tables: list[ReportTable] = []
         for key in figures.sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
-            has_interval = figures.count_problems(self.last, key.partition("/")[0]) > 1
             lines = []
             shared = figures.share_quantities([*columns.values()], key)
             gains = self._list_gains(key)
@@ -115,7 +113,6 @@ class RunReport(EvaluatedRun):
                 cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if shows_gain:
                     cells.append(figures.format_tested_difference(gains.get(name), figures.quantity_scale(name)))
-                cells = [figures.keep_interval(cell, has_interval) for cell in cells]
                 lines.append([figures.quantity_title(name), *cells])
             tables.append(ReportTable(figures.summary_title(key), heads, lines, note))
             note = ""  # stands under the first table only
@@ -156,9 +153,8 @@ class RunReport(EvaluatedRun):
         yield self._make_fact("held-out return", HEADLINE, "return")
         if self.verdict.gain is not None:
             value, _, limits = figures.format_difference(self.verdict.gain).partition(" ")
-            num_problems = self.verdict.num_problems
-            interval = f"{limits} points, {format_count(num_problems, 'problems')}"
-            yield "gain, paired by problem", value, interval if num_problems > 1 else _ONE_PROBLEM
+            num_problems = format_count(self.verdict.num_problems, "problems")
+            yield "gain, paired by problem", value, f"{limits} points, {num_problems}".lstrip()
         if "ood/sampled" in self.last.summary:
             yield self._make_fact("return on new compositions", "ood/sampled", "return")
         if "pass_at_1" in self.last.summary[HEADLINE]:
@@ -170,13 +166,11 @@ class RunReport(EvaluatedRun):
             yield "training generated", tokens, f"in {seconds} of stage time; {rest}"
 
     def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
-        last = self.last.summary[key][name]
-        value, interval = f"{last.mean:.1%}", f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
+        value, _, limits = figures.format_share(self.last.summary[key][name]).partition(" ")
         first = self.reports[0].summary.get(key, {}).get(name)
         if len(self.reports) > 1 and first is not None:
-            value, interval = f"{first.mean:.1%} \u2192 {value}", f"now {interval}"
-        is_single = figures.count_problems(self.last, key.partition("/")[0]) == 1
-        return title, value, _ONE_PROBLEM if is_single else interval
+            value, limits = f"{first.mean:.1%} \u2192 {value}", f"now {limits}" if limits else ""
+        return title, value, limits
 
     def _find_largest_change(self) -> str:
         """Return a heading for the first table: the part of the return that changed most on held-out problems."""
@@ -211,7 +205,6 @@ class RunReport(EvaluatedRun):
             if budget := budgets.get(report.policy_version):
                 counts = (f"{count:,}" for count in budget.counts.values())
                 value = figures.format_interval("return", report.summary[HEADLINE]["return"])
-                value = figures.keep_interval(value, figures.count_problems(report, "test") > 1)
                 rows.append((str(budget.iteration), *counts, figures.format_duration(budget.seconds), value))
         note = "Training cost up to each evaluation, without evaluations. For every iteration see report.json."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)

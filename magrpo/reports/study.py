@@ -237,7 +237,7 @@ class StudyReport:
             f"{seeds}, adjusted p = {arm.p:.2g})."
         )
         advice = _TWO_SEEDS if len(self.study.seeds) == 2 else ""
-        if arm.difference.high - arm.difference.low <= ROUNDING < abs(arm.difference.mean):
+        if not arm.difference.has_width and abs(arm.difference.mean) > ROUNDING:
             advice = _NO_SPREAD
         return Banner(f"{arm.name} against {reference.name}", word, sentence, advice)
 
@@ -326,7 +326,7 @@ class StudyReport:
             for name in self.shown:
                 values = [end[name] for end in ends]
                 interval = seed_interval(values) if len(values) > 1 else _point(values)
-                cells.append(figures.keep_interval(figures.format_interval(name, interval), len(values) > 1))
+                cells.append(figures.format_interval(name, interval))
             rows.append((arm.name, *cells))
         note = "Secondary, in percent"
         note += ": plain 95 % intervals over seeds, not corrected for the number of arms." if self._has_seeds else "."
@@ -406,7 +406,7 @@ def _interpolate(curve: Sequence[tuple[float, float]], places: np.ndarray) -> li
 
 def _point(values: Sequence[float]) -> Interval | None:
     """The mean as an interval without width; None without values."""
-    return Interval(fmean(values), fmean(values), fmean(values)) if values else None
+    return Interval.without_width(fmean(values)) if values else None
 
 
 def _percent(arm: ArmResult) -> str:

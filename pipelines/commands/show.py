@@ -20,11 +20,9 @@ from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import (
     SPLIT_TITLES,
     UNDEFINED,
-    count_problems,
     format_budget,
     format_interval,
     format_wall_time,
-    keep_interval,
     quantity_title,
     sort_summary_keys,
 )
@@ -173,8 +171,7 @@ def tabulate_evaluations(reports: Sequence[EvalReport], *, narrow: bool) -> Tabl
         cells = []
         for key in keys:
             value = format_interval("return", report.summary.get(key, {}).get("return"))
-            has_interval = count_problems(report, key.partition("/")[0]) > 1
-            cells.append(keep_interval(value, has_interval and not narrow))
+            cells.append(value.partition(" [")[0] if narrow else value)
         headline = report.summary[HEADLINE]
         cells += [f"{headline[name].mean:.1%}" if name in headline else UNDEFINED for name in others]
         table.add_row(str(report.policy_version), *cells)
