@@ -90,38 +90,19 @@ def _sampled_rows(report: EvalReport, split: str) -> Iterator[EvalRow]:
 
 
 # -------------------------------------------------------------------------------------------------- learning curves
-def learning_panels(
-    reports: Sequence[EvalReport],
-    maxima: Mapping[str, float],
-    training: Sequence[Point],
-    gains: Mapping[str, Mapping[str, Interval]],
-) -> list[Panel]:
+def learning_panels(reports: Sequence[EvalReport], parts: Collection[str], training: Sequence[Point]) -> list[Panel]:
     """Draw the return of every split over the training iterations, then the parts of each split, held-out first.
 
     Markers are evaluations of sampled completions, with bootstrap 95 % intervals over problems as bands. ``training``:
-    the return of each iteration in percent, drawn as a thin line. ``gains``: gain of each part by split, from the first
-    evaluation to the last; a title names the part that changed most, if its interval excludes 0.
+    the return of each iteration in percent, drawn as a thin line.
     """
     splits = _list_splits(reports)
     returns = {"held-out" if split == "test" else split: _make_curve(reports, split, "return") for split in splits}
-    first, last = (100 * report.summary[f"{splits[0]}/{MODE}"]["return"].mean for report in (reports[0], reports[-1]))
-    title = f"Joint return: {first:.0f} \u2192 {last:.0f} % of the maximum"
-    panels = [Panel(title, partial(_draw_curves, curves=returns, colours=(INK, GREY), training=training))]
+    panels = [Panel("Joint return", partial(_draw_curves, curves=returns, colours=(INK, GREY), training=training))]
     for split in splits:
-        parts = {quantity_title(part): _make_curve(reports, split, part) for part in maxima}
-        part = largest_reliable_change(gains[split])
-        moved = "no part changed reliably"
-        if part is not None:
-            moved = f"{quantity_title(part)} changed most, {100 * gains[split][part].mean:+.0f}"
-        where = "Held-out" if split == "test" else split
-        panels.append(Panel(f"{where}: {moved}", partial(_draw_curves, curves=parts)))
+        curves = {quantity_title(part): _make_curve(reports, split, part) for part in parts}
+        panels.append(Panel(f"Parts of the return, {SPLIT_TITLES[split]}", partial(_draw_curves, curves=curves)))
     return panels
-
-
-def largest_reliable_change(gains: Mapping[str, Interval]) -> str | None:
-    """Return the part with the largest gain among those whose interval excludes 0; None if there is none."""
-    reliable = {part: gain for part, gain in gains.items() if gain.sign}
-    return max(reliable, key=lambda part: abs(reliable[part].mean), default=None)
 
 
 def series_panel(title: str, series: Mapping[str, Sequence[Point]], unit: str) -> Panel:

@@ -29,7 +29,7 @@ from magrpo.reports.page import (
     write_page,
 )
 from magrpo.reports.training_metrics import draw_training_charts, list_training_returns, tabulate_training_metrics
-from magrpo.reports.verdict import MIN_PROBLEMS, Verdict, judge_run
+from magrpo.reports.verdict import Verdict, judge_run
 from magrpo.run.config_diff import format_changed_values
 from magrpo.text import format_count
 from magrpo.types import HEADLINE, Interval
@@ -63,7 +63,7 @@ class RunReport(EvaluatedRun):
         if examples:
             title = "Before and after" if len(self.reports) > 1 else "An answer"
             yield PageSection(Exhibits(title, examples[:1], describe_choice(self)))
-        yield PageSection(first_table, self._find_largest_change())
+        yield PageSection(first_table)
         yield PageSection(Terms("Next steps", list(list_next_commands(self.store, self.config)), code=True))
         best_answers = Exhibits("Highest rewards", choose_best_answers(self), _DESCRIBE_BEST)
         yield PageSection(best_answers, folded=not self.findings)
@@ -131,15 +131,6 @@ class RunReport(EvaluatedRun):
         gains = {name: paired_gain(first[name], last[name], self.config.eval.seed) for name in last if name in first}
         return {name: gain for name, gain in gains.items() if gain is not None}
 
-    def _part_gains(self, split: str) -> dict[str, Interval]:
-        """Return the gain of every part of the reward on a split's sampled answers; none over too few problems."""
-        key = f"{split}/sampled"
-        first, last = (means.get(key, {}).get("return", {}) for means in (self.means[0], self.means[-1]))
-        if len(first.keys() & last.keys()) < MIN_PROBLEMS:
-            return {}
-        gains = self._list_gains(key)
-        return {part: gains[part] for part in self.config.reward.maxima if part in gains}
-
     def _describe_run(self) -> str:
         config = self.config
         agents = ", ".join(f"{agent.name} ({agent.model})" for agent in config.agents)
@@ -172,17 +163,6 @@ class RunReport(EvaluatedRun):
             value, limits = f"{first.mean:.1%} \u2192 {value}", f"now {limits}" if limits else ""
         return title, value, limits
 
-    def _find_largest_change(self) -> str:
-        """Return a heading for the first table: the part of the return that changed most on held-out problems."""
-        title = figures.summary_title(HEADLINE)
-        if len(self.reports) == 1:
-            return title
-        gains = self._part_gains("test")
-        part = charts.largest_reliable_change(gains)
-        if part is None:
-            return f"{title}: no part of the return changed reliably"
-        return f"{title}: {figures.quantity_title(part)} changed most, {figures.format_difference(gains[part])}"
-
     def _health_table(self) -> ReportTable:
         """Tabulate the answers and updates of each agent, and the settings that change them."""
         rows = [
@@ -210,10 +190,8 @@ class RunReport(EvaluatedRun):
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 
     def _draw_learning_curves(self) -> PageSection:
-        splits = [key.partition("/")[0] for key in self.last.summary if key.endswith("/sampled")]
-        gains = {split: self._part_gains(split) for split in splits}
         training = list_training_returns(self.stage_metrics, self.config)
-        panels = charts.learning_panels(self.reports, self.config.reward.maxima, training, gains)
+        panels = charts.learning_panels(self.reports, self.config.reward.maxima, training)
         first, last = (report.summary[HEADLINE]["return"].mean for report in (self.reports[0], self.last))
         words = "No reliable change of the held-out return:"
         if self.verdict.word.startswith("better"):

@@ -73,7 +73,7 @@ def test_every_part_of_a_reward_is_drawn_however_many_there_are() -> None:
     names = [f"part{i}" for i in range(9)]
     means = {name: Interval(0.5, 0.4, 0.6) for name in (*names, "return")}
     reports = [EvalReport(version, (), {"test/sampled": means}) for version in (0, 10)]
-    _, parts = learning_panels(reports, dict.fromkeys(names, 1.0), (), {"test": {}})
+    _, parts = learning_panels(reports, names, ())
     axes = draw(parts)
     assert [text.get_text() for text in axes.texts] == [f"{name} 50" for name in names]
     lines = {(line.get_color(), line.get_marker()) for line in axes.lines}
@@ -113,14 +113,14 @@ def test_the_closing_table_leaves_out_a_split_that_one_evaluation_lacks() -> Non
 def test_a_curve_begins_where_its_split_could_be_judged() -> None:
     before, after = ONE_TURN
     reports = [before, replace(after, summary=after.summary | NEW_COMPOSITIONS)]
-    axes = draw(learning_panels(reports, MAXIMA, (), {"test": {}, "ood": {}})[0])
+    axes = draw(learning_panels(reports, MAXIMA, ())[0])
     assert [list(line.get_xdata()) for line in axes.lines] == [[0, 40], [40]]
     scatter = draw(turn_panels([TWO_TURNS[0], replace(TWO_TURNS[1], summary=reports[1].summary)], REWARD)[0])
     assert len(scatter.get_legend().get_texts()) == 2
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:
-    left, right = map(draw, learning_panels(ONE_TURN, MAXIMA, (), {"test": {}}))
+    left, right = map(draw, learning_panels(ONE_TURN, MAXIMA, ()))
     assert [list(line.get_xdata()) for line in left.lines] == [[0, 40]]
     assert list(left.lines[0].get_ydata()) == pytest.approx([25, 45])
     assert [list(line.get_ydata()) for line in right.lines] == [pytest.approx([50, 90]), pytest.approx([50, 50])]
@@ -130,7 +130,7 @@ def test_learning_curves_show_percent_over_iterations() -> None:
 @pytest.mark.parametrize(("num_points", "marker"), [(1, "o"), (2, "None")])
 def test_one_iteration_is_drawn_as_a_point(num_points: int, marker: str) -> None:
     points = [(float(iteration), 50.0) for iteration in range(1, num_points + 1)]
-    series, training = series_panel("", {"a": points}, ""), learning_panels(ONE_TURN, MAXIMA, points, {"test": {}})[0]
+    series, training = series_panel("", {"a": points}, ""), learning_panels(ONE_TURN, MAXIMA, points)[0]
     assert [draw(panel).lines[0].get_marker() for panel in (series, training)] == [marker, marker]
 
 
@@ -175,7 +175,7 @@ def test_points_that_coincide_are_one_with_their_area() -> None:
 
 
 def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
-    panel = learning_panels(ONE_TURN, MAXIMA, (), {"test": {}})[1]
+    panel = learning_panels(ONE_TURN, MAXIMA, ())[1]
     element = render_svg(panel, "a")
     assert element == render_svg(panel, "a")
     assert f'aria-label="{panel.title}"' in element

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
-from magrpo.reports.charts import largest_reliable_change
 from magrpo.reports.figures import format_tested_difference
 from magrpo.reports.verdict import MIN_PROBLEMS, judge_evaluations, judge_gain
 from magrpo.stages.evaluate import summarise_rows
@@ -111,5 +110,4 @@ def test_a_change_by_rounding_is_no_change(rounded: float) -> None:
     gain = Interval(rounded, rounded, rounded)
     assert judge_gain(gain, 50) == "no reliable change"
     assert format_tested_difference(gain) == "~ +0.0"
-    assert largest_reliable_change({"tests": gain}) is None
     assert not Lead(gain, 50).passes
