@@ -43,7 +43,7 @@ STYLE: dict[Any, Any] = {
 MODE = "sampled"
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
 MAX_LABEL = 20
-"""Longest label beside the lines of a panel, in characters."""
+"""Longest label in the legend of a panel, in characters."""
 Point = tuple[float, float]
 Curve = Sequence[tuple[float, Interval]]
 """Values with intervals over iterations or tokens."""
@@ -118,7 +118,11 @@ def _draw_series(axes: Axes, series: Mapping[str, Sequence[Point]], unit: str) -
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.grid(axis="y")
     if len(series) > 1:
-        axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        _place_legend(axes)
+
+
+def _place_legend(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.2)
 
 
 def _mark_alone(points: Sequence[Point]) -> str:
@@ -186,45 +190,26 @@ def _draw_curves(
     xlabel: str = "training iterations",
     training: Sequence[Point] = (),
 ) -> None:
-    """Draw a line and a band for each label; the label stands at the end of its line."""
-    ends, end_colours = {}, {}
+    """Draw a line and a band for each label; the legend has the last value of each."""
     bottom = 0.0  # returns may be negative
     if training:
         style: dict[str, Any] = {"color": COLOURS[0], "linewidth": 0.8, "alpha": 0.8, "zorder": 1}
-        axes.plot(*zip(*training, strict=True), marker=_mark_alone(training), markersize=4.5, **style)
-        ends["training"], end_colours["training"] = training[-1][1], COLOURS[0]
+        label = f"training {training[-1][1]:.0f}"
+        axes.plot(*zip(*training, strict=True), marker=_mark_alone(training), markersize=4.5, label=label, **style)
     # There is a marker more than colours, so that lines beyond the last colour still differ.
     for (label, curve), colour, marker in zip(curves.items(), itertools.cycle(colours), itertools.cycle(MARKERS)):
         places = [place for place, _ in curve]
         mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))
         bottom = min(bottom, *low)
         axes.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
-        axes.plot(places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8)
-        ends[label], end_colours[label] = mean[-1], colour
-    for label, height in spread_labels(ends, gap=7.0, top=101.0).items():
         shown = label if len(label) <= MAX_LABEL else f"\u2026{label[1 - MAX_LABEL :]}"
-        axes.annotate(
-            f"{shown} {ends[label]:.0f}",
-            (1.0, height),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(6, 0),
-            textcoords="offset points",
-            color=end_colours[label],
-            va="center",
-            annotation_clip=False,
+        axes.plot(
+            places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8, label=f"{shown} {mean[-1]:.0f}"
         )
     axes.set(xlabel=xlabel, ylabel="percent of the maximum", ylim=(bottom, 103))
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.grid(axis="y")
-
-
-def spread_labels(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:
-    """Push the heights down, from the highest on, so that they are at most ``top`` and at least ``gap`` apart."""
-    placed: dict[str, float] = {}
-    for label in sorted(heights, key=heights.__getitem__, reverse=True):
-        placed[label] = min(heights[label], top)
-        top = placed[label] - gap
-    return placed
+    _place_legend(axes)
 
 
 # ------------------------------------------------------------------------------------------------------------- rows

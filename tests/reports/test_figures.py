@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 from dataclasses import replace
 from typing import Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from magrpo.reports.charts import Panel, learning_panels, render_svg, series_panel, spread_labels, turn_panels
+from magrpo.reports.charts import Panel, learning_panels, render_svg, series_panel, turn_panels
 from magrpo.reports.figures import closing_table, format_interval, format_tested_difference
 from magrpo.reports.page import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
@@ -37,6 +34,10 @@ def draw(panel: Panel) -> Axes:
     axes: Axes = Figure().subplots()
     panel.draw(axes)
     return axes
+
+
+def read_legend(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def _row(task_id: str, *turns: tuple[float, float], split: Split = "test", index: int = 0) -> EvalRow:
@@ -75,7 +76,7 @@ def test_every_part_of_a_reward_is_drawn_however_many_there_are() -> None:
     reports = [EvalReport(version, (), {"test/sampled": means}) for version in (0, 10)]
     _, parts = learning_panels(reports, names, ())
     axes = draw(parts)
-    assert [text.get_text() for text in axes.texts] == [f"{name} 50" for name in names]
+    assert read_legend(axes) == [f"{name} 50" for name in names]
     lines = {(line.get_color(), line.get_marker()) for line in axes.lines}
     assert len(lines) == len(names), "no two look alike"
 
@@ -116,7 +117,7 @@ def test_a_curve_begins_where_its_split_could_be_judged() -> None:
     axes = draw(learning_panels(reports, MAXIMA, ())[0])
     assert [list(line.get_xdata()) for line in axes.lines] == [[0, 40], [40]]
     scatter = draw(turn_panels([TWO_TURNS[0], replace(TWO_TURNS[1], summary=reports[1].summary)], REWARD)[0])
-    assert len(scatter.get_legend().get_texts()) == 2
+    assert len(read_legend(scatter)) == 2
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:
@@ -124,7 +125,7 @@ def test_learning_curves_show_percent_over_iterations() -> None:
     assert [list(line.get_xdata()) for line in left.lines] == [[0, 40]]
     assert list(left.lines[0].get_ydata()) == pytest.approx([25, 45])
     assert [list(line.get_ydata()) for line in right.lines] == [pytest.approx([50, 90]), pytest.approx([50, 50])]
-    assert [text.get_text() for text in right.texts] == ["structure 90", "tests 50"]
+    assert read_legend(right) == ["structure 90", "tests 50"]
 
 
 @pytest.mark.parametrize(("num_points", "marker"), [(1, "o"), (2, "None")])
@@ -140,8 +141,7 @@ def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
     assert sorted(map(tuple, before.get_offsets().tolist())) == [(0, 25), (25, 50)]
     assert sorted(map(tuple, after.get_offsets().tolist())) == [(25, 100), (100, 100)]
     assert axes.get_xlabel() == "joint return turn 1, % of maximum"
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["before training, mean 12 → 38 (n = 2)", "after training, mean 62 → 100 (n = 2)"]
+    assert read_legend(axes) == ["before training, mean 12 → 38 (n = 2)", "after training, mean 62 → 100 (n = 2)"]
 
 
 def test_turns_without_a_price_are_not_drawn() -> None:
@@ -185,16 +185,6 @@ def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
     others = re.findall(r' id="([^"]*)"', render_svg(panel, "b"))
     assert ids
     assert not set(ids) & set(others), "two panels of a page share no id"
-
-
-@given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))
-def test_labels_keep_their_distance_and_their_order(heights: dict[str, float]) -> None:
-    placed = spread_labels(heights, gap=7.0, top=101.0)
-    ordered = sorted(placed.values(), reverse=True)
-    assert all(high - low >= 7.0 - 1e-9 for high, low in itertools.pairwise(ordered))
-    assert all(placed[label] <= height for label, height in heights.items())
-    by_height = sorted(heights, key=heights.__getitem__, reverse=True)
-    assert sorted(placed, key=placed.__getitem__, reverse=True) == by_height
 
 
 def test_a_change_is_called_one_only_where_its_interval_is_without_0() -> None:
