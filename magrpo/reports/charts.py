@@ -8,8 +8,8 @@ differ, too.
 import io
 import itertools
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 
 from magrpo.interfaces import Reward
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
-from magrpo.types import EvalReport, EvalRow, Interval
+from magrpo.types import EvalReport, Interval
 
 INK, GREY, GRID = "#222222", "#8a8a8a", "#e6e6e6"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -85,10 +85,6 @@ def _list_splits(reports: Sequence[EvalReport]) -> list[str]:
     return [split for split in SPLIT_TITLES if f"{split}/{MODE}" in reports[-1].summary]
 
 
-def _sampled_rows(report: EvalReport, split: str) -> Iterator[EvalRow]:
-    return (row for row in report.rows if row.split == split and row.mode == MODE)
-
-
 # -------------------------------------------------------------------------------------------------- learning curves
 def learning_panels(reports: Sequence[EvalReport], parts: Collection[str], training: Sequence[Point]) -> list[Panel]:
     """Draw the return of every split over the training iterations, then the parts of each split, held-out first.
@@ -128,13 +124,6 @@ def _place_legend(axes: Axes) -> None:
 def _mark_alone(points: Sequence[Point]) -> str:
     """Return the marker of a line: a dot for one point, of which a line shows nothing, else none."""
     return "o" if len(points) == 1 else "None"
-
-
-def describe_scatter(reports: Sequence[EvalReport], reward: Reward) -> str:
-    """Count the held-out problems that gained and lost: ``80 of 96 held-out problems improved, 3 got worse``."""
-    changes = [round(after - before, 6) for before, after in _pair_returns(reports, "test", reward)]
-    gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    return f"{gained} of {len(changes)} held-out problems improved, {lost or 'none'} got worse"
 
 
 def comparison_panels(
@@ -238,27 +227,19 @@ def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collecti
 def turn_panels(reports: Sequence[EvalReport], reward: Reward) -> list[Panel]:
     """Draw the return of the first turn against the last for every sampled trajectory, before and after training.
 
-    One panel for each split. Where one turn has a price, it shows each problem's mean return before training against
-    after. The area of a point is the number of points that coincide there. A trajectory that ended early counts with
-    its last turn. A single evaluation is drawn only if several turns have a price.
+    One panel for each split. The area of a point is the number of points that coincide there. A trajectory that ended
+    early counts with its last turn.
     """
-    before, after = reports[0], reports[-1]
     turns = list_priced_turns(reports)
-    has_turns = len(turns) > 1
 
-    def draw_turns(axes: Axes, split: str) -> None:
+    def draw(axes: Axes, split: str) -> None:
         if len(reports) > 1:
-            _draw_points(axes, _turn_points(before, split, reward), BEFORE, "before training", hollow=True)
+            _draw_points(axes, _turn_points(reports[0], split, reward), BEFORE, "before training", hollow=True)
         label = "after training" if len(reports) > 1 else "trajectories"
-        _draw_points(axes, _turn_points(after, split, reward), AFTER, label)
+        _draw_points(axes, _turn_points(reports[-1], split, reward), AFTER, label)
         _finish_scatter(axes, f"turn {turns[0]}", f"turn {turns[-1]}")
 
-    def draw_problems(axes: Axes, split: str) -> None:
-        _draw_points(axes, _pair_returns(reports, split, reward), AFTER, "problem")
-        _finish_scatter(axes, "before training", "after training")
-
-    draw = draw_turns if has_turns else draw_problems
-    splits = [split for split in _list_splits(reports) if has_turns or _pair_returns(reports, split, reward)]
+    splits = _list_splits(reports)
     return [Panel(SPLIT_TITLES[split].capitalize(), partial(draw, split=split), 4.6) for split in splits]
 
 
@@ -273,23 +254,10 @@ def list_priced_turns(reports: Sequence[EvalReport]) -> list[int]:
 
 def _turn_points(report: EvalReport, split: str, reward: Reward) -> list[Point]:
     points = []
-    for row in _sampled_rows(report, split):
+    for row in (row for row in report.rows if (row.split, row.mode) == (split, MODE)):
         priced = [100 * reward.fraction(value) for value, parts in zip(row.returns, row.parts, strict=True) if parts]
         points.append((priced[0], priced[-1]))
     return points
-
-
-def _problem_returns(report: EvalReport, split: str, reward: Reward) -> dict[str, float]:
-    returns = defaultdict(list)
-    for row in _sampled_rows(report, split):
-        returns[row.task_id].append(100 * reward.fraction(row.returns[-1]))
-    return {task_id: fmean(values) for task_id, values in returns.items()}
-
-
-def _pair_returns(reports: Sequence[EvalReport], split: str, reward: Reward) -> list[Point]:
-    """Return the mean returns before and after training of every problem that could be judged in both evaluations."""
-    before, after = (_problem_returns(report, split, reward) for report in (reports[0], reports[-1]))
-    return [(before[task_id], after[task_id]) for task_id in before if task_id in after]
 
 
 def _draw_points(axes: Axes, points: Sequence[Point], colour: str, label: str, hollow: bool = False) -> None:

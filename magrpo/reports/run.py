@@ -74,7 +74,7 @@ class RunReport(EvaluatedRun):
             yield PageSection(tabulate_training_metrics(self.stage_metrics), folded=True)
         for table in more_tables:
             yield PageSection(table, folded=True)
-        if len(charts.list_priced_turns(self.reports)) > 1 or len(self.reports) > 1:
+        if len(charts.list_priced_turns(self.reports)) > 1:
             yield self._draw_scatter()
         if len(examples) > 1:
             yield PageSection(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
@@ -202,16 +202,11 @@ class RunReport(EvaluatedRun):
         return PageSection(curves, f"{words} from {first:.1%} to {last:.1%}")
 
     def _draw_scatter(self) -> PageSection:
-        """Draw the first turn with a reward against the last; with one, each problem before training against after."""
-        reward = self.config.reward
-        turns = charts.list_priced_turns(self.reports)
-        panels = charts.turn_panels(self.reports, reward)
-        note = "The area of a point shows how many trajectories or problems coincide there."
-        if len(turns) > 1:
-            title = f"Turn {turns[0]} against turn {turns[-1]}"
-            return PageSection(Pictures(title, panels, note), folded=len(self.reports) > 1)
-        finding = charts.describe_scatter(self.reports, reward)
-        return PageSection(Pictures("Problem by problem", panels, note), finding, folded=True)
+        """Draw the first turn with a reward against the last."""
+        first, *_, last = charts.list_priced_turns(self.reports)
+        panels = charts.turn_panels(self.reports, self.config.reward)
+        note = "The area of a point shows how many trajectories coincide there."
+        return PageSection(Pictures(f"Turn {first} against turn {last}", panels, note), folded=len(self.reports) > 1)
 
     def _collect_figures(self) -> dict[str, object]:
         """Collect every figure of the report, as fractions of the maximum."""

@@ -151,18 +151,11 @@ def test_turns_without_a_price_are_not_drawn() -> None:
         rows = (replace(row, returns=(0.0, *row.returns), parts=({}, *row.parts)) for row in report.rows)
         return replace(report, rows=tuple(rows))
 
-    for reports, label in ((ONE_TURN, "before training"), (TWO_TURNS, "turn 2")):
-        late = [begin_late(report) for report in reports]
-        [axes], [shown] = (map(draw, turn_panels(one, REWARD)) for one in (late, reports))
-        assert axes.get_xlabel() == f"joint return {label}, % of maximum"
-        for points, others in zip(axes.collections, shown.collections, strict=True):
-            assert points.get_offsets().tolist() == others.get_offsets().tolist()
-
-
-def test_with_one_turn_problems_are_set_before_against_after() -> None:
-    [axes] = map(draw, turn_panels(ONE_TURN, REWARD))
-    assert sorted(map(tuple, axes.collections[0].get_offsets().tolist())) == [(25, 75), (25, 100)]
-    assert axes.get_ylabel() == "joint return after training, % of maximum"
+    late = [begin_late(report) for report in TWO_TURNS]
+    [axes], [shown] = (map(draw, turn_panels(one, REWARD)) for one in (late, TWO_TURNS))
+    assert axes.get_xlabel() == "joint return turn 2, % of maximum"
+    for points, others in zip(axes.collections, shown.collections, strict=True):
+        assert points.get_offsets().tolist() == others.get_offsets().tolist()
 
 
 def test_points_that_coincide_are_one_with_their_area() -> None:
