@@ -31,6 +31,7 @@ from magrpo.reports.verdict import MIN_PROBLEMS
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.text import format_count
 from magrpo.types import HEADLINE, PENALTY, EvalReport, Interval, TimedAnswer
 
@@ -398,3 +399,9 @@ def _describe_oracle(row: BaselineRow) -> str:
 
 def _name_maximum(quantity: str) -> str:
     return "maximum of the parts that all rewards have" if quantity == "common" else "maximum"
+
+
+def write_tables(context: StageContext) -> Metrics:
+    """Write the tables of a run of baselines, its last stage."""
+    BaselineTable(context.config, read_baselines(context.store, context.config)).write_files(context.folder)
+    return {}

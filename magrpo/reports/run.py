@@ -31,6 +31,8 @@ from magrpo.reports.page import (
 from magrpo.reports.training_metrics import draw_training_charts, list_training_returns, tabulate_training_metrics
 from magrpo.reports.verdict import Verdict, judge_run
 from magrpo.run.config_diff import format_changed_values
+from magrpo.run.files import read_evaluation
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.text import format_count
 from magrpo.types import HEADLINE, Interval
 
@@ -217,3 +219,12 @@ class RunReport(EvaluatedRun):
             "gains": {key: self._list_gains(key) for key in keys},
             "budget": self.budgets,  # cumulative; ``executions`` depends on interruptions of the run
         }
+
+
+def write_report(context: StageContext) -> Metrics:
+    """Write the report of a training run, its last stage."""
+    store, config = context.store, context.config
+    reports = [read_evaluation(store.folder(pointer)) for pointer in context.inputs]
+    RunReport(store, config, reports).write_files(context.folder)
+    before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
+    return {"report/return_gain": after - before}
