@@ -1,6 +1,6 @@
 """The model card of a team: how to use the agents, a real sample, their origin and their evaluation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import format_changed_values
 from magrpo.run.files import describe_start, split_files
 from magrpo.run.steps import Step
-from magrpo.tracking.wall_time import read_run_records
+from magrpo.tracking.outbox import read_outbox
 
 CARD = "README.md"
 _FIRST_PORT = 8000
@@ -75,7 +75,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         adapted=adapted,
         ends={agent.name: read_stop_tokens(agent) for agent in config.agents},
         full=[agent for agent in config.agents if team.weights_of(agent) == "full"],
-        code=_describe_code(read_run_records(store.path)),
+        code=_describe_code(read_outbox(store.path)),
         sample=sample,
         printed="\n\n\n".join(sample.answers.values()) if sample else "",
         parts=", ".join(f"{part} {value:.2f}" for part, value in sample.reward.parts.items()) if sample else "",
@@ -160,7 +160,7 @@ def _plan_servers(team: TrainedTeam, bases: Sequence[Mapping[str, Any]]) -> Iter
             yield {"base": base, "agents": agents, "port": port, "rank": rank}
 
 
-def _describe_code(records: Sequence[Mapping[str, Any]]) -> str:
+def _describe_code(records: Iterable[Mapping[str, Any]]) -> str:
     """Describe the commit, if known, and the versions of libraries, from the tracking records of a run."""
     tags = {key: value for record in records if record["kind"] == "tags" for key, value in record["values"].items()}
     commit = tags.get("mlflow.source.git.commit")

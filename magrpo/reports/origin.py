@@ -7,7 +7,7 @@ from magrpo.config.run import RunConfig
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import LEVEL_TITLES
 from magrpo.tracking.connection import mlflow_page, tracking_uri
-from magrpo.tracking.wall_time import read_run_records
+from magrpo.tracking.outbox import read_outbox
 
 LIBRARIES = ("magrpo", "torch", "transformers", "peft", "vllm")
 """Libraries whose versions a report names."""
@@ -42,7 +42,7 @@ def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str
 def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:
     """Return the time of the first start, and the newest value of every tag; empty for a run without records."""
     started, tags = "", {}
-    for record in read_run_records(store.path):
+    for record in read_outbox(store.path):
         if record["kind"] == "tags":
             tags.update(record["values"])
         elif not started and record["kind"] == "status":
