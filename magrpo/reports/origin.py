@@ -9,9 +9,6 @@ from magrpo.sandboxes import LEVEL_TITLES
 from magrpo.tracking.connection import mlflow_page, tracking_uri
 from magrpo.tracking.outbox import read_outbox
 
-LIBRARIES = ("magrpo", "torch", "transformers", "peft", "vllm")
-"""Libraries whose versions a report names."""
-
 
 def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]:
     """List a run's start, machine, commit, libraries, folder and MLflow page, as far as it recorded them."""
@@ -21,8 +18,8 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     commit = tags.get("mlflow.source.git.commit", "")
     is_dirty = tags.get("git.dirty") == "true"
     facts["commit"] = f"{commit} with changes" if commit and is_dirty else commit
-    versions = [f"{name} {tags[f'version.{name}']}" for name in LIBRARIES if f"version.{name}" in tags]
-    facts["libraries"] = ", ".join(versions)
+    versions = {key.removeprefix("version."): tags[key] for key in tags if key.startswith("version.")}
+    facts["libraries"] = ", ".join(f"{name} {version}" for name, version in versions.items())
     level = tags.get("sandbox.level", "")
     facts["sandbox"] = LEVEL_TITLES.get(level, level)
     facts["run folder"] = str(store.path)
