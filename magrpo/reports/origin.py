@@ -28,12 +28,11 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     return [(name, text) for name, text in facts.items() if text]
 
 
-def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield commands for the reader of a run's report, each after its purpose."""
-    run = store.format_arguments()
-    yield "ask the agents", f"magrpo ask {run}"
+def suggest_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Suggest commands for the agents of a run, each after its purpose; the most wanted one comes last."""
     if config.train.num_iterations:
-        yield "compare with baselines", f"magrpo evaluate {run} --baselines all"
+        yield "compare the agents with baselines", f"{store.format_command('evaluate')} --baselines all"
+    yield "ask the agents a held-out problem", store.format_command("ask")
 
 
 def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:

@@ -16,7 +16,7 @@ from magrpo.reports.budget import UNITS
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
 from magrpo.reports.exhibits import choose_best_answers, choose_examples, describe_choice
 from magrpo.reports.health import Finding, answer_rows, list_findings
-from magrpo.reports.origin import describe_origin, list_next_commands
+from magrpo.reports.origin import describe_origin, suggest_commands
 from magrpo.reports.page import (
     Exhibits,
     Facts,
@@ -66,7 +66,7 @@ class RunReport(EvaluatedRun):
             title = "Before and after" if len(self.reports) > 1 else "An answer"
             yield PageSection(Exhibits(title, examples[:1], describe_choice(self)))
         yield PageSection(first_table)
-        yield PageSection(Terms("Next steps", list(list_next_commands(self.store, self.config)), code=True))
+        yield PageSection(Terms("Next steps", list(suggest_commands(self.store, self.config)), code=True))
         best_answers = Exhibits("Highest rewards", choose_best_answers(self), _DESCRIBE_BEST)
         yield PageSection(best_answers, folded=not self.findings)
         yield PageSection(self._health_table(), folded=True)

@@ -14,6 +14,7 @@ from magrpo.process.environment import find_command, shorten_path
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
 from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
+from magrpo.reports.origin import suggest_commands
 from magrpo.reports.publish import REPORT
 from magrpo.reports.series import StageMetrics
 from magrpo.reports.verdict import judge_evaluations
@@ -65,7 +66,15 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
     print_files(store, console)
     _print_team(result, config, console)
     _print_services(result, console)
-    print_commands("next:", suggest_commands(store), console)
+    print_next(store, config, console)
+
+
+def print_next(store: RunStore, config: RunConfig, console: Console) -> None:
+    """Print commands for after a run: one opens its report, the others use its agents."""
+    commands = {f"{store.format_command('show')} --open": "open the report"}
+    if not makes_tables(config):
+        commands |= {command: purpose for purpose, command in suggest_commands(store, config)}
+    print_commands("next:", commands, console)
 
 
 def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
@@ -131,17 +140,6 @@ def find_agents(store: RunStore) -> Path | None:
         return store.path / AGENTS
     iterations = committed_iterations(store, "update")
     return checkpoint_weights(store, iterations[-1]) if iterations else None
-
-
-def suggest_commands(store: RunStore) -> dict[str, str]:
-    """Suggest commands for after a run, each with its purpose; the most wanted one comes last."""
-    config = store.config()
-    commands = {f"{store.format_command('show')} --open": "open the report"}
-    if makes_tables(config):
-        return commands
-    if config.train.num_iterations:
-        commands[f"{store.format_command('evaluate')} --baselines all"] = "compare its agents with baselines"
-    return commands | {store.format_command("ask"): "ask the agents a held-out problem"}
 
 
 def print_answers(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:

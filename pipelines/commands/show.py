@@ -38,10 +38,10 @@ from magrpo.training.closing import (
     print_commands,
     print_entry,
     print_files,
+    print_next,
     print_path,
     print_place,
     print_verdict,
-    suggest_commands,
 )
 from magrpo.types import HEADLINE, PENALTY, EvalReport
 from pipelines.arguments import Json, Root, RunId
@@ -143,7 +143,7 @@ def _print_screen(store: RunStore, config: RunConfig, summary: Summary, reports:
     print_path(console, "folder:", store.path)
     print_files(store, console)
     if summary.state in ("finished", "running"):
-        print_commands("next:", suggest_commands(store), console)
+        print_next(store, config, console)
     else:
         print_commands("next:", {store.format_command("resume"): "resume it where it stopped"}, console)
 
