@@ -116,7 +116,7 @@ class Study:
 
     def read_remembered(self) -> list[StudiedRun]:
         """Read the runs of the table whose folders are gone, whether or not their arm is ready."""
-        return [run for name, run in read_table(self.folder, self.config).items() if not self.find_store(name).exists()]
+        return [run for name, run in read_table(self.folder).items() if not self.find_store(name).exists()]
 
     def list_ready(self, rates: Mapping[str, float | None]) -> list[StudyRun]:
         """List the reported runs of the arms whose rates are known."""
@@ -128,7 +128,7 @@ class Study:
 
     def _read_finished(self, runs: Sequence[StudyRun]) -> list[StudiedRun]:
         """Read the runs that are finished and have the outcome in all of their evaluations."""
-        table = read_table(self.folder, self.config)
+        table = read_table(self.folder)
         found = []
         for run in runs:
             store, known = self.find_store(run.run_id), table.get(run.run_id)

@@ -6,12 +6,9 @@ The file, ``study.csv``, is also the study's memory of finished runs whose folde
 from __future__ import annotations
 
 import csv
-import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -70,21 +67,6 @@ class StudiedRun:
         """Whether every evaluation measured ``quantity``."""
         return all(quantity in values for _, _, values in self.evaluations)
 
-    def find_damage(self, study: StudyConfig) -> str:
-        """Say why these cannot be the evaluations of a finished run of ``study``; empty if they can."""
-        budget = study.pilot_tokens if self.is_pilot else study.tokens
-        iterations, tokens, values = zip(*self.evaluations, strict=True)
-        begins_at_zero = iterations[0] == 0 and tokens[0] == 0
-        iterations_rise = all(earlier < later for earlier, later in pairwise(iterations))
-        tokens_never_fall = all(earlier <= later for earlier, later in pairwise(tokens))
-        if not (begins_at_zero and iterations_rise and tokens_never_fall):
-            return "its iterations and tokens do not rise from 0"
-        if tokens[-1] < budget:
-            return f"its last evaluation is after {tokens[-1]:,} tokens, but its budget is {budget:,}"
-        if not all(math.isfinite(value) for measured in values for value in measured.values()):
-            return "an evaluation has a value that is not a number"
-        return ""
-
     def curve(self, quantity: str) -> list[tuple[float, float]]:
         """Return tokens and value of each evaluation."""
         return [(tokens, values[quantity]) for _, tokens, values in self.evaluations]
@@ -107,19 +89,14 @@ def read_studied_run(store: RunStore, arm: str, seed: int, rate: float | None, *
     return StudiedRun(store.run_id, arm, seed, rate, is_pilot, evaluations)
 
 
-def read_table(folder: Path, study: StudyConfig) -> dict[str, StudiedRun]:
-    """Read the runs of a study's table, by name; none if there is no table. Raises ConfigError if it is damaged."""
+def read_table(folder: Path) -> dict[str, StudiedRun]:
+    """Read the runs of a study's table, by name; none if there is no table. Raises ConfigError if it is unreadable."""
     path = folder / TABLE
     if not path.exists():
         return {}
     runs: dict[str, StudiedRun] = {}
     try:
-        text = path.read_text(encoding="utf-8")
-        if not text.endswith("\n"):
-            raise ValueError("it ends within a line")
-        for row in csv.DictReader(io.StringIO(text)):
-            if None in row.values():
-                raise ValueError("a line has too few cells")
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
             values = {name: float(row[name]) for name in QUANTITIES if row[name]}
             rate = float(row["optim.lr"]) if row["optim.lr"] else None
             begun = StudiedRun(row["run"], row["arm"], int(row["seed"]), rate, row["kind"] == "pilot", [])
@@ -128,9 +105,6 @@ def read_table(folder: Path, study: StudyConfig) -> dict[str, StudiedRun]:
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}: not a table of this program ({reason}); restore it or delete it") from None
-    for run in runs.values():
-        if damage := run.find_damage(study):
-            raise ConfigError(f"{path}: run {run.run_id}: {damage}; restore it or delete it")
     return runs
 
 

@@ -539,42 +539,6 @@ def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.C
         fix_study(study)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, str]:
-    """A finished study of four runs, whose table a test may damage, and the text of that table."""
-    study = load(write_study(tmp_path_factory.mktemp("finished"), *FOUR_RUNS))
-    run_study(study, Runner(), QUIET)
-    return study, (study.folder / "study.csv").read_text()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("s-loo-s1,1,120,", "s-loo-s1,1,90,", "run s-loo-s1: its last evaluation is after 90 tokens, .* budget is 100"),
-        ("s-loo-s1,0,0,", "s-loo-s1,2,0,", "run s-loo-s1: its iterations and tokens do not rise from 0"),
-        ("s-loo-s1,0,0,", "s-loo-s1,0,130,", "run s-loo-s1: its iterations and tokens do not rise from 0"),
-        ("s-loo-s1,0,0,0.4,", "s-loo-s1,0,0,nan,", "run s-loo-s1: an evaluation has a value that is not a number"),
-        ("0.5\n", "0.5", "not a table of this program .*ends within a line"),
-        (",0.5\n", "\n", "not a table of this program .*a line has too few cells"),
-    ],
-)
-def test_a_damaged_table_is_refused(finished: tuple[Study, str], old: str, new: str, message: str) -> None:
-    study, text = finished
-    table = study.folder / "study.csv"
-    before, found, after = text.rpartition(old)
-    assert found
-    table.write_text(before + new + after)
-    with pytest.raises(ConfigError, match=f"{table}: {message}.*; restore it or delete it"):
-        list_finished(study)
-
-
-def test_a_table_cut_off_after_a_line_is_refused(finished: tuple[Study, str]) -> None:
-    study, text = finished
-    (study.folder / "study.csv").write_text("".join(text.splitlines(keepends=True)[:-1]))
-    with pytest.raises(ConfigError, match="run s-loo-s1: its last evaluation is after 0 tokens"):
-        list_finished(study)
-
-
 def list_finished(study: Study) -> list[str]:
     return [run.run_id for run in study.read_finished(study.choose_rates())]
 
