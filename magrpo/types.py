@@ -493,15 +493,14 @@ class AnswerStats:
 
     ``cut_off``: whether it reached the limit of tokens. ``copied_frac``: share of its words that lie in a run of words
     of its prompt. ``repeated_frac``: share that lie in a run it has already written. ``prompt_words_frac``: share of
-    its long words that its prompt has, too (:mod:`magrpo.algo.repetition`); 0 in evaluations of versions that did not
-    measure it.
+    its long words that its prompt has, too (:mod:`magrpo.algo.repetition`).
     """
 
     tokens: int
     cut_off: bool
     copied_frac: float
     repeated_frac: float
-    prompt_words_frac: float = 0.0
+    prompt_words_frac: float
 
     @property
     def strayed_frac(self) -> float:
