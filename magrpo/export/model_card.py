@@ -13,6 +13,7 @@ from magrpo.engines.vllm_arguments import MAX_RANKS
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import read_stop_tokens
+from magrpo.reports.figures import tabulate_quantities
 from magrpo.reports.origin import describe_origin
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
@@ -81,7 +82,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         printed="\n\n\n".join(sample.answers.values()) if sample else "",
         parts=", ".join(f"{part} {value:.2f}" for part, value in sample.reward.parts.items()) if sample else "",
         servers=list(_plan_servers(team, bases)),
-        evaluations=team.report.evaluation_tables(),
+        evaluations=list(tabulate_quantities(team.report).values()),
         splits=[
             (split, f"{sizes[f'problems/{split}']:.0f}", store.file_digest(problems, path.name))
             for split, path in split_files(store.folder(problems)).items()

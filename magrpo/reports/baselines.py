@@ -26,7 +26,8 @@ from magrpo.reports.evaluations import (
     measure_texts,
     subtract_means,
 )
-from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, write_page
+from magrpo.reports.page import Banner, PageSection, Pictures, write_page
+from magrpo.reports.tables import ReportTable
 from magrpo.reports.verdict import MIN_PROBLEMS
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step

@@ -11,7 +11,8 @@ from magrpo.reports.comparison import (
     share_problems,
 )
 from magrpo.reports.evaluations import EvaluatedRun, shared_keys
-from magrpo.reports.page import PageSection, ReportTable
+from magrpo.reports.page import PageSection
+from magrpo.reports.tables import ReportTable
 from magrpo.reports.verdict import judge_run
 from magrpo.run.comparability import score_alike
 from magrpo.run.steps import STAGES, TRAINING_STAGES

@@ -83,6 +83,15 @@ class EvaluatedRun:
         stored = read_records(self.store.folder(pointer) / TRAJECTORIES, Trajectory)
         return {one.problem.task_id: one for one in stored if (one.split, one.mode) == ("test", "sampled")}
 
+    def list_gains(self, key: str) -> dict[str, Interval]:
+        """Return the change of every quantity from the first evaluation to the last, paired by problem.
+
+        A quantity that the two measured on no common problem is left out: a program may rarely ask an agent.
+        """
+        first, last = (means.get(key, {}) for means in (self.means[0], self.means[-1]))
+        gains = {name: paired_gain(first[name], last[name], self.config.eval.seed) for name in last if name in first}
+        return {name: gain for name, gain in gains.items() if gain is not None}
+
     def budget_at(self, evaluation: EvalReport) -> Budget:
         """Return the cost of training up to one of the run's evaluations.
 

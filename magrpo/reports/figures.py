@@ -1,4 +1,4 @@
-"""Figures as text: CSV files, titles of quantities, formats of intervals and durations, the closing table.
+"""Figures as text: CSV files, titles of quantities, formats of intervals and durations, the tables of a run.
 
 Fractions of the maximum are shown in percent, with bootstrap 95 % intervals.
 """
@@ -8,14 +8,12 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-
 from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
 from magrpo.reports.budget import UNITS, Budget
-from magrpo.reports.evaluations import shared_keys
+from magrpo.reports.evaluations import EvaluatedRun, shared_keys
 from magrpo.reports.series import first_and_last
+from magrpo.reports.tables import ReportTable
 from magrpo.text import format_count
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import PENALTY, EvalReport, Interval
@@ -42,32 +40,26 @@ def format_budget(budget: Budget) -> str:
     return ", ".join(format_count(count, UNITS[unit]) for unit, count in counts.items())
 
 
-def closing_table(
-    reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = BEFORE, *, narrow: bool = False
-) -> Table:
-    """Build the table printed at the end of a run: a section for each split, a line for each quantity.
-
-    It fits into 80 columns; if ``narrow``, into 60, without intervals.
-    """
-    columns = title_evaluations(reports, start)
-    title = "sampled; percent of the maximum"
-    if not narrow:
-        title += ", 95 % interval over problems"
-    table = Table(box=box.SIMPLE_HEAD, title=title)
-    table.add_column("")
-    for title in columns:
-        table.add_column(title.replace(" (", "\n(").replace("after ", "after\n"), justify="right")
+def tabulate_quantities(run: EvaluatedRun) -> dict[str, ReportTable]:
+    """Tabulate each split and mode, by key: the agents before training and after it, and the paired difference."""
+    columns = title_evaluations(run.reports, start_title(run.config))
+    shows_gain = len(columns) == 2
+    heads = ["", *columns]
+    if shows_gain:
+        heads.append("gain, paired by problem")
+    note = f"Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. {NO_DIFFERENCE}"
+    tables: dict[str, ReportTable] = {}
     for key in sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
-        split, mode = key.split("/")
-        if mode == "sampled":
-            table.add_section()
-            table.add_row(SPLIT_TITLES[split], style="italic")
-            for name in shown_quantities(share_quantities([*columns.values()], key), maxima):
-                cells = [format_interval(name, report.summary[key][name]) for report in columns.values()]
-                if narrow:
-                    cells = [cell.partition(" [")[0] for cell in cells]
-                table.add_row(f"  {quantity_title(name)}", *cells, style="bold" if name == "return" else None)
-    return table
+        lines = []
+        gains = run.list_gains(key)
+        for name in shown_quantities(share_quantities([*columns.values()], key), run.config.reward.maxima):
+            cells = [format_interval(name, report.summary[key][name]) for report in columns.values()]
+            if shows_gain:
+                cells.append(format_tested_difference(gains.get(name), quantity_scale(name)))
+            lines.append([quantity_title(name), *cells])
+        tables[key] = ReportTable(summary_title(key), heads, lines, note)
+        note = ""  # stands under the first table only
+    return tables
 
 
 def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Interval]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from magrpo.algo.repetition import RUN
 from magrpo.reports import charts, figures
 from magrpo.reports.budget import UNITS
-from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
+from magrpo.reports.evaluations import EvaluatedRun, shared_keys
 from magrpo.reports.exhibits import choose_best_answers, choose_examples, describe_choice
 from magrpo.reports.health import Finding, answer_rows, list_findings
 from magrpo.reports.origin import describe_origin, suggest_commands
@@ -23,18 +23,18 @@ from magrpo.reports.page import (
     Listing,
     PageSection,
     Pictures,
-    ReportTable,
     Terms,
     make_banner,
     write_page,
 )
+from magrpo.reports.tables import ReportTable
 from magrpo.reports.training_metrics import draw_training_charts, list_training_returns, tabulate_training_metrics
 from magrpo.reports.verdict import Verdict, judge_run
 from magrpo.run.config_diff import format_changed_values
 from magrpo.run.files import read_evaluation
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.text import format_count
-from magrpo.types import HEADLINE, Interval
+from magrpo.types import HEADLINE
 
 _DESCRIBE_BEST = (
     "The answers with the highest reward, one per problem; among equal rewards, the one copied most. If they are poor, "
@@ -57,7 +57,7 @@ class RunReport(EvaluatedRun):
     def list_sections(self) -> Iterator[PageSection]:
         """Yield the verdict, the curves, one before and after, and one table; the other sections are folded."""
         examples = choose_examples(self)
-        first_table, *more_tables = self.evaluation_tables()
+        first_table, *more_tables = figures.tabulate_quantities(self).values()
         yield PageSection(make_banner(self.verdict, self.findings))
         yield PageSection(Facts("Summary", list(self._list_facts())))
         if len(self.reports) > 1:
@@ -97,41 +97,9 @@ class RunReport(EvaluatedRun):
         """Problems of the run that its return hides."""
         return list_findings(self.stage_metrics, self.config, self.reports)
 
-    def evaluation_tables(self) -> list[ReportTable]:
-        """Build a table for each split and mode: the agents before training and after it, and the paired difference."""
-        columns = figures.title_evaluations(self.reports, figures.start_title(self.config))
-        shows_gain = len(columns) == 2
-        heads = ["", *columns]
-        if shows_gain:
-            heads.append("gain, paired by problem")
-        units = "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."
-        note = f"{units} {figures.NO_DIFFERENCE}"
-        tables: list[ReportTable] = []
-        for key in figures.sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
-            lines = []
-            shared = figures.share_quantities([*columns.values()], key)
-            gains = self._list_gains(key)
-            for name in figures.shown_quantities(shared, self.config.reward.maxima):
-                cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
-                if shows_gain:
-                    cells.append(figures.format_tested_difference(gains.get(name), figures.quantity_scale(name)))
-                lines.append([figures.quantity_title(name), *cells])
-            tables.append(ReportTable(figures.summary_title(key), heads, lines, note))
-            note = ""  # stands under the first table only
-        return tables
-
     @property
     def _trained(self) -> bool:
         return self.budgets[-1].updates > 0
-
-    def _list_gains(self, key: str) -> dict[str, Interval]:
-        """Return the change of every quantity from the first evaluation to the last, paired by problem.
-
-        A quantity that the two measured on no common problem is left out: a program may rarely ask an agent.
-        """
-        first, last = (means.get(key, {}) for means in (self.means[0], self.means[-1]))
-        gains = {name: paired_gain(first[name], last[name], self.config.eval.seed) for name in last if name in first}
-        return {name: gain for name, gain in gains.items() if gain is not None}
 
     def _describe_run(self) -> str:
         config = self.config
@@ -216,7 +184,7 @@ class RunReport(EvaluatedRun):
         return {
             "run": self.run_id,
             "evaluations": [{"policy_version": one.policy_version, "summary": one.summary} for one in self.reports],
-            "gains": {key: self._list_gains(key) for key in keys},
+            "gains": {key: self.list_gains(key) for key in keys},
             "budget": self.budgets,  # cumulative; ``executions`` depends on interruptions of the run
         }
 

@@ -23,7 +23,8 @@ from magrpo.process.environment import shorten_path
 from magrpo.reports import figures
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.charts import Curve, budget_panels
-from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, print_banners, print_tables, write_page
+from magrpo.reports.page import Banner, PageSection, Pictures, print_banners, write_page
+from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.run.store import RunStore
 from magrpo.text import format_count
 from magrpo.types import ROUNDING, Interval

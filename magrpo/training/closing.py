@@ -11,12 +11,13 @@ from rich.text import Text
 
 from magrpo.config.run import RunConfig
 from magrpo.process.environment import find_command, shorten_path
-from magrpo.reports.budget import build_ledger
-from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
+from magrpo.reports.evaluations import EvaluatedRun
+from magrpo.reports.figures import format_budget, format_duration, format_wall_time, tabulate_quantities
 from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
 from magrpo.reports.origin import suggest_commands
 from magrpo.reports.publish import REPORT
 from magrpo.reports.series import StageMetrics
+from magrpo.reports.tables import print_tables
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.run.files import AGENTS, checkpoint_weights, committed_iterations, read_evaluations, read_place
 from magrpo.run.steps import makes_tables
@@ -36,8 +37,6 @@ STYLES = {
 """The colour of each verdict."""
 _LABEL = 9
 """Width in columns of a label such as ``result:``."""
-_TABLE = 76
-"""Width in columns of the closing table with its intervals."""
 
 
 def print_closing(result: Result, console: Console, *, brief: bool = False) -> None:
@@ -52,7 +51,7 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
     console.print()
     if makes_tables(config):
         from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
-        from magrpo.reports.page import print_banners, print_tables  # matplotlib
+        from magrpo.reports.page import print_banners  # matplotlib
 
         table = BaselineTable(config, read_baselines(store, config))
         print_tables([table.paper_table(), table.console_table(), *table.cross_play_tables()], console)
@@ -167,15 +166,13 @@ def print_verdict(metrics: StageMetrics, config: RunConfig, reports: Sequence[Ev
 
 
 def _print_results(store: RunStore, config: RunConfig, console: Console) -> None:
-    reports = read_evaluations(store)
-    metrics = list(store.stage_metrics())
-    narrow = console.is_terminal and console.width < _TABLE
-    console.print(closing_table(reports, config.reward.maxima, start_title(config), narrow=narrow))
-    print_answers(metrics, config, reports, console)
-    print_verdict(metrics, config, reports, console)
-    budget = build_ledger(metrics)[-1]
-    if budget.updates:
-        print_entry(console, "budget:", format_budget(budget))
+    run = EvaluatedRun.read(store)
+    tables = tabulate_quantities(run)
+    print_tables([tables[key] for key in tables if key.endswith("/sampled")], console)
+    print_answers(run.stage_metrics, config, run.reports, console)
+    print_verdict(run.stage_metrics, config, run.reports, console)
+    if run.budgets[-1].updates:
+        print_entry(console, "budget:", format_budget(run.budgets[-1]))
 
 
 def _describe_time(store: RunStore, timing: Timing) -> str:

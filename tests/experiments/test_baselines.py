@@ -20,7 +20,7 @@ from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError
 from magrpo.experiments.derive import Source, create_baselines
 from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselines
-from magrpo.reports.page import print_tables
+from magrpo.reports.tables import print_tables
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore, read_records, write_records
 from magrpo.types import Problem

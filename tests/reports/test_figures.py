@@ -1,4 +1,4 @@
-"""The closing table and the pictures."""
+"""The formats of figures, and the pictures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from magrpo.reports.charts import Panel, learning_panels, render_svg, series_panel, turn_panels
-from magrpo.reports.figures import closing_table, format_interval, format_tested_difference
-from magrpo.reports.page import ReportTable, print_tables
+from magrpo.reports.figures import format_interval, format_tested_difference
+from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
@@ -79,36 +79,6 @@ def test_every_part_of_a_reward_is_drawn_however_many_there_are() -> None:
     assert read_legend(axes) == [f"{name} 50" for name in names]
     lines = {(line.get_color(), line.get_marker()) for line in axes.lines}
     assert len(lines) == len(names), "no two look alike"
-
-
-def test_closing_table_fits_a_terminal() -> None:
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(closing_table(ONE_TURN, MAXIMA))
-    lines = console.export_text().splitlines()
-    [line] = [line for line in lines if line.strip().startswith("return")]
-    assert line.split() == ["return", "25.0", "[24.0,", "27.0]", "45.0", "[44.0,", "47.0]"]
-    assert sum("held-out problems" in line for line in lines) == 1  # greedy is left to the files
-
-
-def test_quantities_that_one_evaluation_lacks_are_left_out() -> None:
-    """A sample on which the sandbox failed takes away the pass@k of all samples."""
-    before, after = ONE_TURN
-    summary = {
-        key: {name: value for name, value in values.items() if name != "pass_at_10"}
-        for key, values in before.summary.items()
-    }
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(closing_table([replace(before, summary=summary), after], MAXIMA))
-    said = console.export_text()
-    assert "pass@3" in said
-    assert "pass@10" not in said
-
-
-def test_the_closing_table_leaves_out_a_split_that_one_evaluation_lacks() -> None:
-    before, after = ONE_TURN
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(closing_table([before, replace(after, summary=after.summary | NEW_COMPOSITIONS)], MAXIMA))
-    assert "new compositions" not in console.export_text()
 
 
 def test_a_curve_begins_where_its_split_could_be_judged() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -9,16 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from magrpo.config.run import RunConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.exhibits import choose_examples
-from magrpo.reports.figures import closing_table
+from magrpo.reports.figures import tabulate_quantities
 from magrpo.reports.origin import describe_origin, suggest_commands
+from magrpo.reports.tables import print_tables
 from magrpo.run.store import RunStore
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.tracking.outbox import RECORDS, encode_record
-from magrpo.types import EvalReport, EvalRow
+from magrpo.types import HEADLINE, EvalReport, EvalRow
 from tests.reports.pages import ATTACK, BUDGETS, Page, make_report
 
 
@@ -64,7 +67,7 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
 
 
 def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport]) -> None:
-    first = make_report(config, reports, BUDGETS).evaluation_tables()[0]
+    first = tabulate_quantities(make_report(config, reports, BUDGETS))[HEADLINE]
     assert first.title == "Held-out problems, sampled"
     assert list(first.columns) == [
         "",
@@ -75,6 +78,34 @@ def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport])
     lines = {line[0]: line[1:] for line in first.rows}
     assert [cell.split()[0] for cell in lines["tests"]] == ["50.0", "62.5", "~"], "the interval of +12.5 holds 0"
     assert [cell.split()[0] for cell in lines["generated tokens"]] == ["18.0", "18.0", "~"]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, r"pass@1 +25\.0 \[0\.0, 75\.0\] +50\.0 \[0\.0, 100\.0\] +~ \+25\.0 \[\+0\.0, \+75\.0\]"),
+        (60, r"pass@1 +25\.0 +50\.0 +~ \+25\.0 *\n +\[0\.0, 75\.0\] +\[0\.0, 100\.0\] +\[\+0\.0, \+75\.0\]"),
+    ],
+)
+def test_the_tables_of_a_run_fit_a_terminal(
+    config: RunConfig, reports: list[EvalReport], width: int, shown: str
+) -> None:
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_tables(list(tabulate_quantities(make_report(config, reports, BUDGETS)).values()), console)
+    assert re.search(shown, console.export_text())
+
+
+def test_quantities_that_one_evaluation_lacks_are_left_out(config: RunConfig, reports: list[EvalReport]) -> None:
+    """A sample on which the sandbox failed takes away the pass@k of all samples of a problem."""
+    first, last = reports
+    lacking = {
+        key: {name: value for name, value in values.items() if name != "pass_at_1"}
+        for key, values in first.summary.items()
+    }
+    for summary, is_shown in ((first.summary, True), (lacking, False)):
+        run = make_report(config, [replace(first, summary=summary), last], BUDGETS)
+        lines = tabulate_quantities(run)[HEADLINE].rows
+        assert any(line[0] == "pass@1" for line in lines) == is_shown
 
 
 def test_a_report_on_one_problem_has_no_interval(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
@@ -139,7 +170,6 @@ def test_a_report_of_evaluations_without_a_common_problem(
     run.write_files(tmp_path)
     assert run.verdict.word == "measured once"
     assert json.loads((tmp_path / "report.json").read_text())["gains"]["test/sampled"] == {}
-    closing_table(run.reports, config.reward.maxima)
 
 
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
