@@ -220,18 +220,6 @@ class BaselineTable:
             note += " A dash: not defined for this row."
         return ReportTable("Held-out problems, sampled: the columns of the paper", ("", *columns), lines, note)
 
-    def console_table(self) -> ReportTable:
-        """Summarize each row in 80 columns: its score, the difference to the reference, and pass@1."""
-        quantity = self._ranked_quantity
-        lines = []
-        for result in self.rows:
-            cells = [self._format_value(result, HEADLINE, quantity), self._format_difference(result, quantity)]
-            cells += map(result.format_mean, self._solved)
-            lines.append((result.row.title, *(cell.replace(" [", "\n[") for cell in cells)))
-        columns = ("", quantity, f"\u2212 {REFERENCE}", *map(figures.quantity_title, self._solved))
-        note = f"Percent of the {_name_maximum(quantity)}; {self._describe_intervals()}. {figures.NO_DIFFERENCE}"
-        return ReportTable("Held-out problems, sampled", columns, lines, note + self._common_note)
-
     @property
     def _ranked_quantity(self) -> str:
         """The quantity by which all rows are comparable: the return, or the parts that all rewards share."""
@@ -274,25 +262,32 @@ class BaselineTable:
         if self.config.baselines.left_out:
             yield ReportTable("Left out", ("row", "why"), list(self.config.baselines.left_out.items()), text=True)
 
-    def summary_table(self) -> ReportTable:
-        """Tabulate return, pass@1 and cost on held-out problems, sampled, and differences to the reference."""
-        returns = ["return", *self._common]
+    def summary_table(self, *, brief: bool = False) -> ReportTable:
+        """Tabulate return, pass@1 and cost on held-out problems, sampled, and differences to the reference.
+
+        If ``brief``, for terminals, without cost, and of the returns only the one that ranks the rows.
+        """
+        returns = [self._ranked_quantity] if brief else ["return", *self._common]
+        costs = {} if brief else {"tokens": "generated_tokens", "seconds": "seconds"}
         lines = []
         for result in self.rows:
             cells = [result.row.title]
             for quantity in returns:
                 cells += [self._format_value(result, HEADLINE, quantity), self._format_difference(result, quantity)]
             cells += [self._format_value(result, HEADLINE, name) for name in self._solved]
-            lines.append([*cells, result.format_mean("generated_tokens"), result.format_mean("seconds")])
+            lines.append([*cells, *map(result.format_mean, costs.values())])
         heads = [head for name in returns for head in (name, f"\u2212 {REFERENCE}")]
         note = (
             "Percent of the maximum; differences in percentage points, paired by problem; "
-            f"{self._describe_intervals()}. {figures.NO_DIFFERENCE} "
-            "Tokens of all agents and turns; seconds of sampling for one problem asked alone, of "
-            f"{len(self.rows[0].timed)} problems."
-            f"{self._common_note} A dash: not defined for this row."
+            f"{self._describe_intervals()}. {figures.NO_DIFFERENCE}{self._common_note} "
+            "A dash: not defined for this row."
         )
-        columns = ("", *heads, *map(figures.quantity_title, self._solved), "tokens", "seconds")
+        if costs:
+            note += (
+                " Tokens of all agents and turns; seconds of sampling for one problem asked alone, of "
+                f"{len(self.rows[0].timed)} problems."
+            )
+        columns = ("", *heads, *map(figures.quantity_title, self._solved), *costs)
         return ReportTable("Held-out problems, sampled: summary", columns, lines, note)
 
     def cross_play_tables(self) -> Iterator[ReportTable]:

@@ -50,14 +50,13 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
 
 
 def summary_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
-    """Tabulate each run's held-out return, its gain in training, and tokens, within 60 columns."""
+    """Tabulate each run's held-out return, its gain in training, and tokens."""
     rows = []
     for run in runs:
         verdict = judge_run(run)
         gain = figures.UNDEFINED if verdict.gain is None else figures.format_difference(verdict.gain)
         tokens = f"{run.budgets[-1].tokens:,}"
-        cells = (text.replace(" [", "\n[") for text in (figures.format_interval("return", verdict.after), gain))
-        rows.append((run.run_id, *cells, tokens))
+        rows.append((run.run_id, figures.format_interval("return", verdict.after), gain, tokens))
     note = "Held-out return in percent of the maximum and its gain in training, with 95 % intervals over problems."
     return ReportTable("Runs", ("", "return", "gain", "tokens"), rows, note)
 

@@ -54,7 +54,7 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
         from magrpo.reports.page import print_banners  # matplotlib
 
         table = BaselineTable(config, read_baselines(store, config))
-        print_tables([table.paper_table(), table.console_table(), *table.cross_play_tables()], console)
+        print_tables([table.paper_table(), table.summary_table(brief=True), *table.cross_play_tables()], console)
         print_banners([table.judge_rows()], console)
         for name, reason in config.baselines.left_out.items():
             print_entry(console, "skipped:", f"{name}: {reason}")

@@ -134,7 +134,7 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
     table = BaselineTable(config.model_copy(update={"baselines": baselines}), pooled)
     table.write_files(folder, f"Agents and baselines of {', '.join(store.run_id for store in stores)}")
     print_banners([table.judge_rows()], console)
-    print_tables([table.paper_table(), table.console_table()], console)
+    print_tables([table.paper_table(), table.summary_table(brief=True)], console)
     for name, reason in others.items():
         console.print(f"left out: {name}: {reason}", markup=False)
     _print_written(folder / "baselines.html", console)

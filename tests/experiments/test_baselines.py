@@ -301,13 +301,13 @@ def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
     one = BaselineTable(
         config, [replace_return(result, value, 1) for result, value in zip(two, (0.2, 0.9), strict=True)]
     )
-    assert one.console_table().rows[1][:3] == ("MAGRPO", "90.0", "+70.0")
-    assert "a single problem has no interval" in one.console_table().note
+    assert one.summary_table().rows[1][:3] == ["MAGRPO", "90.0", "+70.0"]
+    assert "a single problem has no interval" in one.summary_table().note
     assert banner.sentence == (
         "MAGRPO reaches 90.0 % of the maximum; naive concatenation reaches 20.0 (difference +70.0 percentage points)."
     )
-    cells = table.console_table().rows[1]
-    assert cells[:3] == ("MAGRPO", "90.0", "+70.0")
+    cells = table.summary_table().rows[1]
+    assert cells[:3] == ["MAGRPO", "90.0", "+70.0"]
     oracle = by_name["swap"].row.model_copy(update={"stop_above": 1.0})
     helped = replace_return(replace(by_name["swap"], row=oracle), 1.0)
     banner = BaselineTable(config, [*table.rows, helped, replace_return(by_name["solo_main"], 0.95)]).judge_rows()
