@@ -95,7 +95,7 @@ class RunReport(EvaluatedRun):
     @cached_property
     def findings(self) -> list[Finding]:
         """Problems of the run that its return hides."""
-        return list_findings(self.stage_metrics, self.config, self.reports)
+        return list_findings(self.stage_metrics, self.reports, self.config)
 
     @property
     def _trained(self) -> bool:
@@ -137,7 +137,7 @@ class RunReport(EvaluatedRun):
         """Tabulate the answers and updates of each agent, and the settings that change them."""
         rows = [
             (title, *cells, settings)
-            for title, cells, settings in answer_rows(self.stage_metrics, self.config, self.reports)
+            for title, cells, settings in answer_rows(self.stage_metrics, self.reports, self.config)
         ]
         note = (
             "Sampled answers to held-out problems at the first and the last evaluation; entropy and gradient norm of "

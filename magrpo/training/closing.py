@@ -44,7 +44,7 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
     store = result.store
     config = store.config()
     if brief and not makes_tables(config):
-        print_verdict(list(store.stage_metrics()), config, read_evaluations(store), console)
+        print_verdict(list(store.stage_metrics()), read_evaluations(store), config, console)
         print_files(store, console)
         _print_team(result, config, console)
         return
@@ -141,21 +141,21 @@ def find_agents(store: RunStore) -> Path | None:
     return checkpoint_weights(store, iterations[-1]) if iterations else None
 
 
-def print_answers(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+def print_answers(metrics: StageMetrics, reports: Sequence[EvalReport], config: RunConfig, console: Console) -> None:
     """Print a table of the agents: length and faults of their answers, entropy and gradient norm."""
     table = Table(box=box.SIMPLE_HEAD, title="held-out answers and updates, before -> after")
     table.add_column("")
     for agent in config.agents:
         table.add_column(agent.name, justify="right")
-    for title, cells, _ in answer_rows(metrics, config, reports):
+    for title, cells, _ in answer_rows(metrics, reports, config):
         table.add_row(f"  {title}", *cells)
     console.print(table)
 
 
-def print_verdict(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+def print_verdict(metrics: StageMetrics, reports: Sequence[EvalReport], config: RunConfig, console: Console) -> None:
     """Print the verdict on a run, problems that its return hides, and remedies for both, the most useful first."""
     verdict = judge_evaluations(reports, config)
-    findings = list_findings(metrics, config, reports)
+    findings = list_findings(metrics, reports, config)
     print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
     for warning in list_warnings(findings, verdict.sentence):
         print_entry(console, "warning:", warning, "yellow")
@@ -169,8 +169,8 @@ def _print_results(store: RunStore, config: RunConfig, console: Console) -> None
     run = EvaluatedRun.read(store)
     tables = tabulate_quantities(run)
     print_tables([tables[key] for key in tables if key.endswith("/sampled")], console)
-    print_answers(run.stage_metrics, config, run.reports, console)
-    print_verdict(run.stage_metrics, config, run.reports, console)
+    print_answers(run.stage_metrics, run.reports, config, console)
+    print_verdict(run.stage_metrics, run.reports, config, console)
     if run.budgets[-1].updates:
         print_entry(console, "budget:", format_budget(run.budgets[-1]))
 

@@ -129,9 +129,9 @@ def _print_screen(store: RunStore, config: RunConfig, summary: Summary, reports:
     print_entry(console, "task:", f"{agents}; {kinds}")
     metrics = list(store.stage_metrics())
     if reports:
-        print_verdict(metrics, config, reports, console)
+        print_verdict(metrics, reports, config, console)
         console.print(tabulate_evaluations(reports, narrow=console.is_terminal and console.width < 80))
-        print_answers(metrics, config, reports, console)
+        print_answers(metrics, reports, config, console)
     budget = build_ledger(metrics)[-1]
     if budget.updates:
         print_entry(console, "budget:", format_budget(budget))
