@@ -184,7 +184,7 @@ class BaselineTable:
         share = f"{best.format_mean(quantity)} % of the {_name_maximum(quantity)}"
         if not others:
             return Banner("Verdict", "one row", f"{best.row.title} reaches {share}; no other row is ranked.")
-        trained = next((result for result in others if result.row.name == "magrpo"), None)
+        trained = next((result for result in others if result.row.is_trained_team), None)
         other = trained or others[0]
         lead = self._subtract(best, other, HEADLINE, quantity)
         assert lead is not None, "rows are evaluated on the same problems"
@@ -223,7 +223,7 @@ class BaselineTable:
     @property
     def _ranked_quantity(self) -> str:
         """The quantity by which all rows are comparable: the return, or the parts that all rewards share."""
-        return "common" if self._common else "return"
+        return self._returns[-1]
 
     @property
     def _num_runs(self) -> int:
@@ -246,7 +246,7 @@ class BaselineTable:
         quantity = self._ranked_quantity
         values = [(result.row.title, self._interval(result, HEADLINE, quantity)) for result in self.rows]
         dots = {title: value for title, value in values if value is not None}
-        trained = [result.row.title for result in self.rows if result.row.name == "magrpo"]
+        trained = [result.row.title for result in self.rows if result.row.is_trained_team]
         measured = "Joint return" if quantity == "return" else "Common parts"
         title = f"{measured}, percent of the maximum"
         return dot_panel(title, dots, trained)
@@ -267,7 +267,7 @@ class BaselineTable:
 
         If ``brief``, for terminals, without cost, and of the returns only the one that ranks the rows.
         """
-        returns = [self._ranked_quantity] if brief else ["return", *self._common]
+        returns = self._returns[-1:] if brief else self._returns
         costs = {} if brief else {"tokens": "generated_tokens", "seconds": "seconds"}
         lines = []
         for result in self.rows:
@@ -298,7 +298,7 @@ class BaselineTable:
         returns: dict[tuple[str, str], Mapping[str, float]] = {}
         cells: dict[tuple[str, str], str] = {}
         for result in self.rows:
-            if result.row.name == "magrpo" or result.row.name.startswith("partners_"):
+            if result.row.is_trained_team or result.row.is_mixed_team:
                 agents = result.row.agents
                 sources = [run_of_weights(agent.start_from) for agent in agents if agent.start_from is not None]
                 pair = sources[0], sources[-1]  # the run of the first role, and that of its partners
@@ -321,9 +321,9 @@ class BaselineTable:
         )
 
     @property
-    def _common(self) -> list[str]:
-        """Return ``common`` as a quantity to show, unless returns are comparable between all rows."""
-        return [] if all(result.comparable for result in self.rows) else ["common"]
+    def _returns(self) -> list[str]:
+        """The return and, where it is not comparable between all rows, the parts that all rewards share."""
+        return ["return"] if all(result.comparable for result in self.rows) else ["return", "common"]
 
     @property
     def _solved(self) -> list[str]:
@@ -332,7 +332,7 @@ class BaselineTable:
 
     @property
     def _common_note(self) -> str:
-        return f" Common: {', '.join(self.rows[0].common)} together." if self._common else ""
+        return f" Common: {', '.join(self.rows[0].common)} together." if len(self._returns) > 1 else ""
 
     def _quality_table(self, key: str) -> ReportTable:
         """Tabulate every quantity of a split and mode except costs."""
@@ -342,7 +342,7 @@ class BaselineTable:
         measured = {name for result in results for name in result.means[key]}
         penalty = [PENALTY] if PENALTY in measured and PENALTY not in parts else []
         pass_at = figures.sort_pass_at(measured)
-        names = [*most, *(part for part in parts if part not in most), *penalty, "return", *self._common, *pass_at]
+        names = [*most, *(part for part in parts if part not in most), *penalty, *self._returns, *pass_at]
         lines = [[result.row.title, *(self._format_value(result, key, name) for name in names)] for result in results]
         note = f"Percent of the maximum.{self._common_note}"
         return ReportTable(figures.summary_title(key), ("", *map(figures.quantity_title, names)), lines, note)
@@ -382,7 +382,7 @@ class BaselineTable:
 
 def _may_be_ranked(row: BaselineRow) -> bool:
     """Whether a row answers on its own: without an oracle, and with agents of a single run."""
-    return row.stop_above is None and row.votes != "best" and not row.name.startswith("partners_")
+    return row.stop_above is None and row.votes != "best" and not row.is_mixed_team
 
 
 def _describe_oracle(row: BaselineRow) -> str:
