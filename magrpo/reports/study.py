@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from magrpo.algo.stats import adjust_holm, mean_over_budget, paired_p_value, seed_interval
-from magrpo.config.study import StudyConfig, name_reported_run
+from magrpo.config.study import StudyConfig, StudyRun, name_reported_run
 from magrpo.errors import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports import figures
@@ -53,14 +53,9 @@ _SINGLE = f"{_PAIRED}; a single comparison needs no correction."
 
 
 @dataclass(frozen=True, slots=True)
-class StudiedRun:
-    """A finished run of a study. ``rate``: the value of ``optim.lr``; None: the one in its configuration."""
+class StudiedRun(StudyRun):
+    """A finished run of a study."""
 
-    run_id: str
-    arm: str
-    seed: int
-    rate: float | None
-    is_pilot: bool
     evaluations: list[tuple[int, int, Mapping[str, float]]]
     """One entry for each evaluation: its iteration, the tokens that training had generated, and held-out fractions."""
 
@@ -78,7 +73,7 @@ class StudiedRun:
         return mean_over_budget(curve, tokens) if study.is_area else curve[-1][1]
 
 
-def read_studied_run(store: RunStore, arm: str, seed: int, rate: float | None, *, is_pilot: bool) -> StudiedRun:
+def read_studied_run(store: RunStore, run: StudyRun) -> StudiedRun:
     """Read the evaluations of a finished run."""
     metrics = list(store.stage_metrics())
     tokens = {budget.iteration: budget.tokens for budget in build_ledger(metrics)}
@@ -87,7 +82,7 @@ def read_studied_run(store: RunStore, arm: str, seed: int, rate: float | None, *
         if stage == "evaluate":
             found = {name: values[f"eval/{name}"] for name in QUANTITIES if f"eval/{name}" in values}
             evaluations.append((iteration, tokens[iteration], found))
-    return StudiedRun(store.run_id, arm, seed, rate, is_pilot, evaluations)
+    return StudiedRun(run.run_id, run.arm, run.seed, run.rate, run.is_pilot, evaluations)
 
 
 def read_table(folder: Path) -> dict[str, StudiedRun]:

@@ -199,7 +199,7 @@ def test_the_runs_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     pilots = [f"s-plain-pilot-lr{rate}-s{seed}" for rate in ("0.01", "0.02") for seed in (7, 8)]
     assert [run.run_id for run in study.list_pilots()] == pilots, "an arm with one candidate needs no pilots"
     reported = [f"s-{arm}-s{seed}" for seed in (0, 1, 2) for arm in ("plain", "loo")]
-    assert [name for _, _, name in study.list_reported()] == reported
+    assert [run.run_id for run in study.list_reported({})] == reported
     assert study.choose_rates() == {"loo": 0.5}
     assert main(["study", str(path), "--dry-run"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*pilots, *reported]
@@ -284,7 +284,7 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
     assert [path.name for path in study.folder.glob("*.error.txt")] == ["s-loo-s2.error.txt"], "the other is mended"
     assert run_study(study, runner, QUIET) == {}
     assert run_study(study, runner, QUIET) == {}
-    names = [run.run_id for run in study.list_pilots()] + [name for _, _, name in study.list_reported()]
+    names = [run.run_id for run in [*study.list_pilots(), *study.list_reported({})]]
     assert sorted(runner.made) == sorted(names), "every run was made once"
     check_report(study)
     check_tracking(study, names)
