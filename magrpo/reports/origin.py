@@ -28,11 +28,12 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     return [(name, text) for name, text in facts.items() if text]
 
 
-def suggest_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str, str]]:
+def suggest_commands(store: RunStore, config: RunConfig, program: str = "magrpo") -> Iterator[tuple[str, str]]:
     """Suggest commands for the agents of a run, each after its purpose; the most wanted one comes last."""
+    run = store.format_arguments()
     if config.train.num_iterations:
-        yield "compare the agents with baselines", f"{store.format_command('evaluate')} --baselines all"
-    yield "ask the agents a held-out problem", store.format_command("ask")
+        yield "compare the agents with baselines", f"{program} evaluate {run} --baselines all"
+    yield "ask the agents a held-out problem", f"{program} ask {run}"
 
 
 def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:

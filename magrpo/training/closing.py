@@ -72,7 +72,7 @@ def print_next(store: RunStore, config: RunConfig, console: Console) -> None:
     """Print commands for after a run: one opens its report, the others use its agents."""
     commands = {f"{store.format_command('show')} --open": "open the report"}
     if not makes_tables(config):
-        commands |= {command: purpose for purpose, command in suggest_commands(store, config)}
+        commands |= {command: purpose for purpose, command in suggest_commands(store, config, find_command("magrpo"))}
     print_commands("next:", commands, console)
 
 
