@@ -469,6 +469,16 @@ class Interval:
     low: float
     high: float
 
+    @classmethod
+    def without_width(cls, mean: float) -> Interval:
+        """A mean that nothing tells the spread of."""
+        return cls(mean, mean, mean)
+
+    @property
+    def has_width(self) -> bool:
+        """Whether there is an interval to show: neither a single problem has one, nor several with equal values."""
+        return self.high - self.low > ROUNDING
+
     @property
     def sign(self) -> Literal[-1, 0, 1]:
         """1 if the interval lies above 0, -1 if it lies below, 0 if it holds or touches 0, up to :data:`ROUNDING`."""
@@ -483,15 +493,14 @@ class AnswerStats:
 
     ``cut_off``: whether it reached the limit of tokens. ``copied_frac``: share of its words that lie in a run of words
     of its prompt. ``repeated_frac``: share that lie in a run it has already written. ``prompt_words_frac``: share of
-    its long words that its prompt has, too (:mod:`magrpo.algo.repetition`); 0 in evaluations of versions that did not
-    measure it.
+    its long words that its prompt has, too (:mod:`magrpo.algo.repetition`).
     """
 
     tokens: int
     cut_off: bool
     copied_frac: float
     repeated_frac: float
-    prompt_words_frac: float = 0.0
+    prompt_words_frac: float
 
     @property
     def strayed_frac(self) -> float:

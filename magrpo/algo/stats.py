@@ -70,7 +70,7 @@ def crossed_interval(values: Sequence[Sequence[float]], seed: int) -> Interval:
     problem_share = max(problem_square - rest_square, 0.0)
     total = seed_square + problem_share
     if total == 0:
-        return Interval(mean, mean, mean)
+        return Interval.without_width(mean)
     freedom = total / (seed_square / (num_seeds - 1) + problem_share / (num_problems - 1))
     return _student_interval(mean, total / table.size, freedom)
 

@@ -78,6 +78,16 @@ class BaselineRow(Section):
     """Maximum number of tries without feedback until a reward exceeds ``stop_above``. The last try counts, with the
     tokens of all tries."""
 
+    @property
+    def is_trained_team(self) -> bool:
+        """Whether it is the agents that the run trained, as they are."""
+        return self.name == "magrpo"
+
+    @property
+    def is_mixed_team(self) -> bool:
+        """Whether it is a team with agents of several runs."""
+        return self.name.startswith("partners_")
+
     @model_validator(mode="after")
     def _tries_end(self) -> BaselineRow:
         if self.max_tries > 1 and (self.stop_above is None or self.votes != "none"):

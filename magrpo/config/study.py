@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
@@ -47,6 +48,17 @@ def name_rate(rate: float) -> str:
 def name_reported_run(study: str, arm: str, seed: int) -> str:
     """Name the run of an arm with a reported seed."""
     return f"{study}-{arm}-s{seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRun:
+    """One run of a study. ``rate``: its ``optim.lr``; None: that of the configuration, or not chosen yet."""
+
+    run_id: str
+    arm: str
+    seed: int
+    rate: float | None
+    is_pilot: bool
 
 
 class StudyConfig(Section):

@@ -17,7 +17,7 @@ from typing import Any
 from magrpo.checks.rewards import can_be_passed
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, count_levels, load_config
-from magrpo.config.study import Arm, StudyConfig, name_rate, name_reported_run
+from magrpo.config.study import Arm, StudyConfig, StudyRun, name_rate, name_reported_run
 from magrpo.config.validate import read_toml, validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
@@ -35,17 +35,6 @@ _EVALUATION = ("eval.max_problems", "eval.stop_above", "eval.seed", "rollout.lea
 _LOCATIONS = ("root", "tracking.", "notify.")
 """Beginnings of keys that change no result and may change while a study is under way."""
 _MAX_STEPS = 1_000_000  # which every command on a run lists in memory
-
-
-@dataclass(frozen=True, slots=True)
-class StudyRun:
-    """One run of a study. ``rate``: its ``optim.lr``; None: that of the configuration."""
-
-    arm: Arm
-    seed: int
-    rate: float | None
-    is_pilot: bool
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +66,25 @@ class Study:
         if pilots is None:
             return []
         return [
-            StudyRun(arm, seed, rate, True, f"{self.name}-{arm.name}-pilot-lr{name_rate(rate)}-s{seed}")
+            StudyRun(f"{self.name}-{arm.name}-pilot-lr{name_rate(rate)}-s{seed}", arm.name, seed, rate, is_pilot=True)
             for arm in self.config.arms
             if len(self.config.list_rates(arm)) > 1
             for rate in self.config.list_rates(arm)
             for seed in pilots.seeds
         ]
 
-    def list_reported(self) -> list[tuple[Arm, int, str]]:
-        """List arm, seed and name of the reported runs: every arm with a seed before the next seed."""
-        names = [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
-        return [(arm, seed, name_reported_run(self.name, arm.name, seed)) for arm, seed in names]
+    def list_reported(self, rates: Mapping[str, float | None]) -> list[StudyRun]:
+        """List the reported runs, every arm with a seed before the next seed; ``rates``: those chosen so far."""
+        arms = [(arm.name, seed) for seed in self.config.seeds for arm in self.config.arms]
+        return [
+            StudyRun(name_reported_run(self.name, arm, seed), arm, seed, rates.get(arm), is_pilot=False)
+            for arm, seed in arms
+        ]
 
     def list_samples(self) -> list[StudyRun]:
         """List one run of each arm, with its first seed and candidate, for checks before anything runs."""
         firsts = [(arm, next(iter(self.config.list_rates(arm)), None)) for arm in self.config.arms]
-        return [StudyRun(arm, self.config.seeds[0], rate, False, "") for arm, rate in firsts]
+        return [StudyRun("", arm.name, self.config.seeds[0], rate, is_pilot=False) for arm, rate in firsts]
 
     def choose_rates(self) -> dict[str, float | None]:
         """Choose the learning rate of each arm by its finished pilots; arms with unfinished pilots are left out."""
@@ -100,7 +92,7 @@ class Study:
         for arm in self.config.arms:
             candidates = self.config.list_rates(arm)
             outcomes: dict[float, list[float]] = {rate: [] for rate in candidates}
-            pilots = [run for run in self.list_pilots() if run.arm is arm]
+            pilots = [run for run in self.list_pilots() if run.arm == arm.name]
             if not pilots:
                 rates[arm.name] = candidates[0] if candidates else None
                 continue
@@ -117,24 +109,23 @@ class Study:
 
     def read_remembered(self) -> list[StudiedRun]:
         """Read the runs of the table whose folders are gone, whether or not their arm is ready."""
-        return [run for name, run in read_table(self.folder, self.config).items() if not self.find_store(name).exists()]
+        return [run for name, run in read_table(self.folder).items() if not self.find_store(name).exists()]
 
     def list_ready(self, rates: Mapping[str, float | None]) -> list[StudyRun]:
         """List the reported runs of the arms whose rates are known."""
-        ready = [(arm, seed, name) for arm, seed, name in self.list_reported() if arm.name in rates]
-        return [StudyRun(arm, seed, rates[arm.name], False, name) for arm, seed, name in ready]
+        return [run for run in self.list_reported(rates) if run.arm in rates]
 
     def is_finished(self, run: StudyRun) -> bool:
         return bool(self._read_finished([run]))
 
     def _read_finished(self, runs: Sequence[StudyRun]) -> list[StudiedRun]:
         """Read the runs that are finished and have the outcome in all of their evaluations."""
-        table = read_table(self.folder, self.config)
+        table = read_table(self.folder)
         found = []
         for run in runs:
             store, known = self.find_store(run.run_id), table.get(run.run_id)
             if is_finished(store):
-                found.append(read_studied_run(store, run.arm.name, run.seed, run.rate, is_pilot=run.is_pilot))
+                found.append(read_studied_run(store, run))
             elif known is not None and known.rate == run.rate and not store.exists():
                 found.append(known)
         return [run for run in found if run.has_quantity(self.config.quantity)]
@@ -142,12 +133,13 @@ class Study:
     def configure_run(self, run: StudyRun) -> RunConfig:
         """Return the configuration of a run. Raises ConfigError if a value is unusable."""
         tokens = self.config.pilot_tokens if run.is_pilot else self.config.tokens
-        changes = [*self.config.set, *run.arm.set, write_override("root", self.root), f"train.seed={run.seed}"]
+        arm = next(arm for arm in self.config.arms if arm.name == run.arm)
+        changes = [*self.config.set, *arm.set, write_override("root", self.root), f"train.seed={run.seed}"]
         changes += [f"train.max_tokens={tokens}"] + ([] if run.rate is None else [f"optim.lr={run.rate!r}"])
-        config = self.load_config(run.arm, changes)
+        config = self.load_config(arm, changes)
         if run.rate is not None and (own := next((agent for agent in config.agents if agent.lr is not None), None)):
             raise ConfigError(
-                f"{self.path}: arm {run.arm.name!r}: agent {own.name!r} has a learning rate of its own, so the pilots' "
+                f"{self.path}: arm {run.arm!r}: agent {own.name!r} has a learning rate of its own, so the pilots' "
                 "would change nothing; remove its lr, or the section pilots"
             )
         # The budget ends training. So many iterations suffice even if every completion has a single token.
@@ -238,7 +230,7 @@ def fix_study(study: Study) -> dict[str, Any]:
     """
     path, now = study.folder / FIXED, study.list_fixed()
     if not path.exists():
-        taken = [name for _, _, name in study.list_reported()] + [run.run_id for run in study.list_pilots()]
+        taken = [run.run_id for run in [*study.list_reported({}), *study.list_pilots()]]
         if clash := next((name for name in taken if study.find_store(name).exists()), None):
             raise ConfigError(f"run {clash} exists in {study.root}: choose another --name for the study")
         if (table := study.folder / TABLE).exists():

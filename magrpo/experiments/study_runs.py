@@ -19,8 +19,9 @@ from uuid import uuid4
 from rich.console import Console
 
 from magrpo.config.run import RunConfig
+from magrpo.config.study import StudyRun
 from magrpo.errors import first_line
-from magrpo.experiments.study import Study, StudyRun, fix_study
+from magrpo.experiments.study import Study, fix_study
 from magrpo.process.environment import set_verbosity
 from magrpo.process.parent import exit_with_parent
 from magrpo.process.signals import find_exit_code, find_interrupt, is_interrupt, raise_on_signals
@@ -47,7 +48,7 @@ def run_study(study: Study, run_one: RunOne, console: Console, workers: int = 1)
         workers: How many runs to execute side by side. Several have a process each, whose progress is not shown.
     """
     record = fix_study(study)
-    pilots, reported = study.list_pilots(), study.list_reported()
+    pilots, reported = study.list_pilots(), study.list_reported({})
     some_config = study.configure_run(study.list_samples()[0])
     open_tracker = partial(MlflowTracker, some_config.tracking, study.root, study.name, study.folder, STUDY_TAG)
     parent = open_tracker()
@@ -60,7 +61,7 @@ def run_study(study: Study, run_one: RunOne, console: Console, workers: int = 1)
         runs.execute(pilots)
         rates = study.choose_rates()
         runs.execute(study.list_ready(rates))
-        waiting = [name for arm, _, name in reported if arm.name not in rates]
+        waiting = [run.run_id for run in reported if run.arm not in rates]
         failures |= dict.fromkeys(waiting, "not started: pilots of its arm are not finished")
         status = "FAILED" if failures else "FINISHED"
     except BaseException as error:

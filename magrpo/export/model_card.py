@@ -13,12 +13,13 @@ from magrpo.engines.vllm_arguments import MAX_RANKS
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam
 from magrpo.model.lineup import read_stop_tokens
+from magrpo.reports.figures import tabulate_quantities
+from magrpo.reports.origin import describe_origin
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import format_changed_values
 from magrpo.run.files import describe_start, split_files
 from magrpo.run.steps import Step
-from magrpo.tracking.wall_time import read_run_records
 
 CARD = "README.md"
 _FIRST_PORT = 8000
@@ -33,6 +34,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
     card describes the folder that it is in.
     """
     config, store = team.config, team.store
+    origin = dict(describe_origin(store, config))
     sample = choose_sample(team)
     title, fetch = f"Agents of run {store.run_id}", ""
     if version is not None:
@@ -75,12 +77,12 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         adapted=adapted,
         ends={agent.name: read_stop_tokens(agent) for agent in config.agents},
         full=[agent for agent in config.agents if team.weights_of(agent) == "full"],
-        code=_describe_code(read_run_records(store.path)),
+        code="; ".join(origin[name] for name in ("commit", "libraries") if name in origin),
         sample=sample,
         printed="\n\n\n".join(sample.answers.values()) if sample else "",
         parts=", ".join(f"{part} {value:.2f}" for part, value in sample.reward.parts.items()) if sample else "",
         servers=list(_plan_servers(team, bases)),
-        evaluations=team.report.evaluation_tables(),
+        evaluations=list(tabulate_quantities(team.report).values()),
         splits=[
             (split, f"{sizes[f'problems/{split}']:.0f}", store.file_digest(problems, path.name))
             for split, path in split_files(store.folder(problems)).items()
@@ -158,13 +160,3 @@ def _plan_servers(team: TrainedTeam, bases: Sequence[Mapping[str, Any]]) -> Iter
         rank = next((rank for rank in MAX_RANKS if rank >= team.config.lora.rank), None)
         if rank is not None or not base:  # vLLM takes no adapters of larger ranks
             yield {"base": base, "agents": agents, "port": port, "rank": rank}
-
-
-def _describe_code(records: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the commit, if known, and the versions of libraries, from the tracking records of a run."""
-    tags = {key: value for record in records if record["kind"] == "tags" for key, value in record["values"].items()}
-    commit = tags.get("mlflow.source.git.commit")
-    changed = ", with uncommitted changes" if tags.get("git.dirty") == "true" else ""
-    versions = [f"{key.removeprefix('version.')} {tags[key]}" for key in tags if key.startswith("version.")]
-    parts = [f"commit `{commit}`{changed}" if commit else "", ", ".join(versions)]
-    return "; ".join(part for part in parts if part)

@@ -9,26 +9,30 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.algo.stats import cross_play_values, crossed_interval
+from magrpo.algo.stats import cross_play_values
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.reports import figures
 from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
+    MIN_SEEDS,
     PAPER,
     Means,
     common_parts,
     common_share,
     compute_problem_means,
+    interval_of_table,
     interval_over_seeds,
     measure_texts,
     subtract_means,
 )
-from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, write_page
+from magrpo.reports.page import Banner, PageSection, Pictures, write_page
+from magrpo.reports.tables import ReportTable
 from magrpo.reports.verdict import MIN_PROBLEMS
 from magrpo.run.files import TIMED_ANSWERS, read_evaluation, run_of_weights
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore, read_records
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.text import format_count
 from magrpo.types import HEADLINE, PENALTY, EvalReport, Interval, TimedAnswer
 
@@ -180,21 +184,21 @@ class BaselineTable:
         share = f"{best.format_mean(quantity)} % of the {_name_maximum(quantity)}"
         if not others:
             return Banner("Verdict", "one row", f"{best.row.title} reaches {share}; no other row is ranked.")
-        trained = next((result for result in others if result.row.name == "magrpo"), None)
+        trained = next((result for result in others if result.row.is_trained_team), None)
         other = trained or others[0]
         lead = self._subtract(best, other, HEADLINE, quantity)
         assert lead is not None, "rows are evaluated on the same problems"
-        mean, _, certainty = figures.format_difference(lead).partition(" ")
+        mean, *remarks = figures.format_difference(lead).split(" ", 1)
         is_clear = lead.sign > 0
         if self._num_runs == 1 and self._num_problems < MIN_PROBLEMS:
             is_clear = False
-            certainty = f"over {format_count(self._num_problems, 'problems')}, and a verdict needs {MIN_PROBLEMS}"
-        elif not figures.has_interval(self._num_runs):
-            is_clear, certainty = False, "too few seeds for an interval"
+            remarks = [f"over {format_count(self._num_problems, 'problems')}, and a verdict needs {MIN_PROBLEMS}"]
+        elif 1 < self._num_runs < MIN_SEEDS:
+            is_clear, remarks = False, ["too few seeds for an interval"]
         word = "clear winner" if is_clear else "no clear winner"
         sentence = (
             f"{best.row.title} reaches {share}; {other.row.title} reaches {other.format_mean(quantity)} "
-            f"(difference {mean} percentage points, {certainty})."
+            f"(difference {', '.join([f'{mean} percentage points', *remarks])})."
         )
         return Banner("Verdict", word, sentence)
 
@@ -216,22 +220,10 @@ class BaselineTable:
             note += " A dash: not defined for this row."
         return ReportTable("Held-out problems, sampled: the columns of the paper", ("", *columns), lines, note)
 
-    def console_table(self) -> ReportTable:
-        """Summarize each row in 80 columns: its score, the difference to the reference, and pass@1."""
-        quantity = self._ranked_quantity
-        lines = []
-        for result in self.rows:
-            cells = [self._format_value(result, HEADLINE, quantity), self._format_difference(result, quantity)]
-            cells += map(result.format_mean, self._solved)
-            lines.append((result.row.title, *(cell.replace(" [", "\n[") for cell in cells)))
-        columns = ("", quantity, f"\u2212 {REFERENCE}", *map(figures.quantity_title, self._solved))
-        note = f"Percent of the {_name_maximum(quantity)}; {self._describe_intervals()}. {figures.NO_DIFFERENCE}"
-        return ReportTable("Held-out problems, sampled", columns, lines, note + self._common_note)
-
     @property
     def _ranked_quantity(self) -> str:
         """The quantity by which all rows are comparable: the return, or the parts that all rewards share."""
-        return "common" if self._common else "return"
+        return self._returns[-1]
 
     @property
     def _num_runs(self) -> int:
@@ -242,26 +234,22 @@ class BaselineTable:
         """Number of held-out problems; the rows are evaluated on the same."""
         return len(self.rows[0].means[HEADLINE][self._ranked_quantity])
 
-    def _has_interval(self, num_problems: int) -> bool:
-        """Whether there are enough runs for an interval over seeds, or in one run enough problems."""
-        return figures.has_interval(self._num_runs) and max(self._num_runs, num_problems) > 1
-
     def _describe_intervals(self) -> str:
         if self._num_runs == 1:
             return "95 % intervals over problems" if self._num_problems > 1 else "a single problem has no interval"
-        if figures.has_interval(self._num_runs):
+        if self._num_runs >= MIN_SEEDS:
             problems = "new problems" if self._num_problems > 1 else "the same problem"
             return f"95 % intervals for new seeds on {problems}, from {self._num_runs} runs"
-        return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {figures.MIN_SEEDS}"
+        return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {MIN_SEEDS}"
 
     def _draw_rows(self) -> Panel:
         quantity = self._ranked_quantity
         values = [(result.row.title, self._interval(result, HEADLINE, quantity)) for result in self.rows]
         dots = {title: value for title, value in values if value is not None}
-        trained = [result.row.title for result in self.rows if result.row.name == "magrpo"]
+        trained = [result.row.title for result in self.rows if result.row.is_trained_team]
         measured = "Joint return" if quantity == "return" else "Common parts"
         title = f"{measured}, percent of the maximum"
-        return dot_panel(title, dots, trained, with_intervals=self._has_interval(self._num_problems))
+        return dot_panel(title, dots, trained)
 
     def list_tables(self) -> Iterator[ReportTable]:
         """Yield every table, the summary first."""
@@ -274,25 +262,32 @@ class BaselineTable:
         if self.config.baselines.left_out:
             yield ReportTable("Left out", ("row", "why"), list(self.config.baselines.left_out.items()), text=True)
 
-    def summary_table(self) -> ReportTable:
-        """Tabulate return, pass@1 and cost on held-out problems, sampled, and differences to the reference."""
-        returns = ["return", *self._common]
+    def summary_table(self, *, brief: bool = False) -> ReportTable:
+        """Tabulate return, pass@1 and cost on held-out problems, sampled, and differences to the reference.
+
+        If ``brief``, for terminals, without cost, and of the returns only the one that ranks the rows.
+        """
+        returns = self._returns[-1:] if brief else self._returns
+        costs = {} if brief else {"tokens": "generated_tokens", "seconds": "seconds"}
         lines = []
         for result in self.rows:
             cells = [result.row.title]
             for quantity in returns:
                 cells += [self._format_value(result, HEADLINE, quantity), self._format_difference(result, quantity)]
             cells += [self._format_value(result, HEADLINE, name) for name in self._solved]
-            lines.append([*cells, result.format_mean("generated_tokens"), result.format_mean("seconds")])
+            lines.append([*cells, *map(result.format_mean, costs.values())])
         heads = [head for name in returns for head in (name, f"\u2212 {REFERENCE}")]
         note = (
             "Percent of the maximum; differences in percentage points, paired by problem; "
-            f"{self._describe_intervals()}. {figures.NO_DIFFERENCE} "
-            "Tokens of all agents and turns; seconds of sampling for one problem asked alone, of "
-            f"{len(self.rows[0].timed)} problems."
-            f"{self._common_note} A dash: not defined for this row."
+            f"{self._describe_intervals()}. {figures.NO_DIFFERENCE}{self._common_note} "
+            "A dash: not defined for this row."
         )
-        columns = ("", *heads, *map(figures.quantity_title, self._solved), "tokens", "seconds")
+        if costs:
+            note += (
+                " Tokens of all agents and turns; seconds of sampling for one problem asked alone, of "
+                f"{len(self.rows[0].timed)} problems."
+            )
+        columns = ("", *heads, *map(figures.quantity_title, self._solved), *costs)
         return ReportTable("Held-out problems, sampled: summary", columns, lines, note)
 
     def cross_play_tables(self) -> Iterator[ReportTable]:
@@ -303,7 +298,7 @@ class BaselineTable:
         returns: dict[tuple[str, str], Mapping[str, float]] = {}
         cells: dict[tuple[str, str], str] = {}
         for result in self.rows:
-            if result.row.name == "magrpo" or result.row.name.startswith("partners_"):
+            if result.row.is_trained_team or result.row.is_mixed_team:
                 agents = result.row.agents
                 sources = [run_of_weights(agent.start_from) for agent in agents if agent.start_from is not None]
                 pair = sources[0], sources[-1]  # the run of the first role, and that of its partners
@@ -315,21 +310,20 @@ class BaselineTable:
             return
         tasks = returns[runs[0], runs[0]]  # rows are evaluated on the same problems
         values = cross_play_values([[[returns[a, b][task_id] for task_id in tasks] for b in runs] for a in runs])
-        difference = crossed_interval(values, self.config.eval.seed)
-        shown = figures.keep_interval(figures.format_difference(difference), figures.has_interval(len(runs)))
+        difference = figures.format_difference(interval_of_table(values, self.config.eval.seed))
         maximum = _name_maximum(self._ranked_quantity)
         yield ReportTable(
             f"Cross-play: {first_role} from the run of the row, its partners from the run of the column",
             ("", *runs),
             [[first, *(cells[first, rest] for rest in runs)] for first in runs],
             f"Percent of the {maximum}. Teams of one run (the diagonal) less teams of two, paired by problem: "
-            f"{shown} percentage points.",
+            f"{difference} percentage points.",
         )
 
     @property
-    def _common(self) -> list[str]:
-        """Return ``common`` as a quantity to show, unless returns are comparable between all rows."""
-        return [] if all(result.comparable for result in self.rows) else ["common"]
+    def _returns(self) -> list[str]:
+        """The return and, where it is not comparable between all rows, the parts that all rewards share."""
+        return ["return"] if all(result.comparable for result in self.rows) else ["return", "common"]
 
     @property
     def _solved(self) -> list[str]:
@@ -338,7 +332,7 @@ class BaselineTable:
 
     @property
     def _common_note(self) -> str:
-        return f" Common: {', '.join(self.rows[0].common)} together." if self._common else ""
+        return f" Common: {', '.join(self.rows[0].common)} together." if len(self._returns) > 1 else ""
 
     def _quality_table(self, key: str) -> ReportTable:
         """Tabulate every quantity of a split and mode except costs."""
@@ -348,7 +342,7 @@ class BaselineTable:
         measured = {name for result in results for name in result.means[key]}
         penalty = [PENALTY] if PENALTY in measured and PENALTY not in parts else []
         pass_at = figures.sort_pass_at(measured)
-        names = [*most, *(part for part in parts if part not in most), *penalty, "return", *self._common, *pass_at]
+        names = [*most, *(part for part in parts if part not in most), *penalty, *self._returns, *pass_at]
         lines = [[result.row.title, *(self._format_value(result, key, name) for name in names)] for result in results]
         note = f"Percent of the maximum.{self._common_note}"
         return ReportTable(figures.summary_title(key), ("", *map(figures.quantity_title, names)), lines, note)
@@ -379,21 +373,16 @@ class BaselineTable:
         return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
-        value = figures.format_interval(quantity, self._interval(result, key, quantity))
-        num_problems = max(map(len, result.list_means(key, quantity)), default=0)
-        return figures.keep_interval(value, self._has_interval(num_problems))
+        return figures.format_interval(quantity, self._interval(result, key, quantity))
 
     def _format_difference(self, result: BaselineResult, quantity: str) -> str:
         """Format the difference to the reference on held-out problems, sampled."""
-        difference = self._subtract_reference(result, HEADLINE, quantity)
-        if difference is not None and not self._has_interval(self._num_problems):
-            return figures.keep_interval(figures.format_difference(difference), is_kept=False)
-        return figures.format_tested_difference(difference)
+        return figures.format_tested_difference(self._subtract_reference(result, HEADLINE, quantity))
 
 
 def _may_be_ranked(row: BaselineRow) -> bool:
     """Whether a row answers on its own: without an oracle, and with agents of a single run."""
-    return row.stop_above is None and row.votes != "best" and not row.name.startswith("partners_")
+    return row.stop_above is None and row.votes != "best" and not row.is_mixed_team
 
 
 def _describe_oracle(row: BaselineRow) -> str:
@@ -406,3 +395,9 @@ def _describe_oracle(row: BaselineRow) -> str:
 
 def _name_maximum(quantity: str) -> str:
     return "maximum of the parts that all rewards have" if quantity == "common" else "maximum"
+
+
+def write_tables(context: StageContext) -> Metrics:
+    """Write the tables of a run of baselines, its last stage."""
+    BaselineTable(context.config, read_baselines(context.store, context.config)).write_files(context.folder)
+    return {}

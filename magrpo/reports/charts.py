@@ -8,8 +8,8 @@ differ, too.
 import io
 import itertools
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 
 from magrpo.interfaces import Reward
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
-from magrpo.types import EvalReport, EvalRow, Interval
+from magrpo.types import EvalReport, Interval
 
 INK, GREY, GRID = "#222222", "#8a8a8a", "#e6e6e6"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -43,7 +43,7 @@ STYLE: dict[Any, Any] = {
 MODE = "sampled"
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
 MAX_LABEL = 20
-"""Longest label beside the lines of a panel, in characters."""
+"""Longest label in the legend of a panel, in characters."""
 Point = tuple[float, float]
 Curve = Sequence[tuple[float, Interval]]
 """Values with intervals over iterations or tokens."""
@@ -85,43 +85,20 @@ def _list_splits(reports: Sequence[EvalReport]) -> list[str]:
     return [split for split in SPLIT_TITLES if f"{split}/{MODE}" in reports[-1].summary]
 
 
-def _sampled_rows(report: EvalReport, split: str) -> Iterator[EvalRow]:
-    return (row for row in report.rows if row.split == split and row.mode == MODE)
-
-
 # -------------------------------------------------------------------------------------------------- learning curves
-def learning_panels(
-    reports: Sequence[EvalReport],
-    maxima: Mapping[str, float],
-    training: Sequence[Point],
-    gains: Mapping[str, Mapping[str, Interval]],
-) -> list[Panel]:
+def learning_panels(reports: Sequence[EvalReport], parts: Collection[str], training: Sequence[Point]) -> list[Panel]:
     """Draw the return of every split over the training iterations, then the parts of each split, held-out first.
 
     Markers are evaluations of sampled completions, with bootstrap 95 % intervals over problems as bands. ``training``:
-    the return of each iteration in percent, drawn as a thin line. ``gains``: gain of each part by split, from the first
-    evaluation to the last; a title names the part that changed most, if its interval excludes 0.
+    the return of each iteration in percent, drawn as a thin line.
     """
     splits = _list_splits(reports)
     returns = {"held-out" if split == "test" else split: _make_curve(reports, split, "return") for split in splits}
-    first, last = (100 * report.summary[f"{splits[0]}/{MODE}"]["return"].mean for report in (reports[0], reports[-1]))
-    title = f"Joint return: {first:.0f} \u2192 {last:.0f} % of the maximum"
-    panels = [Panel(title, partial(_draw_curves, curves=returns, colours=(INK, GREY), training=training))]
+    panels = [Panel("Joint return", partial(_draw_curves, curves=returns, colours=(INK, GREY), training=training))]
     for split in splits:
-        parts = {quantity_title(part): _make_curve(reports, split, part) for part in maxima}
-        part = largest_reliable_change(gains[split])
-        moved = "no part changed reliably"
-        if part is not None:
-            moved = f"{quantity_title(part)} changed most, {100 * gains[split][part].mean:+.0f}"
-        where = "Held-out" if split == "test" else split
-        panels.append(Panel(f"{where}: {moved}", partial(_draw_curves, curves=parts)))
+        curves = {quantity_title(part): _make_curve(reports, split, part) for part in parts}
+        panels.append(Panel(f"Parts of the return, {SPLIT_TITLES[split]}", partial(_draw_curves, curves=curves)))
     return panels
-
-
-def largest_reliable_change(gains: Mapping[str, Interval]) -> str | None:
-    """Return the part with the largest gain among those whose interval excludes 0; None if there is none."""
-    reliable = {part: gain for part, gain in gains.items() if gain.sign}
-    return max(reliable, key=lambda part: abs(reliable[part].mean), default=None)
 
 
 def series_panel(title: str, series: Mapping[str, Sequence[Point]], unit: str) -> Panel:
@@ -137,19 +114,16 @@ def _draw_series(axes: Axes, series: Mapping[str, Sequence[Point]], unit: str) -
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.grid(axis="y")
     if len(series) > 1:
-        axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        _place_legend(axes)
+
+
+def _place_legend(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.2)
 
 
 def _mark_alone(points: Sequence[Point]) -> str:
     """Return the marker of a line: a dot for one point, of which a line shows nothing, else none."""
     return "o" if len(points) == 1 else "None"
-
-
-def describe_scatter(reports: Sequence[EvalReport], reward: Reward) -> str:
-    """Count the held-out problems that gained and lost: ``80 of 96 held-out problems improved, 3 got worse``."""
-    changes = [round(after - before, 6) for before, after in _pair_returns(reports, "test", reward)]
-    gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    return f"{gained} of {len(changes)} held-out problems improved, {lost or 'none'} got worse"
 
 
 def comparison_panels(
@@ -205,65 +179,43 @@ def _draw_curves(
     xlabel: str = "training iterations",
     training: Sequence[Point] = (),
 ) -> None:
-    """Draw a line and a band for each label; the label stands at the end of its line."""
-    ends, end_colours = {}, {}
+    """Draw a line and a band for each label; the legend has the last value of each."""
     bottom = 0.0  # returns may be negative
     if training:
         style: dict[str, Any] = {"color": COLOURS[0], "linewidth": 0.8, "alpha": 0.8, "zorder": 1}
-        axes.plot(*zip(*training, strict=True), marker=_mark_alone(training), markersize=4.5, **style)
-        ends["training"], end_colours["training"] = training[-1][1], COLOURS[0]
+        label = f"training {training[-1][1]:.0f}"
+        axes.plot(*zip(*training, strict=True), marker=_mark_alone(training), markersize=4.5, label=label, **style)
     # There is a marker more than colours, so that lines beyond the last colour still differ.
     for (label, curve), colour, marker in zip(curves.items(), itertools.cycle(colours), itertools.cycle(MARKERS)):
         places = [place for place, _ in curve]
         mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))
         bottom = min(bottom, *low)
         axes.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
-        axes.plot(places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8)
-        ends[label], end_colours[label] = mean[-1], colour
-    for label, height in spread_labels(ends, gap=7.0, top=101.0).items():
         shown = label if len(label) <= MAX_LABEL else f"\u2026{label[1 - MAX_LABEL :]}"
-        axes.annotate(
-            f"{shown} {ends[label]:.0f}",
-            (1.0, height),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(6, 0),
-            textcoords="offset points",
-            color=end_colours[label],
-            va="center",
-            annotation_clip=False,
+        axes.plot(
+            places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8, label=f"{shown} {mean[-1]:.0f}"
         )
     axes.set(xlabel=xlabel, ylabel="percent of the maximum", ylim=(bottom, 103))
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.grid(axis="y")
-
-
-def spread_labels(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:
-    """Push the heights down, from the highest on, so that they are at most ``top`` and at least ``gap`` apart."""
-    placed: dict[str, float] = {}
-    for label in sorted(heights, key=heights.__getitem__, reverse=True):
-        placed[label] = min(heights[label], top)
-        top = placed[label] - gap
-    return placed
+    _place_legend(axes)
 
 
 # ------------------------------------------------------------------------------------------------------------- rows
-def dot_panel(
-    title: str, values: Mapping[str, Interval], highlighted: Collection[str], *, with_intervals: bool
-) -> Panel:
-    """Draw a dot for each row, perhaps with its interval; ``highlighted`` rows get a colour and a line."""
-    draw = partial(_draw_dots, values=values, highlighted=highlighted, with_intervals=with_intervals)
+def dot_panel(title: str, values: Mapping[str, Interval], highlighted: Collection[str]) -> Panel:
+    """Draw a dot for each row, with its interval; ``highlighted`` rows get a colour and a line."""
+    draw = partial(_draw_dots, values=values, highlighted=highlighted)
     return Panel(title, draw, 0.9 + 0.42 * len(values))
 
 
-def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collection[str], with_intervals: bool) -> None:
+def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collection[str]) -> None:
     left = min(0.0, *(100 * value.low for value in values.values()))  # returns may be negative
     for place, (title, value) in enumerate(values.items()):
         colour = AFTER if title in highlighted else INK
         mean, low, high = (100 * number for number in (value.mean, value.low, value.high))
         if title in highlighted:
             axes.axvline(mean, color=AFTER, linewidth=0.8, alpha=0.5, zorder=1)
-        if with_intervals:
-            axes.plot([low, high], [place, place], color=colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
+        axes.plot([low, high], [place, place], color=colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
         axes.plot([mean], [place], color=colour, marker="o", markersize=5.5, zorder=3)
         axes.text(left, place - 0.16, f"{title}  {mean:.0f}", color=colour, fontsize=9.5, va="bottom")
     axes.set(xlim=(left, 100), ylim=(len(values) - 0.5, -1.0), yticks=[], xlabel="percent of the maximum")
@@ -275,27 +227,19 @@ def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collecti
 def turn_panels(reports: Sequence[EvalReport], reward: Reward) -> list[Panel]:
     """Draw the return of the first turn against the last for every sampled trajectory, before and after training.
 
-    One panel for each split. Where one turn has a price, it shows each problem's mean return before training against
-    after. The area of a point is the number of points that coincide there. A trajectory that ended early counts with
-    its last turn. A single evaluation is drawn only if several turns have a price.
+    One panel for each split. The area of a point is the number of points that coincide there. A trajectory that ended
+    early counts with its last turn.
     """
-    before, after = reports[0], reports[-1]
     turns = list_priced_turns(reports)
-    has_turns = len(turns) > 1
 
-    def draw_turns(axes: Axes, split: str) -> None:
+    def draw(axes: Axes, split: str) -> None:
         if len(reports) > 1:
-            _draw_points(axes, _turn_points(before, split, reward), BEFORE, "before training", hollow=True)
+            _draw_points(axes, _turn_points(reports[0], split, reward), BEFORE, "before training", hollow=True)
         label = "after training" if len(reports) > 1 else "trajectories"
-        _draw_points(axes, _turn_points(after, split, reward), AFTER, label)
+        _draw_points(axes, _turn_points(reports[-1], split, reward), AFTER, label)
         _finish_scatter(axes, f"turn {turns[0]}", f"turn {turns[-1]}")
 
-    def draw_problems(axes: Axes, split: str) -> None:
-        _draw_points(axes, _pair_returns(reports, split, reward), AFTER, "problem")
-        _finish_scatter(axes, "before training", "after training")
-
-    draw = draw_turns if has_turns else draw_problems
-    splits = [split for split in _list_splits(reports) if has_turns or _pair_returns(reports, split, reward)]
+    splits = _list_splits(reports)
     return [Panel(SPLIT_TITLES[split].capitalize(), partial(draw, split=split), 4.6) for split in splits]
 
 
@@ -310,23 +254,10 @@ def list_priced_turns(reports: Sequence[EvalReport]) -> list[int]:
 
 def _turn_points(report: EvalReport, split: str, reward: Reward) -> list[Point]:
     points = []
-    for row in _sampled_rows(report, split):
+    for row in (row for row in report.rows if (row.split, row.mode) == (split, MODE)):
         priced = [100 * reward.fraction(value) for value, parts in zip(row.returns, row.parts, strict=True) if parts]
         points.append((priced[0], priced[-1]))
     return points
-
-
-def _problem_returns(report: EvalReport, split: str, reward: Reward) -> dict[str, float]:
-    returns = defaultdict(list)
-    for row in _sampled_rows(report, split):
-        returns[row.task_id].append(100 * reward.fraction(row.returns[-1]))
-    return {task_id: fmean(values) for task_id, values in returns.items()}
-
-
-def _pair_returns(reports: Sequence[EvalReport], split: str, reward: Reward) -> list[Point]:
-    """Return the mean returns before and after training of every problem that could be judged in both evaluations."""
-    before, after = (_problem_returns(report, split, reward) for report in (reports[0], reports[-1]))
-    return [(before[task_id], after[task_id]) for task_id in before if task_id in after]
 
 
 def _draw_points(axes: Axes, points: Sequence[Point], colour: str, label: str, hollow: bool = False) -> None:

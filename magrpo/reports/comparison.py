@@ -74,13 +74,12 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
     matched = match_budgets(second, first)
     index, first_index = matched or _AT_THE_ENDS
     value, num_problems, pairing = compare_means(first, second, HEADLINE, quantity, (first_index, index))
-    has_interval = num_problems > 1
     reports = second.reports[index], first.reports[first_index]
     ends = [report.summary[HEADLINE][quantity].mean for report in reports]
     figures_text = (
         f"held-out {figures.quantity_title(quantity)} {ends[0]:.1%} against {ends[1]:.1%}, "
-        f"{figures.keep_interval(figures.format_difference(value), has_interval)} percentage points "
-        f"({'95 % interval; ' if has_interval else ''}{pairing})"
+        f"{figures.format_difference(value)} percentage points "
+        f"({'95 % interval; ' if value.has_width else ''}{pairing})"
     )
     budgets = _describe_budgets(second, first)
     iterations = reports[0].policy_version, reports[1].policy_version
@@ -163,4 +162,6 @@ def compare_means(
     if paired is not None and len(same) == num_problems:
         return paired, num_problems, f"{format_count(len(same), 'problems')}, paired"
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
+    if num_problems == 1:  # its spread is unknown, whatever that of the others
+        value = Interval.without_width(value.mean)
     return value, num_problems, f"other problems, unpaired; {len(same)} in both"

@@ -10,7 +10,8 @@ from magrpo.reports.comparison import (
     share_problems,
 )
 from magrpo.reports.evaluations import EvaluatedRun, shared_keys
-from magrpo.reports.page import PageSection, ReportTable
+from magrpo.reports.page import PageSection
+from magrpo.reports.tables import ReportTable
 from magrpo.reports.verdict import judge_run
 from magrpo.run.comparability import score_alike
 from magrpo.run.steps import STAGES, TRAINING_STAGES
@@ -49,16 +50,13 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
 
 
 def summary_table(runs: Sequence[EvaluatedRun]) -> ReportTable:
-    """Tabulate each run's held-out return, its gain in training, and tokens, within 60 columns."""
+    """Tabulate each run's held-out return, its gain in training, and tokens."""
     rows = []
     for run in runs:
         verdict = judge_run(run)
         gain = figures.UNDEFINED if verdict.gain is None else figures.format_difference(verdict.gain)
         tokens = f"{run.budgets[-1].tokens:,}"
-        has_interval = figures.count_problems(run.last, "test") > 1
-        texts = (figures.format_interval("return", verdict.after), gain)
-        cells = (figures.keep_interval(text, has_interval).replace(" [", "\n[") for text in texts)
-        rows.append((run.run_id, *cells, tokens))
+        rows.append((run.run_id, figures.format_interval("return", verdict.after), gain, tokens))
     note = "Held-out return in percent of the maximum and its gain in training, with 95 % intervals over problems."
     return ReportTable("Runs", ("", "return", "gain", "tokens"), rows, note)
 
@@ -67,8 +65,8 @@ def _return_differences(first: EvaluatedRun, others: Sequence[EvaluatedRun], key
     rows = []
     for key in keys:
         for run in others:
-            value, num_problems, pairing = compare_means(first, run, key, "return")
-            difference = figures.keep_interval(figures.format_tested_difference(value), num_problems > 1)
+            value, _, pairing = compare_means(first, run, key, "return")
+            difference = figures.format_tested_difference(value)
             labels = f"{run.run_id} \u2212 {first.run_id}"
             rows.append((figures.summary_title(key), labels, difference, pairing))
     note = (
@@ -82,17 +80,12 @@ def _run_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
     shared = {name: runs[0].last.summary[key][name] for name in shared_keys([run.last.summary[key] for run in runs])}
     parts = {part: value for part, value in runs[0].config.reward.maxima.items() if part in shared}
     rows = [
-        (figures.quantity_title(name), *(_format_last(run, key, name) for run in runs))
+        (figures.quantity_title(name), *(figures.format_interval(name, run.last.summary[key][name]) for run in runs))
         for name in figures.shown_quantities(shared, parts)
     ]
     rows.append(("problems", *(str(len(run.means[-1][key]["return"])) for run in runs)))
     note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
     return ReportTable(figures.summary_title(key), ("", *(run.run_id for run in runs)), rows, note)
-
-
-def _format_last(run: EvaluatedRun, key: str, name: str) -> str:
-    has_interval = figures.count_problems(run.last, key.partition("/")[0]) > 1
-    return figures.keep_interval(figures.format_interval(name, run.last.summary[key][name]), has_interval)
 
 
 def list_run_costs(run: EvaluatedRun) -> dict[str, str]:

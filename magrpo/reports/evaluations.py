@@ -20,6 +20,9 @@ Means = Mapping[str, Mapping[str, float]]
 """Mean of each problem, ``means[quantity][task_id]``: a fraction, a count or seconds."""
 
 
+MIN_SEEDS = 3
+"""Fewest seeds for an interval over seeds and problems. With two, Student's t has one degree of freedom: 12.7 standard
+errors to each side."""
 PAPER = "paper/"
 """Prefix of the quantities that a reward measures in texts (:class:`magrpo.interfaces.MeasuresTexts`)."""
 
@@ -79,6 +82,15 @@ class EvaluatedRun:
             return {}
         stored = read_records(self.store.folder(pointer) / TRAJECTORIES, Trajectory)
         return {one.problem.task_id: one for one in stored if (one.split, one.mode) == ("test", "sampled")}
+
+    def list_gains(self, key: str) -> dict[str, Interval]:
+        """Return the change of every quantity from the first evaluation to the last, paired by problem.
+
+        A quantity that the two measured on no common problem is left out: a program may rarely ask an agent.
+        """
+        first, last = (means.get(key, {}) for means in (self.means[0], self.means[-1]))
+        gains = {name: paired_gain(first[name], last[name], self.config.eval.seed) for name in last if name in first}
+        return {name: gain for name, gain in gains.items() if gain is not None}
 
     def budget_at(self, evaluation: EvalReport) -> Budget:
         """Return the cost of training up to one of the run's evaluations.
@@ -141,7 +153,13 @@ def interval_over_seeds(values: Sequence[Mapping[str, float]], seed: int) -> Int
     are left out. With a single mapping the interval is over problems, resampled with ``seed``.
     """
     shared = shared_keys(values)
-    return crossed_interval([[one[task_id] for task_id in shared] for one in values], seed) if shared else None
+    return interval_of_table([[one[task_id] for task_id in shared] for one in values], seed) if shared else None
+
+
+def interval_of_table(values: Sequence[Sequence[float]], seed: int) -> Interval:
+    """Compute :func:`crossed_interval`; without width for several seeds, but fewer than :data:`MIN_SEEDS`."""
+    interval = crossed_interval(values, seed)
+    return Interval.without_width(interval.mean) if 1 < len(values) < MIN_SEEDS else interval
 
 
 def shared_keys(mappings: Sequence[Mapping[str, object]]) -> list[str]:

@@ -8,7 +8,8 @@ from magrpo.algo.repetition import find_copied, marked_spans
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import UNDEFINED, quantity_title
 from magrpo.reports.health import describe_answer
-from magrpo.reports.page import Exhibit, ReportTable, ShownText
+from magrpo.reports.page import Exhibit, ShownText
+from magrpo.reports.tables import ReportTable
 from magrpo.types import PENALTY, AnswerStats, EvalReport, EvalRow
 
 NUM_BEST = 3

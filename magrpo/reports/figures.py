@@ -1,21 +1,19 @@
-"""Figures as text: CSV files, titles of quantities, formats of intervals and durations, the closing table.
+"""Figures as text: CSV files, titles of quantities, formats of intervals and durations, the tables of a run.
 
 Fractions of the maximum are shown in percent, with bootstrap 95 % intervals.
 """
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-
-from rich import box
-from rich.table import Table
 
 from magrpo.config.run import RunConfig
 from magrpo.files.writing import atomic_write
 from magrpo.reports.budget import UNITS, Budget
-from magrpo.reports.evaluations import shared_keys
+from magrpo.reports.evaluations import EvaluatedRun, shared_keys
 from magrpo.reports.series import first_and_last
+from magrpo.reports.tables import ReportTable
 from magrpo.text import format_count
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import PENALTY, EvalReport, Interval
@@ -24,9 +22,6 @@ BEFORE = "before training"
 LOADED = "before training (start_from)"
 NO_DIFFERENCE = "~: the interval holds 0, so no difference is shown."
 UNDEFINED = "-"
-MIN_SEEDS = 3
-"""Fewest seeds for an interval in tables of baselines. With two, Student's t has one degree of freedom: 12.7 standard
-errors to each side."""
 _COUNTS = ("generated_tokens", "response_tokens", "seconds", "tokens_per_s")
 """Quantities that are counts or times instead of fractions, by name; by the end of the name if each agent has one."""
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
@@ -45,32 +40,26 @@ def format_budget(budget: Budget) -> str:
     return ", ".join(format_count(count, UNITS[unit]) for unit, count in counts.items())
 
 
-def closing_table(
-    reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = BEFORE, *, narrow: bool = False
-) -> Table:
-    """Build the table printed at the end of a run: a section for each split, a line for each quantity.
-
-    It fits into 80 columns; if ``narrow``, into 60, without intervals.
-    """
-    columns = title_evaluations(reports, start)
-    title = "sampled; percent of the maximum"
-    if not narrow:
-        title += ", 95 % interval over problems"
-    table = Table(box=box.SIMPLE_HEAD, title=title)
-    table.add_column("")
-    for title in columns:
-        table.add_column(title.replace(" (", "\n(").replace("after ", "after\n"), justify="right")
+def tabulate_quantities(run: EvaluatedRun) -> dict[str, ReportTable]:
+    """Tabulate each split and mode, by key: the agents before training and after it, and the paired difference."""
+    columns = title_evaluations(run.reports, start_title(run.config))
+    shows_gain = len(columns) == 2
+    heads = ["", *columns]
+    if shows_gain:
+        heads.append("gain, paired by problem")
+    note = f"Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. {NO_DIFFERENCE}"
+    tables: dict[str, ReportTable] = {}
     for key in sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
-        split, mode = key.split("/")
-        if mode == "sampled":
-            table.add_section()
-            table.add_row(SPLIT_TITLES[split], style="italic")
-            for name in shown_quantities(share_quantities([*columns.values()], key), maxima):
-                values = [format_interval(name, report.summary[key][name]) for report in columns.values()]
-                is_kept = not narrow and count_problems(reports[-1], split) > 1
-                cells = (keep_interval(value, is_kept) for value in values)
-                table.add_row(f"  {quantity_title(name)}", *cells, style="bold" if name == "return" else None)
-    return table
+        lines = []
+        gains = run.list_gains(key)
+        for name in shown_quantities(share_quantities([*columns.values()], key), run.config.reward.maxima):
+            cells = [format_interval(name, report.summary[key][name]) for report in columns.values()]
+            if shows_gain:
+                cells.append(format_tested_difference(gains.get(name), quantity_scale(name)))
+            lines.append([quantity_title(name), *cells])
+        tables[key] = ReportTable(summary_title(key), heads, lines, note)
+        note = ""  # stands under the first table only
+    return tables
 
 
 def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Interval]:
@@ -85,11 +74,6 @@ def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Inter
 def start_title(config: RunConfig) -> str:
     """Return the title of a run's agents before training."""
     return LOADED if any(agent.start_from is not None for agent in config.agents) else BEFORE
-
-
-def count_problems(report: EvalReport, split: str) -> int:
-    """Count the evaluated problems of a split; a single problem has no interval over problems."""
-    return len({row.task_id for row in report.rows if row.split == split})
 
 
 def sort_summary_keys(keys: Iterable[str]) -> list[str]:
@@ -135,18 +119,18 @@ def format_interval(name: str, value: Interval | None) -> str:
         return UNDEFINED
     scale = quantity_scale(name)
     digits = {"seconds": 3, "tokens_per_s": 0}.get(name, 1)
-    mean, low, high = (f"{figure * scale:.{digits}f}" for figure in (value.mean, value.low, value.high))
-    return f"{mean} [{low}, {high}]"
+    return _add_limits(value, lambda figure: f"{figure * scale:.{digits}f}")
 
 
-def has_interval(num_seeds: int) -> bool:
-    """Whether tables show an interval: for one seed that over problems, for two none, because it is too wide."""
-    return num_seeds == 1 or num_seeds >= MIN_SEEDS
+def format_share(value: Interval) -> str:
+    """``81.2% [75.0%, 87.5%]``: a fraction in percent."""
+    return _add_limits(value, "{:.1%}".format)
 
 
-def keep_interval(text: str, is_kept: bool) -> str:
-    """Return ``mean [low, high]``, or ``mean`` alone if it has no interval: over one problem, or over few seeds."""
-    return text if is_kept else text.partition(" [")[0]
+def _add_limits(value: Interval, write: Callable[[float], str]) -> str:
+    """``mean [low, high]``; ``mean`` alone if nothing varied, as over a single problem or several with equal values."""
+    mean, low, high = map(write, (value.mean, value.low, value.high))
+    return f"{mean} [{low}, {high}]" if value.has_width else mean
 
 
 def quantity_scale(name: str) -> float:
@@ -159,9 +143,7 @@ def quantity_scale(name: str) -> float:
 
 def format_difference(difference: Interval, scale: float = 100.0) -> str:
     """``+3.2 [+1.0, +5.4]``: a difference of fractions in percentage points, or of counts if ``scale`` is 1."""
-    values = (difference.mean, difference.low, difference.high)
-    mean, low, high = (round(scale * value, 1) + 0.0 for value in values)  # + 0.0 turns -0.0 into 0.0
-    return f"{mean:+,.1f} [{low:+,.1f}, {high:+,.1f}]"
+    return _add_limits(difference, lambda value: f"{round(scale * value, 1) + 0.0:+,.1f}")  # + 0.0 turns -0.0 into 0.0
 
 
 def format_tested_difference(difference: Interval | None, scale: float = 100.0) -> str:

@@ -118,15 +118,15 @@ def _are_texts(report: EvalReport) -> bool:
 
 def read_findings(store: RunStore) -> list[Finding]:
     """Find the problems of the run in ``store`` from everything that it has committed."""
-    return list_findings(list(store.stage_metrics()), store.config(), read_evaluations(store))
+    return list_findings(list(store.stage_metrics()), read_evaluations(store), store.config())
 
 
-def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]) -> list[Finding]:
+def list_findings(metrics: StageMetrics, reports: Sequence[EvalReport], config: RunConfig) -> list[Finding]:
     """List the findings about a run so far, those about its answers first; ``reports`` are its evaluations."""
     return [
         *(find_answer_faults(reports, config) if reports else ()),
-        *_find_cuts_in_training(metrics, config, reports),
-        *_find_phrases(config, reports),
+        *_find_cuts_in_training(metrics, reports, config),
+        *_find_phrases(reports, config),
         *_find_silent_parts(metrics, config),
         *_find_equal_groups(metrics, config),
         *_find_large_gradients(metrics, config),
@@ -145,7 +145,7 @@ def list_advice(findings: Iterable[Finding], verdict_advice: str) -> list[str]:
 
 
 def answer_rows(
-    metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
+    metrics: StageMetrics, reports: Sequence[EvalReport], config: RunConfig
 ) -> Iterator[tuple[str, Sequence[str], str]]:
     """Yield rows of a table about each agent's answers and updates: title, a cell for each agent, related settings.
 
@@ -199,7 +199,7 @@ def _mean_of_newest(series: Sequence[Mapping[str, float]], key: str) -> float | 
 
 
 def _find_cuts_in_training(
-    metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
+    metrics: StageMetrics, reports: Sequence[EvalReport], config: RunConfig
 ) -> Iterator[Finding]:
     """Find agents whose answers were cut in the newest iterations, but not at the last evaluation."""
     for agent in (agent.name for agent in config.agents):
@@ -235,7 +235,7 @@ def _advise_to_stay(config: RunConfig) -> str:
     )
 
 
-def _find_phrases(config: RunConfig, reports: Sequence[EvalReport]) -> Iterator[Finding]:
+def _find_phrases(reports: Sequence[EvalReport], config: RunConfig) -> Iterator[Finding]:
     """Find agents whose texts begin alike since training. A good phrase is no fault, so the reader has to decide."""
     if not reports or not _are_texts(reports[-1]):
         return

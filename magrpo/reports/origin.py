@@ -7,10 +7,7 @@ from magrpo.config.run import RunConfig
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import LEVEL_TITLES
 from magrpo.tracking.connection import mlflow_page, tracking_uri
-from magrpo.tracking.wall_time import read_run_records
-
-LIBRARIES = ("magrpo", "torch", "transformers", "peft", "vllm")
-"""Libraries whose versions a report names."""
+from magrpo.tracking.outbox import read_outbox
 
 
 def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]:
@@ -21,8 +18,8 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     commit = tags.get("mlflow.source.git.commit", "")
     is_dirty = tags.get("git.dirty") == "true"
     facts["commit"] = f"{commit} with changes" if commit and is_dirty else commit
-    versions = [f"{name} {tags[f'version.{name}']}" for name in LIBRARIES if f"version.{name}" in tags]
-    facts["libraries"] = ", ".join(versions)
+    versions = {key.removeprefix("version."): tags[key] for key in tags if key.startswith("version.")}
+    facts["libraries"] = ", ".join(f"{name} {version}" for name, version in versions.items())
     level = tags.get("sandbox.level", "")
     facts["sandbox"] = LEVEL_TITLES.get(level, level)
     facts["run folder"] = str(store.path)
@@ -31,18 +28,18 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     return [(name, text) for name, text in facts.items() if text]
 
 
-def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield commands for the reader of a run's report, each after its purpose."""
+def suggest_commands(store: RunStore, config: RunConfig, program: str = "magrpo") -> Iterator[tuple[str, str]]:
+    """Suggest commands for the agents of a run, each after its purpose; the most wanted one comes last."""
     run = store.format_arguments()
-    yield "ask the agents", f"magrpo ask {run}"
     if config.train.num_iterations:
-        yield "compare with baselines", f"magrpo evaluate {run} --baselines all"
+        yield "compare the agents with baselines", f"{program} evaluate {run} --baselines all"
+    yield "ask the agents a held-out problem", f"{program} ask {run}"
 
 
 def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:
     """Return the time of the first start, and the newest value of every tag; empty for a run without records."""
     started, tags = "", {}
-    for record in read_run_records(store.path):
+    for record in read_outbox(store.path):
         if record["kind"] == "tags":
             tags.update(record["values"])
         elif not started and record["kind"] == "status":

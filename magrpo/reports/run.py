@@ -13,28 +13,29 @@ from pathlib import Path
 from magrpo.algo.repetition import RUN
 from magrpo.reports import charts, figures
 from magrpo.reports.budget import UNITS
-from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
+from magrpo.reports.evaluations import EvaluatedRun, shared_keys
 from magrpo.reports.exhibits import choose_best_answers, choose_examples, describe_choice
 from magrpo.reports.health import Finding, answer_rows, list_findings
-from magrpo.reports.origin import describe_origin, list_next_commands
+from magrpo.reports.origin import describe_origin, suggest_commands
 from magrpo.reports.page import (
     Exhibits,
     Facts,
     Listing,
     PageSection,
     Pictures,
-    ReportTable,
     Terms,
     make_banner,
     write_page,
 )
+from magrpo.reports.tables import ReportTable
 from magrpo.reports.training_metrics import draw_training_charts, list_training_returns, tabulate_training_metrics
-from magrpo.reports.verdict import MIN_PROBLEMS, Verdict, judge_run
+from magrpo.reports.verdict import Verdict, judge_run
 from magrpo.run.config_diff import format_changed_values
+from magrpo.run.files import read_evaluation
+from magrpo.stages.context import Metrics, StageContext
 from magrpo.text import format_count
-from magrpo.types import HEADLINE, Interval
+from magrpo.types import HEADLINE
 
-_ONE_PROBLEM = "one problem: no interval"
 _DESCRIBE_BEST = (
     "The answers with the highest reward, one per problem; among equal rewards, the one copied most. If they are poor, "
     "the reward favours something else. In texts, passages copied from the prompt are marked."
@@ -56,7 +57,7 @@ class RunReport(EvaluatedRun):
     def list_sections(self) -> Iterator[PageSection]:
         """Yield the verdict, the curves, one before and after, and one table; the other sections are folded."""
         examples = choose_examples(self)
-        first_table, *more_tables = self.evaluation_tables()
+        first_table, *more_tables = figures.tabulate_quantities(self).values()
         yield PageSection(make_banner(self.verdict, self.findings))
         yield PageSection(Facts("Summary", list(self._list_facts())))
         if len(self.reports) > 1:
@@ -64,8 +65,8 @@ class RunReport(EvaluatedRun):
         if examples:
             title = "Before and after" if len(self.reports) > 1 else "An answer"
             yield PageSection(Exhibits(title, examples[:1], describe_choice(self)))
-        yield PageSection(first_table, self._find_largest_change())
-        yield PageSection(Terms("Next steps", list(list_next_commands(self.store, self.config)), code=True))
+        yield PageSection(first_table)
+        yield PageSection(Terms("Next steps", list(suggest_commands(self.store, self.config)), code=True))
         best_answers = Exhibits("Highest rewards", choose_best_answers(self), _DESCRIBE_BEST)
         yield PageSection(best_answers, folded=not self.findings)
         yield PageSection(self._health_table(), folded=True)
@@ -75,7 +76,7 @@ class RunReport(EvaluatedRun):
             yield PageSection(tabulate_training_metrics(self.stage_metrics), folded=True)
         for table in more_tables:
             yield PageSection(table, folded=True)
-        if len(charts.list_priced_turns(self.reports)) > 1 or len(self.reports) > 1:
+        if len(charts.list_priced_turns(self.reports)) > 1:
             yield self._draw_scatter()
         if len(examples) > 1:
             yield PageSection(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
@@ -94,54 +95,11 @@ class RunReport(EvaluatedRun):
     @cached_property
     def findings(self) -> list[Finding]:
         """Problems of the run that its return hides."""
-        return list_findings(self.stage_metrics, self.config, self.reports)
-
-    def evaluation_tables(self) -> list[ReportTable]:
-        """Build a table for each split and mode: the agents before training and after it, and the paired difference."""
-        columns = figures.title_evaluations(self.reports, figures.start_title(self.config))
-        shows_gain = len(columns) == 2
-        heads = ["", *columns]
-        if shows_gain:
-            heads.append("gain, paired by problem")
-        units = "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."
-        note = f"{units} {figures.NO_DIFFERENCE}"
-        tables: list[ReportTable] = []
-        for key in figures.sort_summary_keys(shared_keys([report.summary for report in columns.values()])):
-            has_interval = figures.count_problems(self.last, key.partition("/")[0]) > 1
-            lines = []
-            shared = figures.share_quantities([*columns.values()], key)
-            gains = self._list_gains(key)
-            for name in figures.shown_quantities(shared, self.config.reward.maxima):
-                cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
-                if shows_gain:
-                    cells.append(figures.format_tested_difference(gains.get(name), figures.quantity_scale(name)))
-                cells = [figures.keep_interval(cell, has_interval) for cell in cells]
-                lines.append([figures.quantity_title(name), *cells])
-            tables.append(ReportTable(figures.summary_title(key), heads, lines, note))
-            note = ""  # stands under the first table only
-        return tables
+        return list_findings(self.stage_metrics, self.reports, self.config)
 
     @property
     def _trained(self) -> bool:
         return self.budgets[-1].updates > 0
-
-    def _list_gains(self, key: str) -> dict[str, Interval]:
-        """Return the change of every quantity from the first evaluation to the last, paired by problem.
-
-        A quantity that the two measured on no common problem is left out: a program may rarely ask an agent.
-        """
-        first, last = (means.get(key, {}) for means in (self.means[0], self.means[-1]))
-        gains = {name: paired_gain(first[name], last[name], self.config.eval.seed) for name in last if name in first}
-        return {name: gain for name, gain in gains.items() if gain is not None}
-
-    def _part_gains(self, split: str) -> dict[str, Interval]:
-        """Return the gain of every part of the reward on a split's sampled answers; none over too few problems."""
-        key = f"{split}/sampled"
-        first, last = (means.get(key, {}).get("return", {}) for means in (self.means[0], self.means[-1]))
-        if len(first.keys() & last.keys()) < MIN_PROBLEMS:
-            return {}
-        gains = self._list_gains(key)
-        return {part: gains[part] for part in self.config.reward.maxima if part in gains}
 
     def _describe_run(self) -> str:
         config = self.config
@@ -156,9 +114,8 @@ class RunReport(EvaluatedRun):
         yield self._make_fact("held-out return", HEADLINE, "return")
         if self.verdict.gain is not None:
             value, _, limits = figures.format_difference(self.verdict.gain).partition(" ")
-            num_problems = self.verdict.num_problems
-            interval = f"{limits} points, {format_count(num_problems, 'problems')}"
-            yield "gain, paired by problem", value, interval if num_problems > 1 else _ONE_PROBLEM
+            num_problems = format_count(self.verdict.num_problems, "problems")
+            yield "gain, paired by problem", value, f"{limits} points, {num_problems}".lstrip()
         if "ood/sampled" in self.last.summary:
             yield self._make_fact("return on new compositions", "ood/sampled", "return")
         if "pass_at_1" in self.last.summary[HEADLINE]:
@@ -170,30 +127,17 @@ class RunReport(EvaluatedRun):
             yield "training generated", tokens, f"in {seconds} of stage time; {rest}"
 
     def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
-        last = self.last.summary[key][name]
-        value, interval = f"{last.mean:.1%}", f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
+        value, _, limits = figures.format_share(self.last.summary[key][name]).partition(" ")
         first = self.reports[0].summary.get(key, {}).get(name)
         if len(self.reports) > 1 and first is not None:
-            value, interval = f"{first.mean:.1%} \u2192 {value}", f"now {interval}"
-        is_single = figures.count_problems(self.last, key.partition("/")[0]) == 1
-        return title, value, _ONE_PROBLEM if is_single else interval
-
-    def _find_largest_change(self) -> str:
-        """Return a heading for the first table: the part of the return that changed most on held-out problems."""
-        title = figures.summary_title(HEADLINE)
-        if len(self.reports) == 1:
-            return title
-        gains = self._part_gains("test")
-        part = charts.largest_reliable_change(gains)
-        if part is None:
-            return f"{title}: no part of the return changed reliably"
-        return f"{title}: {figures.quantity_title(part)} changed most, {figures.format_difference(gains[part])}"
+            value, limits = f"{first.mean:.1%} \u2192 {value}", f"now {limits}" if limits else ""
+        return title, value, limits
 
     def _health_table(self) -> ReportTable:
         """Tabulate the answers and updates of each agent, and the settings that change them."""
         rows = [
             (title, *cells, settings)
-            for title, cells, settings in answer_rows(self.stage_metrics, self.config, self.reports)
+            for title, cells, settings in answer_rows(self.stage_metrics, self.reports, self.config)
         ]
         note = (
             "Sampled answers to held-out problems at the first and the last evaluation; entropy and gradient norm of "
@@ -211,16 +155,13 @@ class RunReport(EvaluatedRun):
             if budget := budgets.get(report.policy_version):
                 counts = (f"{count:,}" for count in budget.counts.values())
                 value = figures.format_interval("return", report.summary[HEADLINE]["return"])
-                value = figures.keep_interval(value, figures.count_problems(report, "test") > 1)
                 rows.append((str(budget.iteration), *counts, figures.format_duration(budget.seconds), value))
         note = "Training cost up to each evaluation, without evaluations. For every iteration see report.json."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 
     def _draw_learning_curves(self) -> PageSection:
-        splits = [key.partition("/")[0] for key in self.last.summary if key.endswith("/sampled")]
-        gains = {split: self._part_gains(split) for split in splits}
         training = list_training_returns(self.stage_metrics, self.config)
-        panels = charts.learning_panels(self.reports, self.config.reward.maxima, training, gains)
+        panels = charts.learning_panels(self.reports, self.config.reward.maxima, training)
         first, last = (report.summary[HEADLINE]["return"].mean for report in (self.reports[0], self.last))
         words = "No reliable change of the held-out return:"
         if self.verdict.word.startswith("better"):
@@ -231,16 +172,11 @@ class RunReport(EvaluatedRun):
         return PageSection(curves, f"{words} from {first:.1%} to {last:.1%}")
 
     def _draw_scatter(self) -> PageSection:
-        """Draw the first turn with a reward against the last; with one, each problem before training against after."""
-        reward = self.config.reward
-        turns = charts.list_priced_turns(self.reports)
-        panels = charts.turn_panels(self.reports, reward)
-        note = "The area of a point shows how many trajectories or problems coincide there."
-        if len(turns) > 1:
-            title = f"Turn {turns[0]} against turn {turns[-1]}"
-            return PageSection(Pictures(title, panels, note), folded=len(self.reports) > 1)
-        finding = charts.describe_scatter(self.reports, reward)
-        return PageSection(Pictures("Problem by problem", panels, note), finding, folded=True)
+        """Draw the first turn with a reward against the last."""
+        first, *_, last = charts.list_priced_turns(self.reports)
+        panels = charts.turn_panels(self.reports, self.config.reward)
+        note = "The area of a point shows how many trajectories coincide there."
+        return PageSection(Pictures(f"Turn {first} against turn {last}", panels, note), folded=len(self.reports) > 1)
 
     def _collect_figures(self) -> dict[str, object]:
         """Collect every figure of the report, as fractions of the maximum."""
@@ -248,6 +184,15 @@ class RunReport(EvaluatedRun):
         return {
             "run": self.run_id,
             "evaluations": [{"policy_version": one.policy_version, "summary": one.summary} for one in self.reports],
-            "gains": {key: self._list_gains(key) for key in keys},
+            "gains": {key: self.list_gains(key) for key in keys},
             "budget": self.budgets,  # cumulative; ``executions`` depends on interruptions of the run
         }
+
+
+def write_report(context: StageContext) -> Metrics:
+    """Write the report of a training run, its last stage."""
+    store, config = context.store, context.config
+    reports = [read_evaluation(store.folder(pointer)) for pointer in context.inputs]
+    RunReport(store, config, reports).write_files(context.folder)
+    before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
+    return {"report/return_gain": after - before}

@@ -6,12 +6,9 @@ The file, ``study.csv``, is also the study's memory of finished runs whose folde
 from __future__ import annotations
 
 import csv
-import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,13 +17,14 @@ import numpy as np
 from rich.console import Console
 
 from magrpo.algo.stats import adjust_holm, mean_over_budget, paired_p_value, seed_interval
-from magrpo.config.study import StudyConfig, name_reported_run
+from magrpo.config.study import StudyConfig, StudyRun, name_reported_run
 from magrpo.errors import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.reports import figures
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.charts import Curve, budget_panels
-from magrpo.reports.page import Banner, PageSection, Pictures, ReportTable, print_banners, print_tables, write_page
+from magrpo.reports.page import Banner, PageSection, Pictures, print_banners, write_page
+from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.run.store import RunStore
 from magrpo.text import format_count
 from magrpo.types import ROUNDING, Interval
@@ -55,35 +53,15 @@ _SINGLE = f"{_PAIRED}; a single comparison needs no correction."
 
 
 @dataclass(frozen=True, slots=True)
-class StudiedRun:
-    """A finished run of a study. ``rate``: the value of ``optim.lr``; None: the one in its configuration."""
+class StudiedRun(StudyRun):
+    """A finished run of a study."""
 
-    run_id: str
-    arm: str
-    seed: int
-    rate: float | None
-    is_pilot: bool
     evaluations: list[tuple[int, int, Mapping[str, float]]]
     """One entry for each evaluation: its iteration, the tokens that training had generated, and held-out fractions."""
 
     def has_quantity(self, quantity: str) -> bool:
         """Whether every evaluation measured ``quantity``."""
         return all(quantity in values for _, _, values in self.evaluations)
-
-    def find_damage(self, study: StudyConfig) -> str:
-        """Say why these cannot be the evaluations of a finished run of ``study``; empty if they can."""
-        budget = study.pilot_tokens if self.is_pilot else study.tokens
-        iterations, tokens, values = zip(*self.evaluations, strict=True)
-        begins_at_zero = iterations[0] == 0 and tokens[0] == 0
-        iterations_rise = all(earlier < later for earlier, later in pairwise(iterations))
-        tokens_never_fall = all(earlier <= later for earlier, later in pairwise(tokens))
-        if not (begins_at_zero and iterations_rise and tokens_never_fall):
-            return "its iterations and tokens do not rise from 0"
-        if tokens[-1] < budget:
-            return f"its last evaluation is after {tokens[-1]:,} tokens, but its budget is {budget:,}"
-        if not all(math.isfinite(value) for measured in values for value in measured.values()):
-            return "an evaluation has a value that is not a number"
-        return ""
 
     def curve(self, quantity: str) -> list[tuple[float, float]]:
         """Return tokens and value of each evaluation."""
@@ -95,7 +73,7 @@ class StudiedRun:
         return mean_over_budget(curve, tokens) if study.is_area else curve[-1][1]
 
 
-def read_studied_run(store: RunStore, arm: str, seed: int, rate: float | None, *, is_pilot: bool) -> StudiedRun:
+def read_studied_run(store: RunStore, run: StudyRun) -> StudiedRun:
     """Read the evaluations of a finished run."""
     metrics = list(store.stage_metrics())
     tokens = {budget.iteration: budget.tokens for budget in build_ledger(metrics)}
@@ -104,22 +82,17 @@ def read_studied_run(store: RunStore, arm: str, seed: int, rate: float | None, *
         if stage == "evaluate":
             found = {name: values[f"eval/{name}"] for name in QUANTITIES if f"eval/{name}" in values}
             evaluations.append((iteration, tokens[iteration], found))
-    return StudiedRun(store.run_id, arm, seed, rate, is_pilot, evaluations)
+    return StudiedRun(run.run_id, run.arm, run.seed, run.rate, run.is_pilot, evaluations)
 
 
-def read_table(folder: Path, study: StudyConfig) -> dict[str, StudiedRun]:
-    """Read the runs of a study's table, by name; none if there is no table. Raises ConfigError if it is damaged."""
+def read_table(folder: Path) -> dict[str, StudiedRun]:
+    """Read the runs of a study's table, by name; none if there is no table. Raises ConfigError if it is unreadable."""
     path = folder / TABLE
     if not path.exists():
         return {}
     runs: dict[str, StudiedRun] = {}
     try:
-        text = path.read_text(encoding="utf-8")
-        if not text.endswith("\n"):
-            raise ValueError("it ends within a line")
-        for row in csv.DictReader(io.StringIO(text)):
-            if None in row.values():
-                raise ValueError("a line has too few cells")
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
             values = {name: float(row[name]) for name in QUANTITIES if row[name]}
             rate = float(row["optim.lr"]) if row["optim.lr"] else None
             begun = StudiedRun(row["run"], row["arm"], int(row["seed"]), rate, row["kind"] == "pilot", [])
@@ -128,9 +101,6 @@ def read_table(folder: Path, study: StudyConfig) -> dict[str, StudiedRun]:
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}: not a table of this program ({reason}); restore it or delete it") from None
-    for run in runs.values():
-        if damage := run.find_damage(study):
-            raise ConfigError(f"{path}: run {run.run_id}: {damage}; restore it or delete it")
     return runs
 
 
@@ -237,7 +207,7 @@ class StudyReport:
             f"{seeds}, adjusted p = {arm.p:.2g})."
         )
         advice = _TWO_SEEDS if len(self.study.seeds) == 2 else ""
-        if arm.difference.high - arm.difference.low <= ROUNDING < abs(arm.difference.mean):
+        if not arm.difference.has_width and abs(arm.difference.mean) > ROUNDING:
             advice = _NO_SPREAD
         return Banner(f"{arm.name} against {reference.name}", word, sentence, advice)
 
@@ -326,7 +296,7 @@ class StudyReport:
             for name in self.shown:
                 values = [end[name] for end in ends]
                 interval = seed_interval(values) if len(values) > 1 else _point(values)
-                cells.append(figures.keep_interval(figures.format_interval(name, interval), len(values) > 1))
+                cells.append(figures.format_interval(name, interval))
             rows.append((arm.name, *cells))
         note = "Secondary, in percent"
         note += ": plain 95 % intervals over seeds, not corrected for the number of arms." if self._has_seeds else "."
@@ -406,7 +376,7 @@ def _interpolate(curve: Sequence[tuple[float, float]], places: np.ndarray) -> li
 
 def _point(values: Sequence[float]) -> Interval | None:
     """The mean as an interval without width; None without values."""
-    return Interval(fmean(values), fmean(values), fmean(values)) if values else None
+    return Interval.without_width(fmean(values)) if values else None
 
 
 def _percent(arm: ArmResult) -> str:

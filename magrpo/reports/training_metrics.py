@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from magrpo.config.run import RunConfig
 from magrpo.reports.charts import Panel, series_panel
 from magrpo.reports.figures import quantity_title
-from magrpo.reports.page import ReportTable
 from magrpo.reports.series import StageMetrics, metric_series, metrics_by_iteration
+from magrpo.reports.tables import ReportTable
 from magrpo.types import PENALTY
 
 PERCENT = "percent"

@@ -12,7 +12,7 @@ from magrpo.reports.evaluations import (
     paired_gain,
     subtract_means,
 )
-from magrpo.reports.figures import format_difference, keep_interval, quantity_title
+from magrpo.reports.figures import format_difference, format_share, quantity_title
 from magrpo.reports.health import NEAR_FULL, find_answer_faults
 from magrpo.reports.series import first_and_last
 from magrpo.run.files import committed_iterations, read_evaluation
@@ -71,8 +71,7 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     gain = paired_gain(before["return"], after["return"], config.eval.seed) if len(reports) > 1 else None
     if gain is None:  # or no problem could be judged in both evaluations
         over = format_count(len(after["return"]), "held-out problems")
-        value = f"{last.mean:.1%} [{100 * last.low:.1f}, {100 * last.high:.1f}]"
-        text = f"the joint return on {over} is {keep_interval(value, len(after['return']) > 1)} of the maximum"
+        text = f"the joint return on {over} is {format_share(last)} of the maximum"
         return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after["return"]))
     first = reports[0].summary[HEADLINE]["return"]
     num_problems = len(subtract_means(after["return"], before["return"]))
@@ -84,11 +83,10 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
         word = "better with reservations" if faults else word
         rest = _describe_rest(faults, _find_unmoved(before, after, reports[-1], config))
     iterations = reports[-1].policy_version - reports[0].policy_version
-    has_interval = num_problems > 1
     sentence = (
         f"{word}: the joint return on held-out problems {verb} from {first.mean:.1%} to {last.mean:.1%} of the maximum "
-        f"in {format_count(iterations, 'iterations')}, {keep_interval(format_difference(gain), has_interval)} "
-        f"percentage points ({'95 % interval, ' if has_interval else ''}paired over "
+        f"in {format_count(iterations, 'iterations')}, {format_difference(gain)} percentage points "
+        f"({'95 % interval, ' if gain.has_width else ''}paired over "
         f"{format_count(num_problems, 'problems')}){rest}"
     )
     advice = _advise(word, num_problems, reports[-1].policy_version, config)

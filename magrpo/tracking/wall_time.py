@@ -1,6 +1,6 @@
 """The wall time of a run, from the records of its attempts: one figure for the terminal, the report and MLflow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,14 @@ class WallTime:
 
 def read_wall_time(folder: Path) -> WallTime | None:
     """Read the wall time of the run in ``folder`` up to its newest record; None if it never started."""
-    records = read_run_records(folder)
+    records = list(read_outbox(folder))
     starts = [record for record in records if record.get("value") == "RUNNING"]
     if not starts:
         return None
     return WallTime(sum_attempts(records, None), len(starts))
 
 
-def read_run_records(folder: Path) -> list[dict[str, Any]]:
-    """Read the records of the run in ``folder``, oldest first: whole tags, and the status and time of others."""
-    kept = {"kind", "value", "time_ms"}
-    return [
-        {key: value for key, value in record.items() if key in kept or record["kind"] == "tags"}
-        for record in read_outbox(folder)
-    ]
-
-
-def sum_attempts(records: Sequence[Mapping[str, Any]], now_ms: float | None) -> float:
+def sum_attempts(records: Iterable[Mapping[str, Any]], now_ms: float | None) -> float:
     """Add up the seconds from every start of a run to its end, or to the last record before the next start.
 
     ``now_ms``: the present time, in milliseconds since 1970, if the run is in progress; None if it is not.

@@ -11,11 +11,13 @@ from rich.text import Text
 
 from magrpo.config.run import RunConfig
 from magrpo.process.environment import find_command, shorten_path
-from magrpo.reports.budget import build_ledger
-from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
+from magrpo.reports.evaluations import EvaluatedRun
+from magrpo.reports.figures import format_budget, format_duration, format_wall_time, tabulate_quantities
 from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
+from magrpo.reports.origin import suggest_commands
 from magrpo.reports.publish import REPORT
 from magrpo.reports.series import StageMetrics
+from magrpo.reports.tables import print_tables
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.run.files import AGENTS, checkpoint_weights, committed_iterations, read_evaluations, read_place
 from magrpo.run.steps import makes_tables
@@ -35,8 +37,6 @@ STYLES = {
 """The colour of each verdict."""
 _LABEL = 9
 """Width in columns of a label such as ``result:``."""
-_TABLE = 76
-"""Width in columns of the closing table with its intervals."""
 
 
 def print_closing(result: Result, console: Console, *, brief: bool = False) -> None:
@@ -44,17 +44,17 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
     store = result.store
     config = store.config()
     if brief and not makes_tables(config):
-        print_verdict(list(store.stage_metrics()), config, read_evaluations(store), console)
+        print_verdict(list(store.stage_metrics()), read_evaluations(store), config, console)
         print_files(store, console)
         _print_team(result, config, console)
         return
     console.print()
     if makes_tables(config):
         from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
-        from magrpo.reports.page import print_banners, print_tables  # matplotlib
+        from magrpo.reports.page import print_banners  # matplotlib
 
         table = BaselineTable(config, read_baselines(store, config))
-        print_tables([table.paper_table(), table.console_table(), *table.cross_play_tables()], console)
+        print_tables([table.paper_table(), table.summary_table(brief=True), *table.cross_play_tables()], console)
         print_banners([table.judge_rows()], console)
         for name, reason in config.baselines.left_out.items():
             print_entry(console, "skipped:", f"{name}: {reason}")
@@ -65,7 +65,15 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
     print_files(store, console)
     _print_team(result, config, console)
     _print_services(result, console)
-    print_commands("next:", suggest_commands(store), console)
+    print_next(store, config, console)
+
+
+def print_next(store: RunStore, config: RunConfig, console: Console) -> None:
+    """Print commands for after a run: one opens its report, the others use its agents."""
+    commands = {f"{store.format_command('show')} --open": "open the report"}
+    if not makes_tables(config):
+        commands |= {command: purpose for purpose, command in suggest_commands(store, config, find_command("magrpo"))}
+    print_commands("next:", commands, console)
 
 
 def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
@@ -133,32 +141,21 @@ def find_agents(store: RunStore) -> Path | None:
     return checkpoint_weights(store, iterations[-1]) if iterations else None
 
 
-def suggest_commands(store: RunStore) -> dict[str, str]:
-    """Suggest commands for after a run, each with its purpose; the most wanted one comes last."""
-    config = store.config()
-    commands = {f"{store.format_command('show')} --open": "open the report"}
-    if makes_tables(config):
-        return commands
-    if config.train.num_iterations:
-        commands[f"{store.format_command('evaluate')} --baselines all"] = "compare its agents with baselines"
-    return commands | {store.format_command("ask"): "ask the agents a held-out problem"}
-
-
-def print_answers(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+def print_answers(metrics: StageMetrics, reports: Sequence[EvalReport], config: RunConfig, console: Console) -> None:
     """Print a table of the agents: length and faults of their answers, entropy and gradient norm."""
     table = Table(box=box.SIMPLE_HEAD, title="held-out answers and updates, before -> after")
     table.add_column("")
     for agent in config.agents:
         table.add_column(agent.name, justify="right")
-    for title, cells, _ in answer_rows(metrics, config, reports):
+    for title, cells, _ in answer_rows(metrics, reports, config):
         table.add_row(f"  {title}", *cells)
     console.print(table)
 
 
-def print_verdict(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+def print_verdict(metrics: StageMetrics, reports: Sequence[EvalReport], config: RunConfig, console: Console) -> None:
     """Print the verdict on a run, problems that its return hides, and remedies for both, the most useful first."""
     verdict = judge_evaluations(reports, config)
-    findings = list_findings(metrics, config, reports)
+    findings = list_findings(metrics, reports, config)
     print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
     for warning in list_warnings(findings, verdict.sentence):
         print_entry(console, "warning:", warning, "yellow")
@@ -169,15 +166,13 @@ def print_verdict(metrics: StageMetrics, config: RunConfig, reports: Sequence[Ev
 
 
 def _print_results(store: RunStore, config: RunConfig, console: Console) -> None:
-    reports = read_evaluations(store)
-    metrics = list(store.stage_metrics())
-    narrow = console.is_terminal and console.width < _TABLE
-    console.print(closing_table(reports, config.reward.maxima, start_title(config), narrow=narrow))
-    print_answers(metrics, config, reports, console)
-    print_verdict(metrics, config, reports, console)
-    budget = build_ledger(metrics)[-1]
-    if budget.updates:
-        print_entry(console, "budget:", format_budget(budget))
+    run = EvaluatedRun.read(store)
+    tables = tabulate_quantities(run)
+    print_tables([tables[key] for key in tables if key.endswith("/sampled")], console)
+    print_answers(run.stage_metrics, run.reports, config, console)
+    print_verdict(run.stage_metrics, run.reports, config, console)
+    if run.budgets[-1].updates:
+        print_entry(console, "budget:", format_budget(run.budgets[-1]))
 
 
 def _describe_time(store: RunStore, timing: Timing) -> str:

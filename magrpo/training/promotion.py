@@ -14,7 +14,7 @@ from pathlib import Path
 from magrpo.config.run import RunConfig
 from magrpo.progress.activity import show_activity
 from magrpo.reports.evaluations import mean_returns
-from magrpo.reports.figures import count_problems, keep_interval
+from magrpo.reports.figures import format_share
 from magrpo.run.comparability import select_protocol
 from magrpo.run.files import AGENTS, PROMOTE, REGISTER, describe_start, read_evaluation, split_file
 from magrpo.run.manifest import digest
@@ -94,9 +94,7 @@ class _Candidate:
             team = TrainedTeam.of(store)
             last_report = team.report.last
             parent = describe_start(store)
-            mean = last_report.summary[HEADLINE]["return"]
-            interval = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
-            shown = keep_interval(interval, count_problems(last_report, "test") > 1)
+            shown = format_share(last_report.summary[HEADLINE]["return"])
             card = render_model_card(team, version.number)
             described = folder / "described"
             described.mkdir()

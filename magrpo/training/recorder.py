@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from magrpo.config.run import RunConfig
-from magrpo.reports.figures import format_difference, format_wall_time, keep_interval
+from magrpo.reports.figures import format_difference, format_wall_time
 from magrpo.reports.health import list_advice, list_warnings, read_findings
 from magrpo.reports.verdict import read_verdict
 from magrpo.run import files, steps
@@ -41,7 +41,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     if verdict is not None:
         tags["verdict"] = verdict.word
         if verdict.gain is not None:
-            tags["gain"] = keep_interval(format_difference(verdict.gain), verdict.num_problems > 1)
+            tags["gain"] = format_difference(verdict.gain)
         lines.append(f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}")
         findings = read_findings(store)
         lines += [f"- warning: {warning}" for warning in list_warnings(findings, verdict.sentence)]

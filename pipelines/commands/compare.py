@@ -16,8 +16,9 @@ from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels
 from magrpo.reports.comparison import judge_difference, list_differences
 from magrpo.reports.comparison_tables import comparison_sections, summary_table
 from magrpo.reports.evaluations import EvaluatedRun
-from magrpo.reports.page import PageSection, Pictures, print_banners, print_tables, write_page
+from magrpo.reports.page import PageSection, Pictures, print_banners, write_page
 from magrpo.reports.pooling import check_rows_match, check_settings_match, list_repeated_rows, read_evaluated
+from magrpo.reports.tables import print_tables
 from magrpo.reports.verdict import judge_run
 from magrpo.run.steps import makes_tables, steps
 from magrpo.run.store import RunStore
@@ -133,7 +134,7 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
     table = BaselineTable(config.model_copy(update={"baselines": baselines}), pooled)
     table.write_files(folder, f"Agents and baselines of {', '.join(store.run_id for store in stores)}")
     print_banners([table.judge_rows()], console)
-    print_tables([table.paper_table(), table.console_table()], console)
+    print_tables([table.paper_table(), table.summary_table(brief=True)], console)
     for name, reason in others.items():
         console.print(f"left out: {name}: {reason}", markup=False)
     _print_written(folder / "baselines.html", console)

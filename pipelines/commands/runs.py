@@ -24,7 +24,7 @@ from magrpo.run.store import CONFIG, RunStore
 from magrpo.text import format_count
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.outbox import read_outbox
-from magrpo.tracking.wall_time import read_run_records, sum_attempts
+from magrpo.tracking.wall_time import sum_attempts
 from pipelines.arguments import Json, Root, RunId
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
@@ -93,7 +93,7 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
 
 def summarize_folder(folder: Path) -> Summary:
     """Summarize a run directory in a row."""
-    records = read_run_records(folder)
+    records = list(read_outbox(folder))
     statuses = [record["value"] for record in records if record["kind"] == "status"]
     state = STATES.get(statuses[-1], "unknown") if statuses else "not started"
     running = is_held(folder)

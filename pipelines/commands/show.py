@@ -20,11 +20,9 @@ from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import (
     SPLIT_TITLES,
     UNDEFINED,
-    count_problems,
     format_budget,
     format_interval,
     format_wall_time,
-    keep_interval,
     quantity_title,
     sort_summary_keys,
 )
@@ -40,10 +38,10 @@ from magrpo.training.closing import (
     print_commands,
     print_entry,
     print_files,
+    print_next,
     print_path,
     print_place,
     print_verdict,
-    suggest_commands,
 )
 from magrpo.types import HEADLINE, PENALTY, EvalReport
 from pipelines.arguments import Json, Root, RunId
@@ -131,9 +129,9 @@ def _print_screen(store: RunStore, config: RunConfig, summary: Summary, reports:
     print_entry(console, "task:", f"{agents}; {kinds}")
     metrics = list(store.stage_metrics())
     if reports:
-        print_verdict(metrics, config, reports, console)
+        print_verdict(metrics, reports, config, console)
         console.print(tabulate_evaluations(reports, narrow=console.is_terminal and console.width < 80))
-        print_answers(metrics, config, reports, console)
+        print_answers(metrics, reports, config, console)
     budget = build_ledger(metrics)[-1]
     if budget.updates:
         print_entry(console, "budget:", format_budget(budget))
@@ -145,7 +143,7 @@ def _print_screen(store: RunStore, config: RunConfig, summary: Summary, reports:
     print_path(console, "folder:", store.path)
     print_files(store, console)
     if summary.state in ("finished", "running"):
-        print_commands("next:", suggest_commands(store), console)
+        print_next(store, config, console)
     else:
         print_commands("next:", {store.format_command("resume"): "resume it where it stopped"}, console)
 
@@ -173,8 +171,7 @@ def tabulate_evaluations(reports: Sequence[EvalReport], *, narrow: bool) -> Tabl
         cells = []
         for key in keys:
             value = format_interval("return", report.summary.get(key, {}).get("return"))
-            has_interval = count_problems(report, key.partition("/")[0]) > 1
-            cells.append(keep_interval(value, has_interval and not narrow))
+            cells.append(value.partition(" [")[0] if narrow else value)
         headline = report.summary[HEADLINE]
         cells += [f"{headline[name].mean:.1%}" if name in headline else UNDEFINED for name in others]
         table.add_row(str(report.policy_version), *cells)

@@ -36,7 +36,7 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
     record = fix_study(study)
     keep_place(study.folder_store, place)
     console = open_console()
-    runs = format_count(len(study.list_pilots()) + len(study.list_reported()), "runs")
+    runs = format_count(len(study.list_pilots()) + len(study.list_reported({})), "runs")
     folder = shorten_path(study.folder)
     console.print(f"study {study.name}, {runs}, in {folder}; fixed on {record['when']}", markup=False, soft_wrap=True)
     file = study.path
@@ -62,7 +62,7 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
         console.print(f"failed: {failures}\n{retry}", markup=False, soft_wrap=True)
         return 1
     console.quiet = False
-    stores = (study.find_store(name) for _, _, name in study.list_reported())
+    stores = (study.find_store(run.run_id) for run in study.list_reported({}))
     if kept := next((store for store in stores if store.exists()), None):
         console.print(f"next: look at a run: {kept.format_command('show')} --open", markup=False, soft_wrap=True)
     return 0
@@ -98,10 +98,9 @@ def list_study_runs(study: Study) -> int:
     rates = study.choose_rates()
     finished = {run.run_id for run in study.read_finished(rates)}
     lines = [(run.run_id, f"pilot, optim.lr={run.rate:g}") for run in study.list_pilots()]
-    for arm, _, name in study.list_reported():
-        rate = rates.get(arm.name)
-        chosen = "optim.lr as configured" if rate is None else f"optim.lr={rate:g}"
-        lines.append((name, chosen if arm.name in rates else "optim.lr chosen by its pilots"))
+    for run in study.list_reported(rates):
+        chosen = "optim.lr as configured" if run.rate is None else f"optim.lr={run.rate:g}"
+        lines.append((run.run_id, chosen if run.arm in rates else "optim.lr chosen by its pilots"))
     width = max(len(name) for name, _ in lines)
     for name, remark in lines:
         state = "finished" if name in finished else ""

@@ -199,7 +199,7 @@ def test_the_runs_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     pilots = [f"s-plain-pilot-lr{rate}-s{seed}" for rate in ("0.01", "0.02") for seed in (7, 8)]
     assert [run.run_id for run in study.list_pilots()] == pilots, "an arm with one candidate needs no pilots"
     reported = [f"s-{arm}-s{seed}" for seed in (0, 1, 2) for arm in ("plain", "loo")]
-    assert [name for _, _, name in study.list_reported()] == reported
+    assert [run.run_id for run in study.list_reported({})] == reported
     assert study.choose_rates() == {"loo": 0.5}
     assert main(["study", str(path), "--dry-run"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*pilots, *reported]
@@ -284,7 +284,7 @@ def test_a_study_survives_failures_and_interruptions(tmp_path: Path) -> None:
     assert [path.name for path in study.folder.glob("*.error.txt")] == ["s-loo-s2.error.txt"], "the other is mended"
     assert run_study(study, runner, QUIET) == {}
     assert run_study(study, runner, QUIET) == {}
-    names = [run.run_id for run in study.list_pilots()] + [name for _, _, name in study.list_reported()]
+    names = [run.run_id for run in [*study.list_pilots(), *study.list_reported({})]]
     assert sorted(runner.made) == sorted(names), "every run was made once"
     check_report(study)
     check_tracking(study, names)
@@ -537,42 +537,6 @@ def test_a_table_counts_only_for_what_was_fixed(tmp_path: Path, capsys: pytest.C
     (study.folder / "study.json").unlink()
     with pytest.raises(ConfigError, match=r"study.csv: no study.json beside it says what was fixed before its runs"):
         fix_study(study)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, str]:
-    """A finished study of four runs, whose table a test may damage, and the text of that table."""
-    study = load(write_study(tmp_path_factory.mktemp("finished"), *FOUR_RUNS))
-    run_study(study, Runner(), QUIET)
-    return study, (study.folder / "study.csv").read_text()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("s-loo-s1,1,120,", "s-loo-s1,1,90,", "run s-loo-s1: its last evaluation is after 90 tokens, .* budget is 100"),
-        ("s-loo-s1,0,0,", "s-loo-s1,2,0,", "run s-loo-s1: its iterations and tokens do not rise from 0"),
-        ("s-loo-s1,0,0,", "s-loo-s1,0,130,", "run s-loo-s1: its iterations and tokens do not rise from 0"),
-        ("s-loo-s1,0,0,0.4,", "s-loo-s1,0,0,nan,", "run s-loo-s1: an evaluation has a value that is not a number"),
-        ("0.5\n", "0.5", "not a table of this program .*ends within a line"),
-        (",0.5\n", "\n", "not a table of this program .*a line has too few cells"),
-    ],
-)
-def test_a_damaged_table_is_refused(finished: tuple[Study, str], old: str, new: str, message: str) -> None:
-    study, text = finished
-    table = study.folder / "study.csv"
-    before, found, after = text.rpartition(old)
-    assert found
-    table.write_text(before + new + after)
-    with pytest.raises(ConfigError, match=f"{table}: {message}.*; restore it or delete it"):
-        list_finished(study)
-
-
-def test_a_table_cut_off_after_a_line_is_refused(finished: tuple[Study, str]) -> None:
-    study, text = finished
-    (study.folder / "study.csv").write_text("".join(text.splitlines(keepends=True)[:-1]))
-    with pytest.raises(ConfigError, match="run s-loo-s1: its last evaluation is after 0 tokens"):
-        list_finished(study)
 
 
 def list_finished(study: Study) -> list[str]:

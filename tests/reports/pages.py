@@ -75,7 +75,7 @@ def row(name: str, tests: float, cooperation: float, *, index: int = 0, split: S
     """A row of one turn with full marks for structure and syntax, which passes if ``tests`` is 1."""
     parts = {"structure": 1.0, "syntax": 0.5, "tests": tests, "cooperation": cooperation}
     texts = {"helper": text, "main": f"main of {name}"}
-    answers = {agent: AnswerStats(9, False, 0.0, 0.0) for agent in texts}
+    answers = {agent: AnswerStats(9, False, 0.0, 0.0, 0.0) for agent in texts}
     total, passed = sum(parts.values()), tests == 1
     return EvalRow(f"{split}/{name}", split, mode, index, (total,), (parts,), (passed,), texts, answers, 18)
 

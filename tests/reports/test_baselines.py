@@ -71,7 +71,7 @@ def test_intervals_of_one_problem_are_for_new_seeds_only(config: RunConfig, repo
     report = EvalReport(0, tuple(rows), summarise_rows(rows, config.reward, 0))
     result = make_result(config, report)
     result.other_runs = [make_result(config, report)] * 2
-    note = BaselineTable(config, [result]).console_table().note
+    note = BaselineTable(config, [result]).summary_table().note
     assert "95 % intervals for new seeds on the same problem, from 3 runs" in note
 
 

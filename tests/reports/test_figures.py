@@ -1,24 +1,21 @@
-"""The closing table and the pictures."""
+"""The formats of figures, and the pictures."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import re
 from dataclasses import replace
 from typing import Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from magrpo.reports.charts import Panel, learning_panels, render_svg, series_panel, spread_labels, turn_panels
-from magrpo.reports.figures import closing_table, format_interval, format_tested_difference
-from magrpo.reports.page import ReportTable, print_tables
+from magrpo.reports.charts import Panel, learning_panels, render_svg, series_panel, turn_panels
+from magrpo.reports.figures import format_interval, format_tested_difference
+from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
@@ -37,6 +34,10 @@ def draw(panel: Panel) -> Axes:
     axes: Axes = Figure().subplots()
     panel.draw(axes)
     return axes
+
+
+def read_legend(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def _row(task_id: str, *turns: tuple[float, float], split: Split = "test", index: int = 0) -> EvalRow:
@@ -73,64 +74,34 @@ def test_every_part_of_a_reward_is_drawn_however_many_there_are() -> None:
     names = [f"part{i}" for i in range(9)]
     means = {name: Interval(0.5, 0.4, 0.6) for name in (*names, "return")}
     reports = [EvalReport(version, (), {"test/sampled": means}) for version in (0, 10)]
-    _, parts = learning_panels(reports, dict.fromkeys(names, 1.0), (), {"test": {}})
+    _, parts = learning_panels(reports, names, ())
     axes = draw(parts)
-    assert [text.get_text() for text in axes.texts] == [f"{name} 50" for name in names]
+    assert read_legend(axes) == [f"{name} 50" for name in names]
     lines = {(line.get_color(), line.get_marker()) for line in axes.lines}
     assert len(lines) == len(names), "no two look alike"
-
-
-def test_closing_table_fits_a_terminal() -> None:
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(closing_table(ONE_TURN, MAXIMA))
-    lines = console.export_text().splitlines()
-    [line] = [line for line in lines if line.strip().startswith("return")]
-    assert line.split() == ["return", "25.0", "[24.0,", "27.0]", "45.0", "[44.0,", "47.0]"]
-    assert sum("held-out problems" in line for line in lines) == 1  # greedy is left to the files
-
-
-def test_quantities_that_one_evaluation_lacks_are_left_out() -> None:
-    """A sample on which the sandbox failed takes away the pass@k of all samples."""
-    before, after = ONE_TURN
-    summary = {
-        key: {name: value for name, value in values.items() if name != "pass_at_10"}
-        for key, values in before.summary.items()
-    }
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(closing_table([replace(before, summary=summary), after], MAXIMA))
-    said = console.export_text()
-    assert "pass@3" in said
-    assert "pass@10" not in said
-
-
-def test_the_closing_table_leaves_out_a_split_that_one_evaluation_lacks() -> None:
-    before, after = ONE_TURN
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(closing_table([before, replace(after, summary=after.summary | NEW_COMPOSITIONS)], MAXIMA))
-    assert "new compositions" not in console.export_text()
 
 
 def test_a_curve_begins_where_its_split_could_be_judged() -> None:
     before, after = ONE_TURN
     reports = [before, replace(after, summary=after.summary | NEW_COMPOSITIONS)]
-    axes = draw(learning_panels(reports, MAXIMA, (), {"test": {}, "ood": {}})[0])
+    axes = draw(learning_panels(reports, MAXIMA, ())[0])
     assert [list(line.get_xdata()) for line in axes.lines] == [[0, 40], [40]]
     scatter = draw(turn_panels([TWO_TURNS[0], replace(TWO_TURNS[1], summary=reports[1].summary)], REWARD)[0])
-    assert len(scatter.get_legend().get_texts()) == 2
+    assert len(read_legend(scatter)) == 2
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:
-    left, right = map(draw, learning_panels(ONE_TURN, MAXIMA, (), {"test": {}}))
+    left, right = map(draw, learning_panels(ONE_TURN, MAXIMA, ()))
     assert [list(line.get_xdata()) for line in left.lines] == [[0, 40]]
     assert list(left.lines[0].get_ydata()) == pytest.approx([25, 45])
     assert [list(line.get_ydata()) for line in right.lines] == [pytest.approx([50, 90]), pytest.approx([50, 50])]
-    assert [text.get_text() for text in right.texts] == ["structure 90", "tests 50"]
+    assert read_legend(right) == ["structure 90", "tests 50"]
 
 
 @pytest.mark.parametrize(("num_points", "marker"), [(1, "o"), (2, "None")])
 def test_one_iteration_is_drawn_as_a_point(num_points: int, marker: str) -> None:
     points = [(float(iteration), 50.0) for iteration in range(1, num_points + 1)]
-    series, training = series_panel("", {"a": points}, ""), learning_panels(ONE_TURN, MAXIMA, points, {"test": {}})[0]
+    series, training = series_panel("", {"a": points}, ""), learning_panels(ONE_TURN, MAXIMA, points)[0]
     assert [draw(panel).lines[0].get_marker() for panel in (series, training)] == [marker, marker]
 
 
@@ -140,8 +111,7 @@ def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
     assert sorted(map(tuple, before.get_offsets().tolist())) == [(0, 25), (25, 50)]
     assert sorted(map(tuple, after.get_offsets().tolist())) == [(25, 100), (100, 100)]
     assert axes.get_xlabel() == "joint return turn 1, % of maximum"
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["before training, mean 12 → 38 (n = 2)", "after training, mean 62 → 100 (n = 2)"]
+    assert read_legend(axes) == ["before training, mean 12 → 38 (n = 2)", "after training, mean 62 → 100 (n = 2)"]
 
 
 def test_turns_without_a_price_are_not_drawn() -> None:
@@ -151,18 +121,11 @@ def test_turns_without_a_price_are_not_drawn() -> None:
         rows = (replace(row, returns=(0.0, *row.returns), parts=({}, *row.parts)) for row in report.rows)
         return replace(report, rows=tuple(rows))
 
-    for reports, label in ((ONE_TURN, "before training"), (TWO_TURNS, "turn 2")):
-        late = [begin_late(report) for report in reports]
-        [axes], [shown] = (map(draw, turn_panels(one, REWARD)) for one in (late, reports))
-        assert axes.get_xlabel() == f"joint return {label}, % of maximum"
-        for points, others in zip(axes.collections, shown.collections, strict=True):
-            assert points.get_offsets().tolist() == others.get_offsets().tolist()
-
-
-def test_with_one_turn_problems_are_set_before_against_after() -> None:
-    [axes] = map(draw, turn_panels(ONE_TURN, REWARD))
-    assert sorted(map(tuple, axes.collections[0].get_offsets().tolist())) == [(25, 75), (25, 100)]
-    assert axes.get_ylabel() == "joint return after training, % of maximum"
+    late = [begin_late(report) for report in TWO_TURNS]
+    [axes], [shown] = (map(draw, turn_panels(one, REWARD)) for one in (late, TWO_TURNS))
+    assert axes.get_xlabel() == "joint return turn 2, % of maximum"
+    for points, others in zip(axes.collections, shown.collections, strict=True):
+        assert points.get_offsets().tolist() == others.get_offsets().tolist()
 
 
 def test_points_that_coincide_are_one_with_their_area() -> None:
@@ -175,7 +138,7 @@ def test_points_that_coincide_are_one_with_their_area() -> None:
 
 
 def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
-    panel = learning_panels(ONE_TURN, MAXIMA, (), {"test": {}})[1]
+    panel = learning_panels(ONE_TURN, MAXIMA, ())[1]
     element = render_svg(panel, "a")
     assert element == render_svg(panel, "a")
     assert f'aria-label="{panel.title}"' in element
@@ -185,16 +148,6 @@ def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
     others = re.findall(r' id="([^"]*)"', render_svg(panel, "b"))
     assert ids
     assert not set(ids) & set(others), "two panels of a page share no id"
-
-
-@given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))
-def test_labels_keep_their_distance_and_their_order(heights: dict[str, float]) -> None:
-    placed = spread_labels(heights, gap=7.0, top=101.0)
-    ordered = sorted(placed.values(), reverse=True)
-    assert all(high - low >= 7.0 - 1e-9 for high, low in itertools.pairwise(ordered))
-    assert all(placed[label] <= height for label, height in heights.items())
-    by_height = sorted(heights, key=heights.__getitem__, reverse=True)
-    assert sorted(placed, key=placed.__getitem__, reverse=True) == by_height
 
 
 def test_a_change_is_called_one_only_where_its_interval_is_without_0() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.tracking.connection import RecordRefused, Unavailable
-from magrpo.tracking.outbox import Outbox, OutboxTracker, Record, encode_record
-from magrpo.tracking.wall_time import read_run_records, sum_attempts
+from magrpo.tracking.outbox import Outbox, OutboxTracker, Record, encode_record, read_outbox
+from magrpo.tracking.wall_time import sum_attempts
 from tests.processes import wait_until
 
 
@@ -322,7 +322,7 @@ def test_damaged_lines_are_skipped_and_recorded_again(
     tracker.close("FINISHED")
     assert caplog.text.count(f"skipped a damaged line of {path}") == 1
     assert sink.steps() == [0, 2, 1, 3]
-    assert sum_attempts(read_run_records(tmp_path), None) == 0
+    assert sum_attempts(read_outbox(tmp_path), None) == 0
     assert tracker.num_undelivered == 0
 
 

@@ -20,13 +20,13 @@ from magrpo.config.services import RegistryConfig
 from magrpo.errors import ConfigError
 from magrpo.export.model_card import find_licence
 from magrpo.progress.notify import Notices
+from magrpo.reports.origin import suggest_commands
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore
 from magrpo.tracking.connection import Unavailable
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.training import champion, gate
 from magrpo.training.champion import RegistryError
-from magrpo.training.closing import suggest_commands
 from magrpo.training.execute import Result, execute
 from magrpo.training.promotion import Promotion, register_team
 from tests.pipelines.micro import write_config
@@ -282,7 +282,9 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: 
     one = RunStore.open(world.root, "one").path / "stages/00001/update/weights"
     assert adapter(weights) == adapter(one)
     assert result.promotion is None
-    assert not any("evaluate" in command for command in suggest_commands(result.store)), "it evaluates already"
+    assert not any("evaluate" in command for _, command in suggest_commands(result.store, result.store.config())), (
+        "it evaluates already"
+    )
     world.rewrite("start", 1, set_returns(-1.0))
     assert world.promote("two", "start").promoted
     again = execute(world.root, "from-champion", lambda stages: stages, {})

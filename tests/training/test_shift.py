@@ -39,7 +39,7 @@ def report(config: RunConfig, version: int, cooperation: float) -> EvalReport:
     parts = {"structure": 1.0, "syntax": 0.5, "tests": 0.5, "cooperation": cooperation}
     assert isinstance(config.reward, CodingReward)
     total = sum(parts.values()) + config.reward.shift
-    answers = dict.fromkeys(("helper", "main"), AnswerStats(0, False, 0.0, 0.0))
+    answers = dict.fromkeys(("helper", "main"), AnswerStats(0, False, 0.0, 0.0, 0.0))
     one = EvalRow("t", "test", "sampled", 0, (total,), (parts,), (False,), dict.fromkeys(answers, ""), answers, 9)
     rows = (one, replace(one, index=1))
     return EvalReport(version, rows, summarise_rows(rows, config.reward, 0))

@@ -16,7 +16,7 @@ from magrpo.reports.comparison import compare_means, judge_difference, match_bud
 from magrpo.reports.comparison_tables import comparison_sections, list_run_costs, summary_table
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import format_duration
-from magrpo.reports.page import ReportTable
+from magrpo.reports.tables import ReportTable
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.store import RunStore
 from magrpo.stages.evaluate import summarise_rows
