@@ -13,10 +13,12 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -255,6 +257,54 @@ def test_closing_ends_what_runs(level: str) -> None:
     with pytest.raises(SandboxDied, match="closed"):
         pool.run(endless)
     assert_all_end([child, *jail])
+
+
+def close_meanwhile(pool: Pool, monkeypatch: pytest.MonkeyPatch, go_on: threading.Event) -> None:
+    """Close a pool; ``go_on`` is set once everything is killed and closing waits for the threads of the pool."""
+    shut_down = pool.threads.shutdown
+
+    def wait_last(**options: bool) -> None:
+        shut_down(wait=False, **options)
+        go_on.set()
+        shut_down()
+
+    monkeypatch.setattr(pool.threads, "shutdown", wait_last)
+    pool.close()
+
+
+def test_closing_while_a_batch_has_just_been_judged(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged, go_on = threading.Event(), threading.Event()
+
+    class Slow(Worker):
+        def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
+            reports = super().run_jobs(jobs, timeout_s)
+            judged.set()
+            go_on.wait()
+            return reports
+
+    pool = make_pool(Slow)
+
+    def close_then() -> None:
+        judged.wait()
+        close_meanwhile(pool, monkeypatch, go_on)
+
+    with ThreadPoolExecutor() as other_thread:
+        other_thread.submit(close_then)
+        with pytest.raises(SandboxDied, match="closed"):
+            pool.run([right(k) for k in range(8)])
+
+
+def test_closing_while_batches_are_handed_out(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool(Worker)
+    submit = pool.threads.submit
+
+    def close_first(*arguments: Any) -> Future[Any]:
+        pool.close()
+        return submit(*arguments)
+
+    monkeypatch.setattr(pool.threads, "submit", close_first)
+    with pytest.raises(SandboxDied, match="closed"):
+        pool.run([right()])
 
 
 def _train_until_killed(level: str, sender: multiprocessing.connection.Connection) -> None:
