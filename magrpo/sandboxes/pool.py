@@ -204,6 +204,9 @@ class Pool:
             raise WorkerDied(CLOSED)
         worker = self.make_worker(self.spec)
         self.alive.add(worker)
+        if self.closed:  # while the worker was starting, so that nobody has killed it
+            self._discard(worker)
+            raise WorkerDied(CLOSED)
         return worker
 
     def _check_open(self) -> None:

@@ -307,6 +307,31 @@ def test_closing_while_batches_are_handed_out(make_pool: MakePool, monkeypatch: 
         pool.run([right()])
 
 
+def test_a_worker_that_starts_while_its_pool_closes_gets_no_job(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def start_slowly(spec: JailSpec) -> Worker:
+        worker = Worker(spec)
+        started.set()
+        go_on.wait()
+        return worker
+
+    pool = make_pool(Worker)
+    pool.recycle_after, pool.make_worker = 0, start_slowly
+
+    def close_then() -> None:
+        started.wait()
+        close_meanwhile(pool, monkeypatch, go_on)
+
+    with ThreadPoolExecutor() as other_thread:
+        other_thread.submit(close_then)
+        with pytest.raises(SandboxDied, match="closed"):
+            pool.run([right()])
+    assert not pool.alive
+
+
 def _train_until_killed(level: str, sender: multiprocessing.connection.Connection) -> None:
     """Keep a pool busy with an endless program, report through ``sender`` once it runs, and wait to be killed."""
     pool = open_pool(level=level, workers=2, test_s=100, total_s=100)
