@@ -332,6 +332,20 @@ def test_a_worker_that_starts_while_its_pool_closes_gets_no_job(
     assert not pool.alive
 
 
+def test_a_worker_may_be_killed_while_another_thread_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = open_pool(level="namespaces", workers=1)
+    worker, close = the_worker(pool), os.close
+
+    def close_and_kill(descriptor: int) -> None:
+        close(descriptor)
+        worker.kill()
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "close", close_and_kill)
+        worker.close()
+    pool.close()
+
+
 def _train_until_killed(level: str, sender: multiprocessing.connection.Connection) -> None:
     """Keep a pool busy with an endless program, report through ``sender`` once it runs, and wait to be killed."""
     pool = open_pool(level=level, workers=2, test_s=100, total_s=100)
