@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import sys
+from asyncio import StreamWriter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +117,10 @@ def hang(agents):
     ask(agents)
     while True:
         time.sleep(60)
+
+
+def sleep(agents):
+    time.sleep(1e6)
 
 
 def be_silent(agents):
@@ -573,6 +579,30 @@ def test_a_stage_that_ends_early_leaves_no_program_running(
     running = [worker for worker in find_forkserver().children() if read_command(worker)]
     assert len(running) <= 1, "only a worker without an episode may be left"
     assert [one.status for one in play(player, model, "ask", "two")] == ["finished"] * 2
+    player.close()
+
+
+def test_a_program_whose_order_waits_for_room_in_the_pipe_does_not_outlive_its_stage(
+    folder: Path, model: FakeModel, find_forkserver: FindProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[StreamWriter] = []
+
+    async def let_one_pass(pipe: StreamWriter) -> None:
+        orders.append(pipe)
+        if len(orders) > 1:
+            await asyncio.Event().wait()
+
+    def generate(requests: list[Request]) -> list[Action]:
+        raise RuntimeError("the engine broke")
+
+    player = open_player(model.lineup)
+    with monkeypatch.context() as patches:
+        patches.setattr(StreamWriter, "drain", let_one_pass)
+        with pytest.raises(RuntimeError, match="the engine broke"):
+            player.play(make_tasks("ask", "sleep"), make_services(generate))
+    assert len(orders) == 2
+    assert play_one(player, model, "ask").status == "finished"
+    assert len(find_forkserver().children()) == 1, "an idle worker"
     player.close()
 
 
