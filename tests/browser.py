@@ -39,6 +39,7 @@ def open_browser() -> Iterator[Browser]:
 def check_page(browser: Browser, path: Path, width: int, scheme: Scheme) -> int:
     """Assert that a page is as a page should be; returns the number of its plots."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(300_000)
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))

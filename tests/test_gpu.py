@@ -20,7 +20,7 @@ from magrpo.config.run import load_config
 from magrpo.model.collate import count_padded, make_attention_mask, plan_batches
 from magrpo.model.policy import Policy
 from magrpo.planning.sizes import UPDATING, estimate_memory
-from magrpo.process.children import list_family, wait_for_end
+from magrpo.process.children import list_family
 from magrpo.run.manifest import MANIFEST
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
@@ -28,6 +28,7 @@ from magrpo.types import Sample
 from magrpo.updates.updater import Updater
 from pipelines.arguments import locate_config
 from tests.memory_meter import MemoryMeter
+from tests.processes import assert_all_end
 from tests.updates.updating import compute_gradient
 
 EMBEDDED = locate_config("embedded")
@@ -124,7 +125,7 @@ def test_a_run_that_is_killed_after_an_update_leaves_no_process_and_finishes_aft
     finally:
         run.kill()
         run.wait()
-    assert wait_for_end(family, 60) == []
+    assert_all_end(family)
     again = start_magrpo(["resume", "short", "--root", str(root), "--local", "--quiet"], log)
     assert again.wait() == 0, log.read_text()
     metrics = {(iteration, stage): values for iteration, stage, values in RunStore(root, "short").stage_metrics()}

@@ -59,7 +59,13 @@ class Terminal:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         environment |= {"TERM": "xterm-256color", "PS1": PROMPT, "GPU": "0"}
         self.shell = pexpect.spawn(
-            "bash", ["--norc", "--noprofile"], cwd=folder, env=environment, dimensions=(30, 80), encoding="utf-8"
+            "bash",
+            ["--norc", "--noprofile"],
+            cwd=folder,
+            env=environment,
+            dimensions=(30, 80),
+            encoding="utf-8",
+            timeout=240,
         )
         self.screen = self.shell.logfile_read = Screen()
         self.shell.expect_exact(PROMPT)

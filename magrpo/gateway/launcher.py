@@ -101,10 +101,8 @@ class Launcher:
             raise PluginFailed(f"env.run = {self._env.run!r} cannot be started:\n{self._quote_log()}")
         self._reading = asyncio.ensure_future(self._read_reports(self._process.stdout))
 
-    async def run(self, problem: Problem, order: Mapping[str, Any]) -> tuple[int, asyncio.Future[Ended]]:
-        """Start a program; returns its number, and its end once it has ended."""
-        assert self._process is not None
-        assert self._process.stdin is not None
+    def run(self, problem: Problem, order: Mapping[str, Any]) -> tuple[int, asyncio.Future[Ended]]:
+        """Order a program to start; returns its number, and its end once it has ended."""
         assert self._reading is not None
         if self._reading.done():
             raise self._lost()
@@ -118,9 +116,14 @@ class Launcher:
             order["problem_file"] = str(self._name_problem(number))
             self._name_problem(number).write_bytes(msgspec.json.encode(visible))
         self._write(order)
-        with suppress(ConnectionError):  # it has just died, which ``ended`` will say
-            await self._process.stdin.drain()
         return number, ended
+
+    async def send_orders(self) -> None:
+        """Wait until few orders are left that the fork server has not read."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(ConnectionError):  # it has just died, which the ends of its programs will say
+            await self._process.stdin.drain()
 
     def kill(self, number: int) -> None:
         """Kill a program and its process group."""

@@ -178,8 +178,9 @@ class EpisodePlayer:
                 "agents": list(stage.roles),
                 "seed": derive_seed(task.seed, "program", task.problem.task_id, task.index),
             }
-            number, ended = await self._launcher.run(task.problem, order)
+            number, ended = self._launcher.run(task.problem, order)
             try:
+                await self._launcher.send_orders()
                 played = self._read_end(await self._wait_for_end(live.session, ended), live)
                 calls = await self._seal(live, play)
             finally:

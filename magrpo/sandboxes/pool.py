@@ -10,7 +10,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -173,15 +173,12 @@ class Pool:
         futures: dict[Future[list[ExecutionReport]], list[Execution]] = {}
         try:
             for batch in make_batches(counts, math.ceil(len(counts) / (BATCHES * self.size))):
-                self._check_open()
-                futures[self.threads.submit(self.run_batch, batch)] = batch
+                futures[self._submit(batch)] = batch
             for future in as_completed(futures):
                 for execution, report in zip(futures[future], future.result(), strict=True):
                     reports[execution] = report
                     if progress:
                         progress(counts[execution])
-        except CancelledError:  # cancelled by close(), in another thread
-            raise SandboxDied(CLOSED) from None
         finally:
             for future in futures:
                 future.cancel()
@@ -191,15 +188,25 @@ class Pool:
         self.closed = True
         for worker in list(self.alive):
             worker.kill()
-        self.threads.shutdown(cancel_futures=True)
+        self.threads.shutdown()  # of what has not begun, run_batch says that the pool is closed
         for worker in list(self.alive):
             self._discard(worker)
+
+    def _submit(self, batch: Sequence[Execution]) -> Future[list[ExecutionReport]]:
+        try:
+            return self.threads.submit(self.run_batch, batch)
+        except RuntimeError:
+            self._check_open()
+            raise
 
     def _start_worker(self) -> Worker:
         if self.closed:
             raise WorkerDied(CLOSED)
         worker = self.make_worker(self.spec)
         self.alive.add(worker)
+        if self.closed:  # while the worker was starting, so that nobody has killed it
+            self._discard(worker)
+            raise WorkerDied(CLOSED)
         return worker
 
     def _check_open(self) -> None:
@@ -219,6 +226,7 @@ class Pool:
 
     def run_batch(self, batch: Sequence[Execution]) -> list[ExecutionReport]:
         """Run executions in one tester as far as it serves them, and the rest one by one."""
+        self._check_open()
         reports = self._share_tester(batch) if len(batch) > 1 else []
         return reports + [self._run_one(execution) for execution in batch[len(reports) :]]
 

@@ -176,16 +176,17 @@ class Worker:
         A pid namespace is empty by then. Without one, the rest dies of its parent's death, which may take a moment.
         """
         self.kill()
-        if self.inside is not None:
-            wait_readable(START_S, self.inside)
-            os.close(self.inside)
-            self.inside = None
+        inside, self.inside = self.inside, None
+        if inside is not None:
+            wait_readable(START_S, inside)
+            os.close(inside)
         self.process.wait()
         self.control.close()
 
     def kill(self) -> None:
         """Kill the jail; a job that is running in another thread ends with :class:`WorkerDied`."""
-        if self.inside is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.inside, signal.SIGKILL)
+        inside = self.inside
+        if inside is not None:
+            with contextlib.suppress(OSError):  # it has ended, or another thread closes it
+                signal.pidfd_send_signal(inside, signal.SIGKILL)
         self.process.kill()

@@ -98,9 +98,10 @@ def test_one_sampler_gives_the_tokens_of_one_process(cluster: Cluster, trained: 
 
 
 def test_two_samplers_give_the_tokens_and_errors_of_one_process(
-    cluster: Cluster, trained: Trained, expected: Tokens, tmp_path: Path
+    cluster: Cluster, trained: Trained, expected: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when one of them is killed in the middle of the batch."""
+    """Also when one of them is killed in the middle of the batch, which it reports on often."""
+    monkeypatch.setattr("magrpo.cluster.dealing._POLL_S", 0.02)
     few, requests, reported, killed = make_requests(2), make_requests(), list[int](), list[int]()
 
     def report_and_kill_one(count: int) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +43,7 @@ while True:
         calls.write(msgspec.json.encode(call) + b"\\n")
     if isinstance(call, Generate) and (folder / "hangs").exists():
         print("out of ideas", flush=True)
+        (folder / "hanging").touch()
         time.sleep(1000)
     for number, item in call.items.items() if isinstance(call, Generate) else ():
         if not left:
@@ -124,7 +127,18 @@ def test_no_server_waits_until_another_is_done(tmp_path: Path, policy: Policy) -
     assert [(action.agent, action.token_ids[0]) for action in actions] == [("first", 10), ("second", 10)]
 
 
-def test_a_server_that_hangs_is_killed_and_not_asked_again(tmp_path: Path, policy: Policy) -> None:
+def test_a_server_that_hangs_is_killed_and_not_asked_again(
+    tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PatientTimer(threading.Timer):
+        """Starts once the server hangs."""
+
+        def run(self) -> None:
+            while not (tmp_path / "hanging").exists() and not self.finished.is_set():
+                time.sleep(0.01)
+            super().run()
+
+    monkeypatch.setattr(threading, "Timer", PatientTimer)
     (tmp_path / "hangs").touch()
     engine = VllmEngine(deadline_s=0.5).open(EngineHost.of(policy))
     try:

@@ -23,7 +23,7 @@ from magrpo.config.study import StudyConfig
 from magrpo.errors import ConfigError
 from magrpo.experiments.study import Study, fix_study, load_study
 from magrpo.experiments.study_runs import execute_run, run_study
-from magrpo.process.children import list_family, wait_for_end
+from magrpo.process.children import list_family
 from magrpo.process.signals import EndedBySignal
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.study import StudiedRun, StudyReport
@@ -36,7 +36,7 @@ from pipelines.cli import main
 from tests.experiments.fake_runs import make_run, run_hanging_study, run_with_a_partner
 from tests.pipelines.micro import run_locally, start, write_config
 from tests.plugins import Reward
-from tests.processes import wait_until
+from tests.processes import assert_all_end, wait_until
 from tests.reports.pages import Page
 
 TEXT = """
@@ -345,7 +345,7 @@ def test_an_ended_study_ends_its_runs(tmp_path: Path) -> None:
     family = list_family(process.pid or 0)
     process.terminate()
     process.join()
-    assert wait_for_end(family, 60) == []
+    assert_all_end(family)
     study = load(tmp_path / "s.toml")
     assert len(list(study.root.glob("s-*"))) == 2, "no other run was begun"
     assert not list(study.folder.glob("*.error.txt")), "an interrupt is no failure"
@@ -554,13 +554,14 @@ def test_a_killed_study_goes_on_through_prefect(tmp_path: Path) -> None:
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
+    finished = list((tmp_path / "runs").glob("tiny-*/stages/*/report/_SUCCESS"))
     stages = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("tiny-*/stages/*/*/_SUCCESS")}
     assert len({path.parents[3] for path in stages}) >= 2
     process = start(arguments, again)
     process.join()
     assert process.exitcode == 0, again.read_text()
     text = again.read_text()
-    assert text.count("finished already") == 2
+    assert text.count("finished already") == len(finished) >= 2
     assert {path: path.stat().st_mtime_ns for path in stages} == stages, "nothing was computed again"
     page = Page((tmp_path / "runs" / "studies" / "tiny" / "study.html").read_text())
     assert "missing" not in page.text

@@ -23,6 +23,7 @@ SHORT = (
     "eval.max_problems=16",
     "problems.num_ood=3",
     "env.concurrency=8",
+    "env.time_limit_s=600",
 )
 """Learns as much as can be seen on few problems, because a command starts a Python for each episode."""
 Tokens = Mapping[tuple[str, str], list[tuple[int, ...]]]

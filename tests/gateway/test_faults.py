@@ -97,19 +97,23 @@ def test_many_episodes_with_faults(
     (tmp_path / "temporary").mkdir()
     monkeypatch.chdir(tmp_path)
     use_temporary_folder(monkeypatch, tmp_path / "temporary")
-    clock = Clock()
     kinds = [kind for kind in OUTCOMES if kind != "behave" for _ in range(num_of_each)]
     kinds += ["behave"] * (num_episodes - len(kinds))
+    num_calls = sum(OUTCOMES[kind][2] for kind in kinds)
     num_ended = Counter[str]()
+    clock, model = Clock(), FakeModel(lineup)
 
     def advance(number: int) -> None:
         num_ended["all"] += number
-        if num_ended["all"] == num_episodes - num_of_each:  # all but those that hang
-            clock.now = 1e6
 
-    model = FakeModel(lineup)
+    def get_time() -> float:
+        """The clock goes once every call has been sampled and only those episodes are left that hang."""
+        if num_ended["all"] >= num_episodes - num_of_each and len(model.requests) == num_calls:
+            clock.now += 1e6
+        return clock.now
+
     env = AgentProgram(run="faulty:solve", time_limit_s=3600.0, fresh_processes=fresh, concurrency=num_episodes)
-    player = EpisodePlayer(env, lineup, clock.monotonic)
+    player = EpisodePlayer(env, lineup, get_time)
     played = player.play(make_tasks(*kinds), make_services(model.generate, advance))
     outcomes = [(kind, (one.status, one.message, len(one.calls))) for kind, one in zip(kinds, played, strict=True)]
     assert Counter(outcomes) == Counter((kind, OUTCOMES[kind]) for kind in kinds)

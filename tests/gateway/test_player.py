@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import sys
+from asyncio import StreamWriter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +117,10 @@ def hang(agents):
     ask(agents)
     while True:
         time.sleep(60)
+
+
+def sleep(agents):
+    time.sleep(1e6)
 
 
 def be_silent(agents):
@@ -512,16 +518,22 @@ def test_time_that_completions_take_does_not_count(folder: Path, lineup: Lineup)
 def test_a_fork_server_that_dies_loses_its_episodes_only(
     folder: Path, model: FakeModel, find_forkserver: FindProcess
 ) -> None:
+    is_alive = True
+
     def kill_forkserver(requests: list[Request]) -> list[Action]:
-        server = find_forkserver()
-        workers = server.children()
-        assert workers
-        server.kill()
-        assert_all_end([server, *workers])
+        nonlocal is_alive
+        if is_alive:  # else the other program's calls have come in a batch of their own
+            is_alive = False
+            server = find_forkserver()
+            workers = server.children()
+            assert workers
+            server.kill()
+            assert_all_end([server, *workers])
         return model.generate(requests)  # too late
 
     player = open_player(model.lineup)
     for _ in range(3):
+        is_alive = True
         with pytest.raises(EpisodesLost, match="the process that runs episodes died"):
             player.play(make_tasks("ask", "two"), make_services(kill_forkserver))
         assert [one.status for one in play(player, model, "ask", "two")] == ["finished"] * 2
@@ -573,6 +585,30 @@ def test_a_stage_that_ends_early_leaves_no_program_running(
     running = [worker for worker in find_forkserver().children() if read_command(worker)]
     assert len(running) <= 1, "only a worker without an episode may be left"
     assert [one.status for one in play(player, model, "ask", "two")] == ["finished"] * 2
+    player.close()
+
+
+def test_a_program_whose_order_waits_for_room_in_the_pipe_does_not_outlive_its_stage(
+    folder: Path, model: FakeModel, find_forkserver: FindProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[StreamWriter] = []
+
+    async def let_one_pass(pipe: StreamWriter) -> None:
+        orders.append(pipe)
+        if len(orders) > 1:
+            await asyncio.Event().wait()
+
+    def generate(requests: list[Request]) -> list[Action]:
+        raise RuntimeError("the engine broke")
+
+    player = open_player(model.lineup)
+    with monkeypatch.context() as patches:
+        patches.setattr(StreamWriter, "drain", let_one_pass)
+        with pytest.raises(RuntimeError, match="the engine broke"):
+            player.play(make_tasks("ask", "sleep"), make_services(generate))
+    assert len(orders) == 2
+    assert play_one(player, model, "ask").status == "finished"
+    assert len(find_forkserver().children()) == 1, "an idle worker"
     player.close()
 
 
@@ -660,7 +696,7 @@ def test_an_import_that_does_not_end_is_given_up(
 @pytest.fixture(scope="module")
 def commands(folder: Path, lineup: Lineup) -> Iterator[EpisodePlayer]:
     run = f"{shlex.quote(sys.executable)} command.py {{problem_file}}"
-    player = open_player(lineup, run=run, models={"gpt": "coder"})
+    player = open_player(lineup, run=run, models={"gpt": "coder"}, time_limit_s=600)
     yield player
     player.close()
 

@@ -54,7 +54,7 @@ class Box:
     def get(self, path: str) -> Any:
         request = urllib.request.Request(f"{self.prefect.url}/api{path}")
         request.add_header("Authorization", f"Basic {base64.b64encode(self.prefect.login.encode()).decode()}")
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return json.load(answer)
 
     def post(self, path: str, body: object) -> Any:
@@ -195,6 +195,6 @@ def nobody_survives_a_cancelled_run(servers: Box) -> None:
     assert len(children) > 2, "the run and its jails"
     servers.call(PREFECT, "flow-run", "cancel", cancelled)
     servers.wait(cancelled, "Cancelled", runs=1)
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=300)
     assert not alive
     assert recorded(servers.mlflow.url, found[0].parents[3].name)[0] == "KILLED"

@@ -46,7 +46,7 @@ class Server:
         if host:
             request.add_header("Host", host)
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=240) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:

@@ -30,6 +30,7 @@ from magrpo.run.store import RunStore
 from pipelines.commands.dry_run import show_plan
 from tests.pipelines.micro import command, fail_stage, write_config
 from tests.pipelines.receiver import Receiver, receiving
+from tests.processes import wait_until
 
 FIELDS = {"event": "failure", "run_id": "r", "stage": "update, iteration 3 of 20", "reason": "ValueError: {{name}}"}
 
@@ -210,6 +211,8 @@ def test_a_service_that_refuses_or_hangs_is_one_warning(
         monkeypatch.setattr(notices, "PATIENCE_S", 0.2)
         receiver.hold.clear()
         send_notice(config, FIELDS)
+        receiver.hold.set()
+        wait_until(lambda: len(receiver.posted) == 2)  # else the server is gone when a slow thread turns to it
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert lines == [
         "the notice of a failure could not be sent through JSON: the service did not answer or did not accept it",

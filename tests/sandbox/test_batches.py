@@ -33,7 +33,7 @@ MISCHIEF = {
     "raises": "def f(n):\n    raise KeyError(n)\n",
     "is wrong": "def f(n):\n    return n\n",
     "calls itself for ever": "def f(n):\n    return f(n)\n",
-    "holds much memory": HOLDS.format(size=10**7),
+    "holds much memory": HOLDS.format(size=2 * 10**6),
     "changes what it is given": "def f(n, seen=[]):\n    seen.append(n)\n    return len(seen)\n",
     "overflows the stack when destroyed": (
         "kept = []\ndef f(n):\n    x = n\n    for _ in range(200_000 if n == 0 else 0):\n        x = slice(x)\n"

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from magrpo.sandboxes.pool import MAX_BATCH, Pool, make_batches
+from magrpo.sandboxes.pool import MAX_BATCH, make_batches
 from magrpo.sandboxes.traces import is_self_contained
-from magrpo.types import Execution, ExecutionReport
+from magrpo.types import Execution
 
-from .conftest import LEVELS, open_pool
+from .conftest import LEVELS, open_pool, run_honest
 from .hostile import CORPUS, Hostile
 from .world import SECRET, World
 
@@ -39,15 +39,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     del os.environ["MAGRPO_TEST_SECRET"]
 
 
-def run_honest(pool: Pool, program: Execution = HONEST) -> ExecutionReport:
-    """The report of an honest program; run again where a busy machine keeps it waiting beyond the short limits."""
-    for _ in range(5):
-        [report] = pool.run([program])
-        if report.status != "timeout":
-            break
-    return report
-
-
 @pytest.mark.parametrize("program", CORPUS, ids=lambda program: program.name)
 def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> None:
     worker = world.worker_pid()
@@ -56,7 +47,7 @@ def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> Non
     assert report.status != "infra_error"
     assert report.tests_total == 3
     assert report.level == world.pool.level
-    honest = run_honest(world.pool)
+    honest = run_honest(world.pool, HONEST)
     assert (honest.status, honest.tests_passed) == ("pass", 5)
     assert world.worker_pid() == worker, "the worker had to be replaced"
     for harm in ("secret_kept", "target_untouched", "not_contacted", "victim_alive", "nothing_left", "memory_bounded"):

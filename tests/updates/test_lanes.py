@@ -92,9 +92,9 @@ class ThreadRanks:
         self._posts, self._barrier = posts, barrier
 
     def _exchange(self, value: Any) -> list[Any]:
-        self._barrier.wait(60)
+        self._barrier.wait(300)
         self._posts[self.number] = value
-        self._barrier.wait(60)
+        self._barrier.wait(300)
         return list(self._posts)
 
     def all_agree(self, flag: bool) -> bool:

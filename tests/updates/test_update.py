@@ -258,7 +258,7 @@ def note_thread(run: Callable[..., Any], threads: set[str], meeting: Barrier) ->
     def noting(*arguments: Any) -> Any:
         if current_thread().name not in threads:
             threads.add(current_thread().name)
-            meeting.wait(60)
+            meeting.wait(300)
         return run(*arguments)
 
     return noting

@@ -77,7 +77,7 @@ class Killer:
         process.kill()
         process.join()
         took = time.monotonic() - begun
-        _, alive = psutil.wait_procs(family() - before, timeout=60)
+        _, alive = psutil.wait_procs(family() - before, timeout=300)
         assert not alive, f"survived a kill after {moment:.2f} s: {[(p.pid, p.cmdline()) for p in alive]}"
         assert process.exitcode in (0, -signal.SIGKILL), self.runs.log(self.name).read_text()[-3000:]
         return process.exitcode, took

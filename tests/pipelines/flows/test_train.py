@@ -46,6 +46,13 @@ def fail(stage: str, times: int, error: type[Exception]) -> None:
     pytest.MonkeyPatch().setattr("pipelines.flows.train.exponential_backoff", lambda _: lambda retries: [0.0] * retries)
 
 
+def await_the_page(before: Callable[[], None] | None) -> None:
+    """Let the end of a run wait for Prefect's page, however slow its server is; then call ``before``."""
+    pytest.MonkeyPatch().setattr("pipelines.flows.progress_page.PATIENCE_S", 300.0)
+    if before is not None:
+        before()
+
+
 class Flows:
     """Runs of one configuration as flows on one server."""
 
@@ -95,7 +102,7 @@ class Flows:
     ) -> int:
         """A command that finds the server in its environment."""
         environment = {"PREFECT_API_URL": self.url, "PREFECT_HOME": str(self.home)}
-        return command(arguments, log, before, program, environment)
+        return command(arguments, log, partial(await_the_page, before), program, environment)
 
     def page(self, run: FlowRun) -> str:
         return f"{self.url.removesuffix('/api')}/runs/flow-run/{run.id}"
