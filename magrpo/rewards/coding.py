@@ -20,11 +20,11 @@ from magrpo.rewards.program import (
 )
 from magrpo.rewards.stand_ins import empty_result, first_argument, first_result, module_of, unpacker
 from magrpo.rewards.usage import (
+    assigns_forwarding,
     changes_arguments,
     classify_use,
     does_nothing,
     find_forwarding_call,
-    only_forwards,
     packs_lists,
 )
 from magrpo.types import UNJUDGED, Execution, ExecutionReport, JointReward, Problem, Reports, RoleTexts
@@ -52,16 +52,16 @@ class JointProgram:
     use: str
     """How main uses ``aux`` by the syntax tree: none, discarded, in place or used."""
     is_thin: bool
-    """Whether the syntax tree shows that one function does no work: main only forwards, or ``aux`` does nothing."""
+    """Whether the syntax tree shows that one function does no work: ``aux`` does none, or main is ``partial(aux)``."""
 
 
 class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
     The report ``program`` belongs to the combined program. If that would earn the full cooperation bonus, its variants
-    run too: ``wrapper`` (main only calls ``aux``), ``identity`` (``aux`` returns its argument), ``constant`` (``aux``
-    always returns its first result) and ``empty`` (``aux`` always returns its result for an argument that no test has).
-    The names of reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
+    run too: first ``wrapper`` (main only calls ``aux``), then, unless that does as well, ``identity`` (``aux`` returns
+    its argument), ``constant`` (``aux`` always returns its first result) and ``empty`` (``aux`` always returns its
+    result for an argument that no test has). Reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
@@ -84,7 +84,7 @@ class CodingReward(ProgramReward):
         return ("helper", "main")
 
     def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
-        """Request the combined program first, then all its variants if it passed a test and used ``aux``."""
+        """Request the program, then its variants if it passed a test and used ``aux``: the wrapper, then the others."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not program.runs:
             return {}
@@ -92,6 +92,10 @@ class CodingReward(ProgramReward):
             return make_executions(problem, "program", program.source, watch=HELPER)
         passed = self._count_passed(merge_hidden_report(reports, "program"))
         if program.is_thin or not passed or self._judge_use(program, reports["program"]) != "used":
+            return {}
+        if "wrapper" not in reports:
+            return make_executions(problem, "wrapper", program.variants["wrapper"], variant_of=program.source)
+        if _does_as_well("wrapper", reports):
             return {}
         most_passed = max(report.tests_passed for name, report in reports.items() if name.startswith("program"))
         wanted: dict[str, Execution] = {}
@@ -248,7 +252,7 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     has_entry = returns_value(main_module.source, entry_point)
     runs = can_be_called(main_module.source, entry_point)
     only_main_works = has_helper and does_nothing(helper_module, HELPER)
-    only_helper_works = runs and only_forwards(main_module.source, entry_point, HELPER)
+    only_helper_works = runs and assigns_forwarding(main_module.source, entry_point, HELPER)
     use = classify_use(main_module.source, HELPER, "" if has_entry else entry_point)
     if use == "in place" and not (has_helper and changes_arguments(helper_module, HELPER)):
         use = "discarded"

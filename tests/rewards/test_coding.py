@@ -87,8 +87,11 @@ def test_hidden_tests_count_like_any_other() -> None:
     problem, texts = replace(PROBLEM, hidden_test=TEST), {"helper": AUX, "main": MAIN}
     reports = {"program": report(4, calls=4, used=True), "program_hidden": report(1)}
     assert list(REWARD.executions(problem, texts, {})) == list(reports)
-    wanted = REWARD.executions(problem, texts, reports)
-    assert list(wanted) == [f"{name}{end}" for name in VARIANTS for end in ("", "_hidden")]
+    ends = ("", "_hidden")
+    assert list(REWARD.executions(problem, texts, reports)) == [f"wrapper{end}" for end in ends]
+    tried = reports | {f"wrapper{end}": report(0) for end in ends}
+    assert list(REWARD.executions(problem, texts, tried)) == [f"{name}{end}" for name in VARIANTS[1:] for end in ends]
+    wanted = [f"{name}{end}" for name in VARIANTS for end in ends]
     for variant in VARIANTS:
         for passed, cooperation in ((0, 1.5), (1, 0.5)):
             given = (
@@ -191,11 +194,10 @@ def test_a_call_that_failed_gives_no_verdict_on_its_result() -> None:
 
 
 def test_a_thin_wrapper_earns_half() -> None:
-    assert parts(AUX, "def f(xs):\n    return aux(xs)", USED) == (1.0, 0.5, 1.0, 0.5)
-    assert parts(AUX, "def f(xs):\n    filler = 1\n    return aux(xs)", USED) == (1.0, 0.5, 1.0, 0.5)
-    copying = "def f(xs):\n    return aux(list(xs))"
-    assert parts(AUX, copying, USED, report(4), report(0), report(0)) == (1.0, 0.5, 1.0, 0.5)
-    assert parts(AUX, copying, USED, report(3), report(0), report(0)) == (1.0, 0.5, 1.0, 1.5)
+    """If main only calls ``aux``, the other variants do not run."""
+    assert parts(AUX, MAIN, USED, report(4)) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, MAIN, USED, report(3), report(0), report(0)) == (1.0, 0.5, 1.0, 1.5)
+    assert parts(AUX, "from functools import partial\nf = partial(aux, 2)", USED) == (0.4, 0.5, 1.0, 0.5)
 
 
 def test_a_helper_without_work_earns_half() -> None:
@@ -212,12 +214,14 @@ def test_a_wrapper_that_passes_other_tests_is_none() -> None:
     shuffled = ExecutionReport("wrong", second.cases[::-1], "namespaces")
     hanging, none = ExecutionReport("timeout", (Case("timeout"),), "namespaces"), report(0)
     assert parts(AUX, MAIN, first, shuffled, none, none) == (1.0, 0.5, 0.5, 1.5)
-    assert parts(AUX, MAIN, first, second, none, none) == (1.0, 0.5, 0.5, 0.5)
+    assert parts(AUX, MAIN, first, second) == (1.0, 0.5, 0.5, 0.5)
     assert parts(AUX, MAIN, first, hanging, hanging, hanging) == (1.0, 0.5, 0.5, 1.5)
 
 
 def test_variants_are_the_program_with_a_stand_in() -> None:
-    wanted = REWARD.executions(PROBLEM, {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}, {"program": USED})
+    texts = {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}
+    wanted = dict(REWARD.executions(PROBLEM, texts, {"program": USED}))
+    wanted |= REWARD.executions(PROBLEM, texts, {"program": USED, "wrapper": report(0)})
     assert tuple(wanted) == VARIANTS
     assert {(one.entry_point, one.test, one.watch) for one in wanted.values()} == {("f", TEST, "")}
     wrapper, identity, constant, empty = (one.source for one in wanted.values())
@@ -357,6 +361,8 @@ CASES = {
     "wrapper": (DOUBLE, main("return aux(xs)"), HALF),
     "filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs)"), HALF),
     "live filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs) + 0 * n"), HALF),
+    "wrapper by a name": (DOUBLE, main("y = aux(xs)", "z: int = y", "return z"), HALF),
+    "wrapper with a constant": ("def aux(xs, k):\n    return 2 * sum(xs)", f"K = 3\n{main('return aux(xs, K)')}", HALF),
     "wrapper with a number": ("def aux(xs, k):\n    return 2 * sum(xs)", main("return aux(xs, -1)"), HALF),
     "wrapper with a length": ("def aux(xs, k):\n    return 2 * sum(xs)", main("return aux(xs, len(xs))"), HALF),
     "half right": (AUX, main("return 2 * aux(xs) if len(xs) == 1 else -1"), (1.0, 0.5, 0.5, 1.5)),
@@ -366,6 +372,11 @@ CASES = {
     "aux hangs": ("def aux(xs):\n    while True: pass\n    return 1", MAIN, (1.0, 0.5, 0.0, 0.0)),
     "assigned entry": (AUX, "f = lambda xs: 2 * aux(xs)", (0.4, 0.5, 1.0, 1.5)),
     "assigned wrapper": (DOUBLE, "f = aux", (0.4, 0.5, 1.0, 0.5)),
+    "lambda with a number": (
+        "def aux(xs, k):\n    return k * sum(xs)",
+        "f = lambda xs: aux(xs, 2)",
+        (0.4, 0.5, 1.0, 0.5),
+    ),
     "lambda wrapper": (DOUBLE, "f = lambda xs: aux(xs)", (0.4, 0.5, 1.0, 0.5)),
     "partial": (
         "def aux(k, xs):\n    return k * sum(xs)",

@@ -22,8 +22,10 @@ def test_every_proposal_is_tried_and_the_best_pair_counts() -> None:
     assert AUX in wanted["program:helper2"].source
     reports = {"program:helper1": report(1, calls=4, used=True), "program:helper2": report(4, calls=4, used=True)}
     variants = REWARD.executions(PROBLEM, texts, reports)
-    for_first = {f"{name}:helper1" for name in VARIANTS if name != "constant"}
-    assert variants.keys() == for_first | {f"{name}:helper2" for name in VARIANTS}
+    assert variants.keys() == {"wrapper:helper1", "wrapper:helper2"}
+    reports |= dict.fromkeys(variants, report(0))
+    variants = REWARD.executions(PROBLEM, texts, reports)
+    assert variants.keys() == {f"{name}:helper2" for name in VARIANTS[1:]} | {"identity:helper1", "empty:helper1"}
     reports |= dict.fromkeys(variants, report(0))
     assert REWARD.executions(PROBLEM, texts, reports) == {}
     price = REWARD.price(PROBLEM, texts, reports)
