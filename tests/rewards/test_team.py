@@ -8,7 +8,7 @@ from magrpo.errors import ConfigError
 from magrpo.rewards.coding import MAXIMA, VARIANTS, TeamReward
 from magrpo.rewards.common import choose_report
 from magrpo.types import ExecutionReport
-from tests.rewards.test_coding import AUX, MAIN, PROBLEM, report
+from tests.rewards.test_coding import AUX, MAIN, PROBLEM, RAISED, report
 
 REWARD = TeamReward()
 OTHER = "def aux(xs):\n    return xs[0]"
@@ -20,7 +20,10 @@ def test_every_proposal_is_tried_and_the_best_pair_counts() -> None:
     assert wanted.keys() == {"program:helper1", "program:helper2"}
     assert OTHER in wanted["program:helper1"].source
     assert AUX in wanted["program:helper2"].source
-    reports = {"program:helper1": report(1, calls=4, used=True), "program:helper2": report(4, calls=4, used=True)}
+    reports = {"program:helper1": report(1, calls=4), "program:helper2": report(4, calls=4)}
+    variants = REWARD.executions(PROBLEM, texts, reports)
+    assert variants.keys() == {"unreadable:helper1", "unreadable:helper2"}
+    reports |= dict.fromkeys(variants, RAISED)
     variants = REWARD.executions(PROBLEM, texts, reports)
     assert variants.keys() == {"wrapper:helper1", "wrapper:helper2"}
     reports |= dict.fromkeys(variants, report(0))
