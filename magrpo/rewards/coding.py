@@ -21,7 +21,6 @@ from magrpo.rewards.program import (
 from magrpo.rewards.stand_ins import empty_result, first_argument, first_result, module_of, unpacker, unreadable_result
 from magrpo.rewards.usage import (
     assigns_forwarding,
-    changes_arguments,
     classify_use,
     does_nothing,
     find_forwarding_call,
@@ -52,7 +51,7 @@ class JointProgram:
     runs: bool
     """Whether the program runs: main binds the entry point, as such a function or in another way."""
     use: str
-    """How main uses ``aux`` by the syntax tree: none, discarded, in place or used."""
+    """How main uses ``aux`` by the syntax tree: none, dropped or used."""
     is_thin: bool
     """Whether the syntax tree shows that one function does no work: ``aux`` does none, or main is ``partial(aux)``."""
 
@@ -60,9 +59,9 @@ class JointProgram:
 class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
-    The report ``program`` belongs to the combined program. If that called ``aux`` and seems to use the results, it runs
-    once more as ``unreadable``, in which they cannot be used. If it would earn the full cooperation bonus, its variants
-    run too: first ``wrapper`` (main only calls ``aux``), then, unless that does as well, ``identity`` (``aux`` returns
+    The report ``program`` belongs to the combined program. If that called ``aux``, it runs once more as ``unreadable``,
+    in which nothing that ``aux`` returns or changes can be used. If it would earn the full bonus, its variants run
+    too: first ``wrapper`` (main only calls ``aux``), then, unless that does as well, ``identity`` (``aux`` returns
     its argument), ``constant`` (``aux`` always returns its first result) and ``empty`` (``aux`` always returns its
     result for an argument that no test has). Reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
     """
@@ -98,7 +97,7 @@ class CodingReward(ProgramReward):
             return make_executions(problem, name, program.variants[name], variant_of=program.source)
 
         if UNREADABLE not in reports:
-            return request_variant(UNREADABLE) if _may_use(program, reports) else {}
+            return request_variant(UNREADABLE) if _calls_helper(program, reports) else {}
         passed = self._count_passed(merge_hidden_report(reports, "program"))
         if program.is_thin or not passed or self._judge_use(program, reports) != "used":
             return {}
@@ -136,15 +135,15 @@ class CodingReward(ProgramReward):
     def _judge_use(self, program: JointProgram, reports: Reports) -> str:
         """How main used ``aux`` in the run: none, discarded, used or unknown.
 
-        That the variant ``unreadable`` runs differently counts only if the syntax tree agrees. That it runs alike means
-        nothing if a case ended in an exception, a timeout or a crash: there may have been no result to use.
+        That the variant ``unreadable`` runs alike says nothing of results that main reads if a case ended in an
+        exception, a timeout or a crash: there may have been no result to use.
         """
-        if not _may_use(program, reports):
-            is_called = program.has_helper and reports["program"].watched_calls > 0
-            return program.use if is_called else "none"
+        if not _calls_helper(program, reports):
+            return "none"
         if not _runs_alike(UNREADABLE, reports):
             return "used"
-        return "discarded" if all(case.status in ("pass", "wrong") for case in reports["program"].cases) else "unknown"
+        is_judged = all(case.status in ("pass", "wrong") for case in reports["program"].cases)
+        return "discarded" if is_judged or program.use == "dropped" else "unknown"
 
     def _price_cooperation(self, program: JointProgram, reports: Reports) -> float:
         use = self._judge_use(program, reports)
@@ -262,8 +261,6 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     only_main_works = has_helper and does_nothing(helper_module, HELPER)
     only_helper_works = runs and assigns_forwarding(main_module.source, entry_point, HELPER)
     use = classify_use(main_module.source, HELPER, "" if has_entry else entry_point)
-    if use == "in place" and not (has_helper and changes_arguments(helper_module, HELPER)):
-        use = "discarded"
     return JointProgram(
         source=source,
         variants=_make_variants(modules, entry_point, use == "used") if has_helper and runs else {},
@@ -305,9 +302,9 @@ def _make_variants(modules: Sequence[Module], entry_point: str, reads: bool) -> 
     return variants
 
 
-def _may_use(program: JointProgram, reports: Reports) -> bool:
-    """Whether ``aux`` was called, and main may use its results or its changes of arguments, by the syntax tree."""
-    return program.has_helper and program.use in ("used", "in place") and reports["program"].watched_calls > 0
+def _calls_helper(program: JointProgram, reports: Reports) -> bool:
+    """Whether ``aux`` was called, by the run and by the syntax tree."""
+    return program.has_helper and program.use != "none" and reports["program"].watched_calls > 0
 
 
 def _runs_alike(variant: str, reports: Reports) -> bool:

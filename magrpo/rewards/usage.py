@@ -17,7 +17,7 @@ from typing import Literal
 from magrpo.python_source import list_nodes, name_import
 from magrpo.rewards.program import find_functions, parse_source, walk_own_scope
 
-Use = Literal["none", "discarded", "in place", "used"]
+Use = Literal["none", "dropped", "used"]
 
 _TERMINAL = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 _STATEMENTS = ast.Return | ast.Assign | ast.AnnAssign | ast.Pass | ast.Expr
@@ -29,104 +29,20 @@ _CARRYING = _STATEMENTS | _CONTAINERS | _PARTS
 _CONVERSIONS = frozenset({"len", "list", "tuple"})
 # Builtins with an effect that tests can see.
 _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
-# Builtins that pass on the parts of their arguments.
-_VIEWS = frozenset({"enumerate", "iter", "next", "reversed", "zip"})
 
 
 @lru_cache(maxsize=4096)
 def classify_use(source: str, name: str, bound: str = "") -> Use:
     """How the module uses ``name``, a function of the partner. ``bound``: a name whose value matters in any case.
 
-    ``none``: no code that can run mentions it, or the module binds the name itself. ``discarded``: every result is
-    dropped. ``in place``: results are dropped, but a change of an argument can matter. ``used``: a result can matter.
+    ``none``: no code that can run mentions it, or the module binds the name itself. ``dropped``: no result can matter,
+    but what the function does to its arguments may. ``used``: a result can matter.
     """
     sinks = _trace_values(parse_source(source))
     is_read = any(load.id == name for load in _list_loads(sinks))
     if not is_read or any(_binds(node, name) for node in sinks):
         return "none"
-    if name in _find_live_names(sinks, bound):
-        return "used"
-    given: set[ast.Name] = set()  # what the module passes to ``name``
-    for node in sinks:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-            given.update(_list_owners(_list_arguments(node)))
-    live_elsewhere = _find_live_names({node: sink for node, sink in sinks.items() if node not in given}, bound)
-    shared = _list_sharing_names(sinks, {owner.id for owner in given})
-    return "in place" if shared & live_elsewhere else "discarded"
-
-
-@lru_cache(maxsize=4096)
-def changes_arguments(source: str, name: str) -> bool:
-    """Whether the function ``name`` may change an argument in place, at any depth.
-
-    It may if it sets a part of one, calls a method of one, or passes one to a function that is not a builtin.
-    """
-    function = find_functions(parse_source(source), name)[-1]
-    nodes = list_nodes(function)
-    given = _list_sharing_names(nodes, _list_parameters(function))
-    own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return any(owner.id in given for node in nodes for owner in _list_owners(_list_changed(node, own)))
-
-
-def _list_changed(node: ast.AST, own: set[str]) -> list[ast.expr]:
-    """The expressions whose values the node may change. Methods of the names in ``own`` do not change arguments."""
-    match node:
-        case ast.AugAssign(target=changed):
-            return [changed]
-        case ast.Subscript(value=changed) | ast.Attribute(value=changed) if not isinstance(node.ctx, ast.Load):
-            return [changed]
-        case ast.Call(func=ast.Attribute(value=changed)) if any(owner.id in own for owner in _list_owners([changed])):
-            return [changed]
-        case ast.Call(func=function) if not _is_pure(node):
-            return [function, *_list_arguments(node)]
-    return []
-
-
-def _list_arguments(call: ast.Call) -> list[ast.expr]:
-    """The arguments of a call, by position and by keyword."""
-    return [*call.args, *(keyword.value for keyword in call.keywords)]
-
-
-def _list_owners(values: Iterable[ast.expr]) -> list[ast.Name]:
-    """The variables that the values are read from, whole, in part or by a method: ``h`` for ``h[0].items()``."""
-    owners: list[ast.Name] = []
-    waiting = list(values)
-    for value in waiting:
-        match value:
-            case ast.Name():
-                owners.append(value)
-            case ast.Subscript(value=whole) | ast.Attribute(value=whole) | ast.Starred(value=whole):
-                waiting.append(whole)
-            case ast.Call(func=ast.Attribute(value=whole)):
-                waiting.append(whole)
-            case ast.Call(func=ast.Name(id=name), args=arguments) if name in _VIEWS:
-                waiting += arguments
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                waiting += parts
-    return owners
-
-
-def _list_sharing_names(nodes: Iterable[ast.AST], names: set[str]) -> set[str]:
-    """``names``, and all other names that loops and assignments may bind to parts of the same values."""
-    links: dict[str, list[set[str]]] = defaultdict(list)
-    for node in nodes:
-        match node:
-            case (
-                ast.For(target=target, iter=source)
-                | ast.comprehension(target=target, iter=source)
-                | ast.Assign(targets=[target, *_], value=source)
-            ):
-                link = {owner.id for owner in _list_owners([target, source])}
-                for name in link:
-                    links[name].append(link)
-    sharing = set(names)
-    waiting = list(names)
-    for name in waiting:
-        for link in links[name]:
-            waiting += link - sharing
-            sharing |= link
-            link.clear()
-    return sharing
+    return "used" if name in _find_live_names(sinks, bound) else "dropped"
 
 
 @lru_cache(maxsize=4096)
@@ -142,7 +58,8 @@ def assigns_forwarding(source: str, name: str, to: str) -> bool:
         case _ if name in own:
             return False
         case [ast.Lambda(body=ast.Call(func=ast.Name(id=called)) as call)]:
-            return called == to and all(isinstance(value, ast.Name | ast.Constant) for value in _list_arguments(call))
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            return called == to and all(isinstance(value, ast.Name | ast.Constant) for value in given)
         case [ast.Call(func=function, args=[ast.Name(id=wrapped), *_])]:
             return wrapped == to and not (isinstance(function, ast.Name) and function.id in own)
     return False

@@ -192,8 +192,8 @@ def test_cooperation_needs_a_real_call() -> None:
 
 def test_a_discarded_result_costs() -> None:
     discarding = "def f(xs):\n    y = aux(xs)\n    return 2 * sum(xs)"
-    assert parts(AUX, discarding, USED) == (1.0, 0.5, 1.0, -0.5)
-    assert parts(AUX, discarding, report(0, calls=4)) == (1.0, 0.5, 0.0, -0.5)
+    assert parts(AUX, discarding, USED, unreadable=report(4)) == (1.0, 0.5, 1.0, -0.5)
+    assert parts(AUX, discarding, report(0, calls=4)) == (1.0, 0.5, 0.0, 0.0), "a change of an argument mattered"
     assert parts(AUX, MAIN, USED, unreadable=report(4)) == (1.0, 0.5, 1.0, -0.5)
     assert parts(AUX, MAIN, report(0, calls=4), unreadable=report(0)) == (1.0, 0.5, 0.0, -0.5)
 
@@ -201,6 +201,7 @@ def test_a_discarded_result_costs() -> None:
 def test_a_call_that_failed_gives_no_verdict_on_its_result() -> None:
     crashed = ExecutionReport("exception", (Case("pass"), Case("exception")), "namespaces", watched_calls=1)
     assert parts(AUX, MAIN, crashed, unreadable=crashed) == (1.0, 0.5, 0.5, 0.0)
+    assert parts(AUX, "def f(xs):\n    aux(xs)\n    return 2", crashed, unreadable=crashed) == (1.0, 0.5, 0.5, -0.5)
 
 
 def test_a_thin_wrapper_earns_half() -> None:
@@ -377,11 +378,24 @@ CASES = {
     "dead use": (AUX, main("y = aux(xs)", "if xs is None:", "    return y", ALONE), COSTS),
     "tested": (AUX, main("if aux(xs):", "    pass", ALONE), COSTS),
     "printed": (AUX, main("print(aux(xs))", ALONE), COSTS),
+    "reads an attribute": (
+        "from functools import lru_cache\n@lru_cache(None)\ndef aux(n):\n    return n + 1",
+        main("aux.cache_clear()", "aux(len(xs))", ALONE),
+        COSTS,
+    ),
     "kept unread": (AUX, main("seen = [aux(xs)]", "return 2 * sum(xs) if seen else 0"), COSTS),
     "kept unread, recursive": (
         "def aux(xs):\n    return xs[0] + aux(xs[1:]) if xs else 0",
         main("seen = [aux(xs)]", "return 2 * sum(xs) if seen else 0"),
         COSTS,
+    ),
+    "dropped, then a crash": (AUX, main("aux(xs)", "return 2 * sum(xs) if xs else xs[0]"), (1.0, 0.5, 0.75, -0.5)),
+    "nothing changed": (AUX, main("ys = list(xs)", "aux(ys)", "return 2 * sum(ys)"), COSTS),
+    "changes unread": ("def aux(xs):\n    xs.append(1)\n    return xs", main("ys = [1]", "aux(ys)", ALONE), COSTS),
+    "changes read, result printed": (
+        "def aux(xs):\n    xs[:] = [sum(xs)]\n    return xs",
+        main("print(aux(xs))", "return 2 * xs[0]"),
+        FULL,
     ),
     "fallback": (AUX, main("try:", "    return 2 * aux(xs)", "except Exception:", f"    {ALONE}"), HALF),
     "wrapper": (DOUBLE, main("return aux(xs)"), HALF),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from magrpo.rewards.program import extract_module
 from magrpo.rewards.usage import (
     assigns_forwarding,
-    changes_arguments,
     classify_use,
     does_nothing,
     find_forwarding_call,
@@ -81,8 +80,8 @@ def test_used(body: str) -> None:
         "yield 1\naux(xs)",
     ],
 )
-def test_discarded(body: str) -> None:
-    assert classify_use(f(body), "aux") == "discarded"
+def test_dropped(body: str) -> None:
+    assert classify_use(f(body), "aux") == "dropped"
 
 
 @pytest.mark.parametrize(
@@ -253,57 +252,3 @@ def test_hostile_modules_take_memory_in_proportion(line: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("body", "use"),
-    [
-        ("ys = list(xs)\naux(ys)\nreturn ys", "in place"),
-        ("out = []\nfor x in xs:\n    aux(out, x)\nreturn out", "in place"),
-        ("_ = aux(xs)\nreturn sum(xs)", "in place"),
-        ("aux(rows=xs)\nreturn xs", "in place"),
-        ("aux(xs[0])\nreturn xs", "in place"),
-        ("aux(xs.rows)\nreturn xs", "in place"),
-        ("aux(*xs)\nreturn xs", "in place"),
-        ("for i, row in enumerate(xs):\n    aux(row)\nreturn xs", "in place"),
-        ("row = xs[0]\naux(row)\nreturn xs", "in place"),
-        ("[aux(row) for row in xs]\nreturn xs", "in place"),
-        ("aux(xs[0])\nreturn 1", "discarded"),
-        ("aux(xs)\nreturn 1", "discarded"),
-        ("aux(list(xs))\nreturn sum(xs)", "discarded"),
-        ("aux(xs)\nprint(xs)\nreturn 1", "discarded"),
-        ("return aux(xs)", "used"),
-    ],
-)
-def test_arguments_that_are_read_afterwards(body: str, use: str) -> None:
-    assert classify_use(f(body), "aux") == use
-
-
-@pytest.mark.parametrize(
-    ("body", "changes"),
-    [
-        ("xs[0] = 1\nreturn xs", True),
-        ("xs.sort()\nreturn xs", True),
-        ("for row in xs:\n    row.append(1)\nreturn xs", True),
-        ("del xs[0]\nreturn xs", True),
-        ("xs.n = 1\nreturn xs", True),
-        ("xs += [1]\nreturn xs", True),
-        ("xs[0][1] += 1\nreturn k", True),
-        ("for i in range(k):\n    xs[i][0] = 1", True),
-        ("del xs.rows[0]", True),
-        ("xs['a'].append(0)\nreturn True", True),
-        ("for i, row in enumerate(xs):\n    row[0] = i", True),
-        ("[row.append(1) for row in xs]", True),
-        ("row = xs[0]\nrow.sort()", True),
-        ("heapq.heapify(xs)", True),
-        ("random.Random(0).shuffle(xs)", True),
-        ("fill(k, rows=xs[0])", True),
-        ("setattr(xs, 'n', 1)", True),
-        ("return sorted(xs)[0]", False),
-        ("ys = [0]\nys[0] += k\nreturn ys", False),
-        ("return sum(xs)", False),
-        ("ys = []\nys.append(k)\nreturn ys", False),
-    ],
-)
-def test_functions_that_change_their_arguments(body: str, changes: bool) -> None:
-    assert changes_arguments(f(body), "f") is changes
