@@ -154,9 +154,9 @@ class ExecutionReport:
     """The result of an :class:`Execution`.
 
     ``status``: ``pass`` if every case passed, else the status of the first case that did not. ``level``: the isolation
-    level. ``watched_calls``: number of calls of ``Execution.watch`` that returned; ``watched_used``: whether one of
-    their results was used. The candidate's process reports both, so it may lie. ``forgeable``: the test ran in the
-    candidate's process. ``compiles``: the program compiled within its limits, before any of it ran.
+    level. ``watched_calls``: number of calls of ``Execution.watch`` that returned; the candidate's process reports
+    it, so it may lie. ``forgeable``: the test ran in the candidate's process. ``compiles``: the program compiled within
+    its limits, before any of it ran.
     """
 
     status: CaseStatus
@@ -166,7 +166,6 @@ class ExecutionReport:
     cpu_s: float = 0.0
     memory_bytes: int = 0
     watched_calls: int = 0
-    watched_used: bool = False
     forgeable: bool = False
     compiles: bool = True
 

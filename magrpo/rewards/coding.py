@@ -18,13 +18,12 @@ from magrpo.rewards.program import (
     read_signature,
     returns_value,
 )
-from magrpo.rewards.stand_ins import empty_result, first_argument, first_result, module_of, unpacker
+from magrpo.rewards.stand_ins import empty_result, first_argument, first_result, module_of, unpacker, unreadable_result
 from magrpo.rewards.usage import (
-    changes_arguments,
+    assigns_forwarding,
     classify_use,
     does_nothing,
     find_forwarding_call,
-    only_forwards,
     packs_lists,
 )
 from magrpo.types import UNJUDGED, Execution, ExecutionReport, JointReward, Problem, Reports, RoleTexts
@@ -33,6 +32,8 @@ HELPER = "aux"
 """Name of the function that the helper writes."""
 VARIANTS = ("wrapper", "identity", "constant", "empty")
 """Names of the reports of variants: programs in which one of the two functions does no work."""
+UNREADABLE = "unreadable"
+"""Name of the report of the variant in which nothing that ``aux`` returns or changes can be used."""
 MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "cooperation": 1.5}
 SOLO_MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
 
@@ -50,18 +51,19 @@ class JointProgram:
     runs: bool
     """Whether the program runs: main binds the entry point, as such a function or in another way."""
     use: str
-    """How main uses ``aux`` by the syntax tree: none, discarded, in place or used."""
+    """How main uses ``aux`` by the syntax tree: none, dropped or used."""
     is_thin: bool
-    """Whether the syntax tree shows that one function does no work: main only forwards, or ``aux`` does nothing."""
+    """Whether the syntax tree shows that one function does no work: ``aux`` does none, or main is ``partial(aux)``."""
 
 
 class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
-    The report ``program`` belongs to the combined program. If that would earn the full cooperation bonus, its variants
-    run too: ``wrapper`` (main only calls ``aux``), ``identity`` (``aux`` returns its argument), ``constant`` (``aux``
-    always returns its first result) and ``empty`` (``aux`` always returns its result for an argument that no test has).
-    The names of reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
+    The report ``program`` belongs to the combined program. If that called ``aux``, it runs once more as ``unreadable``,
+    in which nothing that ``aux`` returns or changes can be used. If it would earn the full bonus, its variants run
+    too: first ``wrapper`` (main only calls ``aux``), then, unless that does as well, ``identity`` (``aux`` returns
+    its argument), ``constant`` (``aux`` always returns its first result) and ``empty`` (``aux`` always returns its
+    result for an argument that no test has). Reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
@@ -74,7 +76,7 @@ class CodingReward(ProgramReward):
     @property
     def max_executions(self) -> int:
         """See :class:`magrpo.interfaces.HasMaxExecutions`."""
-        return 1 + len(VARIANTS)
+        return 2 + len(VARIANTS)
 
     @property
     def priced_roles(self) -> tuple[str, ...]:
@@ -82,21 +84,31 @@ class CodingReward(ProgramReward):
         return ("helper", "main")
 
     def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
-        """Request the combined program first, then all its variants if it passed a test and used ``aux``."""
+        """Request the program, then ``unreadable``, then the other variants if it passed a test and used ``aux``."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not program.runs:
             return {}
         if "program" not in reports:
             return make_executions(problem, "program", program.source, watch=HELPER)
+
+        def request_variant(name: str) -> dict[str, Execution]:
+            return make_executions(problem, name, program.variants[name], variant_of=program.source)
+
+        if UNREADABLE not in reports:
+            return request_variant(UNREADABLE) if _calls_helper(program, reports) else {}
         passed = self._count_passed(merge_hidden_report(reports, "program"))
-        if program.is_thin or not passed or self._judge_use(program, reports["program"]) != "used":
+        if program.is_thin or not passed or self._judge_use(program, reports) != "used":
+            return {}
+        if "wrapper" not in reports:
+            return request_variant("wrapper")
+        if _does_as_well("wrapper", reports):
             return {}
         most_passed = max(report.tests_passed for name, report in reports.items() if name.startswith("program"))
         wanted: dict[str, Execution] = {}
-        for name, source in program.variants.items():
+        for name in VARIANTS:
             # A helper that always returns its first result still passes the first test of a run.
             if name not in reports and (name != "constant" or most_passed > 1):
-                wanted |= make_executions(problem, name, source, variant_of=program.source)
+                wanted |= request_variant(name)
         return wanted
 
     def price(self, problem: Problem, texts: RoleTexts, reports: Reports) -> JointReward:
@@ -118,27 +130,26 @@ class CodingReward(ProgramReward):
             local = {role: weight * value for role, value in structure_by_role.items()}
         return JointReward(self.scale_parts(parts), parts, local)
 
-    def _judge_use(self, program: JointProgram, report: ExecutionReport) -> str:
+    def _judge_use(self, program: JointProgram, reports: Reports) -> str:
         """How main used ``aux`` in the run: none, discarded, used or unknown.
 
-        The report that a result was used counts only if the syntax tree agrees. The report that none was used means
-        nothing if a case ended in an exception, a timeout or a crash: there may have been no result to use.
+        That the variant ``unreadable`` runs alike says nothing of results that main reads if a case ended in an
+        exception, a timeout or a crash: there may have been no result to use.
         """
-        if not program.has_helper or program.use == "none" or report.watched_calls == 0:
+        if not _calls_helper(program, reports):
             return "none"
-        if program.use in ("used", "in place"):
-            if report.watched_used:
-                return "used"
-            return "discarded" if all(case.status in ("pass", "wrong") for case in report.cases) else "unknown"
-        return program.use
+        if not _runs_alike(UNREADABLE, reports):
+            return "used"
+        is_judged = all(case.status in ("pass", "wrong") for case in reports["program"].cases)
+        return "discarded" if is_judged or program.use == "dropped" else "unknown"
 
     def _price_cooperation(self, program: JointProgram, reports: Reports) -> float:
-        use = self._judge_use(program, reports["program"])
+        use = self._judge_use(program, reports)
         if use == "discarded":
             return -0.5
         if use != "used" or self._count_passed(merge_hidden_report(reports, "program")) == 0:
             return 0.0
-        thin = program.is_thin or any(_does_as_well(name, reports) for name in program.variants if name in reports)
+        thin = program.is_thin or any(_does_as_well(name, reports) for name in VARIANTS if name in reports)
         return 0.5 if thin else 1.5
 
 
@@ -241,13 +252,11 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     has_entry = returns_value(main_module.source, entry_point)
     runs = can_be_called(main_module.source, entry_point)
     only_main_works = has_helper and does_nothing(helper_module, HELPER)
-    only_helper_works = runs and only_forwards(main_module.source, entry_point, HELPER)
+    only_helper_works = runs and assigns_forwarding(main_module.source, entry_point, HELPER)
     use = classify_use(main_module.source, HELPER, "" if has_entry else entry_point)
-    if use == "in place" and not (has_helper and changes_arguments(helper_module, HELPER)):
-        use = "discarded"
     return JointProgram(
         source=source,
-        variants=_make_variants(modules, entry_point) if has_helper and runs else {},
+        variants=_make_variants(modules, entry_point, use == "used") if has_helper and runs else {},
         has_helper=has_helper,
         has_entry=has_entry,
         runs=runs,
@@ -264,29 +273,47 @@ def make_solo_program(prompt: str, entry_point: str, text: str) -> tuple[str, bo
     return source, returns_value(module.source, entry_point), can_be_called(module.source, entry_point)
 
 
-def _make_variants(modules: Sequence[Module], entry_point: str) -> dict[str, str]:
-    """Make the variant in which main only calls ``aux`` and unpacks its result, and those with a stand-in for it."""
+def _make_variants(modules: Sequence[Module], entry_point: str, reads: bool) -> dict[str, str]:
+    """Make the variant in which main only calls ``aux`` and unpacks its result, and those with a stand-in for it.
+
+    ``reads``: whether main uses the results of ``aux`` by its syntax tree.
+    """
     above, helper, main = modules
     head, arguments = read_signature(main.source, entry_point)
     call = find_forwarding_call(main.source, entry_point, HELPER) or f"{HELPER}({arguments})"
     unpack = f"__keep__, __unpack__ = unpacker({entry_point}, {packs_lists(helper.source, HELPER)})"
     forward = Module((), f"{head}\n    return __unpack__(__keep__({arguments}), {call})")
     variants = {"wrapper": join_modules([*modules, module_of(unpacker, unpack), forward])}
-    for name, stand_in in (("identity", first_argument), ("constant", first_result), ("empty", empty_result)):
-        replacement = module_of(stand_in, f"{HELPER} = {stand_in.__name__}({HELPER})")
+    for name, stand_in, arguments in (
+        (UNREADABLE, unreadable_result, f"{HELPER}, {reads}"),
+        ("identity", first_argument, HELPER),
+        ("constant", first_result, HELPER),
+        ("empty", empty_result, HELPER),
+    ):
+        replacement = module_of(stand_in, f"{HELPER} = {stand_in.__name__}({arguments})")
         variants[name] = join_modules([above, helper, replacement, main])
-    assert tuple(variants) == VARIANTS
     return variants
+
+
+def _calls_helper(program: JointProgram, reports: Reports) -> bool:
+    """Whether ``aux`` was called, by the run and by the syntax tree."""
+    return program.has_helper and program.use != "none" and reports["program"].watched_calls > 0
+
+
+def _runs_alike(variant: str, reports: Reports) -> bool:
+    """Whether the variant and the combined program have the same cases, with the same messages, in all tests."""
+    return all(report.cases == other.cases for report, other in _pair_reports(variant, reports))
 
 
 def _does_as_well(variant: str, reports: Reports) -> bool:
     """Whether the variant passes every test, hidden ones included, that the combined program passes."""
-    for name, report in reports.items():
-        if name.startswith("program"):
-            passed_by_variant = _list_passed(reports[name.replace("program", variant)])
-            if not _list_passed(report) <= passed_by_variant:
-                return False
-    return True
+    return all(_list_passed(report) <= _list_passed(other) for report, other in _pair_reports(variant, reports))
+
+
+def _pair_reports(variant: str, reports: Reports) -> list[tuple[ExecutionReport, ExecutionReport]]:
+    """The reports of the combined program, each with that of the variant on the same tests."""
+    names = [name for name in reports if name.startswith("program")]
+    return [(reports[name], reports[name.replace("program", variant)]) for name in names]
 
 
 def _list_passed(report: ExecutionReport) -> set[int]:

@@ -20,6 +20,46 @@ def module_of(function: Callable[..., Any], call: str) -> Module:
     return Module(("from __future__ import annotations",), f"{_read_source(function)}\n\n{call}")
 
 
+# The stand-in calls ``replaced`` with copies of the arguments, so that changes of them are lost. If main ``reads`` the
+# results, it gets an object instead on which every operation raises what ``except Exception`` does not catch. Calls
+# that ``replaced`` makes to itself by its name are passed on. Its attributes, such as ``cache_clear``, are kept.
+def unreadable_result(replaced: Callable[..., Any], reads: bool) -> Callable[..., Any]:
+    """In place of ``replaced``: a function with results that cannot be used, if main ``reads`` them, and no effects."""
+    from contextlib import suppress
+    from copy import deepcopy
+
+    class ResultUsed(BaseException):
+        pass
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ResultUsed
+
+    operations = (
+        "bool eq ne lt le gt ge hash len iter next contains getitem setitem delitem call int float complex index round "
+        "trunc floor ceil abs neg pos invert add radd iadd sub rsub isub mul rmul imul truediv rtruediv floordiv "
+        "rfloordiv mod rmod divmod rdivmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift str repr "
+        "format bytes reversed enter exit getattr deepcopy copy"
+    )
+    unreadable = type("Unreadable", (), {f"__{name}__": refuse for name in operations.split()})
+    running: list[bool] = []
+
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        if running:  # it calls itself
+            return replaced(*args, **kwargs)
+        with suppress(Exception):  # if an argument cannot be copied, changes of it have their effect
+            args, kwargs = deepcopy((args, kwargs))
+        running.append(True)
+        try:
+            result = replaced(*args, **kwargs)
+        finally:
+            running.clear()
+        return unreadable() if reads else result
+
+    for name in set(dir(replaced)) - set(dir(stand_in)):
+        setattr(stand_in, name, getattr(replaced, name))
+    return stand_in
+
+
 # The stand-in returns its first argument, or None without arguments. If some arguments are functions, it returns what
 # the first function returns when it is called with the arguments that are no functions.
 def first_argument(replaced: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from typing import Literal
 from magrpo.python_source import list_nodes, name_import
 from magrpo.rewards.program import find_functions, parse_source, walk_own_scope
 
-Use = Literal["none", "discarded", "in place", "used"]
+Use = Literal["none", "dropped", "used"]
 
 _TERMINAL = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 _STATEMENTS = ast.Return | ast.Assign | ast.AnnAssign | ast.Pass | ast.Expr
@@ -29,133 +29,39 @@ _CARRYING = _STATEMENTS | _CONTAINERS | _PARTS
 _CONVERSIONS = frozenset({"len", "list", "tuple"})
 # Builtins with an effect that tests can see.
 _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
-# Builtins that pass on the parts of their arguments.
-_VIEWS = frozenset({"enumerate", "iter", "next", "reversed", "zip"})
 
 
 @lru_cache(maxsize=4096)
 def classify_use(source: str, name: str, bound: str = "") -> Use:
     """How the module uses ``name``, a function of the partner. ``bound``: a name whose value matters in any case.
 
-    ``none``: no code that can run mentions it, or the module binds the name itself. ``discarded``: every result is
-    dropped. ``in place``: results are dropped, but a change of an argument can matter. ``used``: a result can matter.
+    ``none``: no code that can run mentions it, or the module binds the name itself. ``dropped``: no result can matter,
+    but what the function does to its arguments may. ``used``: a result can matter.
     """
     sinks = _trace_values(parse_source(source))
     is_read = any(load.id == name for load in _list_loads(sinks))
     if not is_read or any(_binds(node, name) for node in sinks):
         return "none"
-    if name in _find_live_names(sinks, bound):
-        return "used"
-    given: set[ast.Name] = set()  # what the module passes to ``name``
-    for node in sinks:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-            given.update(_list_owners(_list_arguments(node)))
-    live_elsewhere = _find_live_names({node: sink for node, sink in sinks.items() if node not in given}, bound)
-    shared = _list_sharing_names(sinks, {owner.id for owner in given})
-    return "in place" if shared & live_elsewhere else "discarded"
+    return "used" if name in _find_live_names(sinks, bound) else "dropped"
 
 
 @lru_cache(maxsize=4096)
-def changes_arguments(source: str, name: str) -> bool:
-    """Whether the function ``name`` may change an argument in place, at any depth.
+def assigns_forwarding(source: str, name: str, to: str) -> bool:
+    """Whether ``name`` is no function, but assigned ``to`` wrapped by a function of others, or a lambda that calls it.
 
-    It may if it sets a part of one, calls a method of one, or passes one to a function that is not a builtin.
-    """
-    function = find_functions(parse_source(source), name)[-1]
-    nodes = list_nodes(function)
-    given = _list_sharing_names(nodes, _list_parameters(function))
-    own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return any(owner.id in given for node in nodes for owner in _list_owners(_list_changed(node, own)))
-
-
-def _list_changed(node: ast.AST, own: set[str]) -> list[ast.expr]:
-    """The expressions whose values the node may change. Methods of the names in ``own`` do not change arguments."""
-    match node:
-        case ast.AugAssign(target=changed):
-            return [changed]
-        case ast.Subscript(value=changed) | ast.Attribute(value=changed) if not isinstance(node.ctx, ast.Load):
-            return [changed]
-        case ast.Call(func=ast.Attribute(value=changed)) if any(owner.id in own for owner in _list_owners([changed])):
-            return [changed]
-        case ast.Call(func=function) if not _is_pure(node):
-            return [function, *_list_arguments(node)]
-    return []
-
-
-def _list_arguments(call: ast.Call) -> list[ast.expr]:
-    """The arguments of a call, by position and by keyword."""
-    return [*call.args, *(keyword.value for keyword in call.keywords)]
-
-
-def _list_owners(values: Iterable[ast.expr]) -> list[ast.Name]:
-    """The variables that the values are read from, whole, in part or by a method: ``h`` for ``h[0].items()``."""
-    owners: list[ast.Name] = []
-    waiting = list(values)
-    for value in waiting:
-        match value:
-            case ast.Name():
-                owners.append(value)
-            case ast.Subscript(value=whole) | ast.Attribute(value=whole) | ast.Starred(value=whole):
-                waiting.append(whole)
-            case ast.Call(func=ast.Attribute(value=whole)):
-                waiting.append(whole)
-            case ast.Call(func=ast.Name(id=name), args=arguments) if name in _VIEWS:
-                waiting += arguments
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                waiting += parts
-    return owners
-
-
-def _list_sharing_names(nodes: Iterable[ast.AST], names: set[str]) -> set[str]:
-    """``names``, and all other names that loops and assignments may bind to parts of the same values."""
-    links: dict[str, list[set[str]]] = defaultdict(list)
-    for node in nodes:
-        match node:
-            case (
-                ast.For(target=target, iter=source)
-                | ast.comprehension(target=target, iter=source)
-                | ast.Assign(targets=[target, *_], value=source)
-            ):
-                link = {owner.id for owner in _list_owners([target, source])}
-                for name in link:
-                    links[name].append(link)
-    sharing = set(names)
-    waiting = list(names)
-    for name in waiting:
-        for link in links[name]:
-            waiting += link - sharing
-            sharing |= link
-            link.clear()
-    return sharing
-
-
-@lru_cache(maxsize=4096)
-def only_forwards(source: str, name: str, to: str) -> bool:
-    """Whether the function ``name`` only returns a call of ``to`` with its own parameters or constants.
-
-    Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count. If
-    ``name`` is assigned instead of defined, its value must be ``to``, a lambda that forwards to it, or ``to`` wrapped
-    by a function that the module does not define, such as ``partial``.
+    ``partial`` wraps, for example. The lambda passes only names and constants to ``to``.
     """
     tree = parse_source(source)
-    if not find_functions(tree, name):
-        values = [node.value for node in tree.body if isinstance(node, ast.Assign) and _binds(node.targets[0], name)]
-        own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        return bool(values) and _is_forwarding_value(values[-1], to, own)
-    live = _find_live_names(_trace_values(tree))
-    results: set[str] = set()
-    for statement in find_functions(tree, name)[-1].body:
-        match statement:
-            case _ if _is_inert(statement, live):
-                pass
-            case ast.Return(value=value):
-                return _is_forwarded(value, to, results)
-            case ast.Assign(value=value, targets=[ast.Name(id=copy)]) if _is_forwarded(value, to, results):
-                results.add(copy)
-            case ast.AnnAssign(value=value, target=ast.Name(id=copy)) if _is_forwarded(value, to, results):
-                results.add(copy)
-            case _:
-                return False
+    own = _list_definitions(tree.body)
+    values = [node.value for node in tree.body if isinstance(node, ast.Assign) and _binds(node.targets[0], name)]
+    match values[-1:]:
+        case _ if name in own:
+            return False
+        case [ast.Lambda(body=ast.Call(func=ast.Name(id=called)) as call)]:
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            return called == to and all(isinstance(value, ast.Name | ast.Constant) for value in given)
+        case [ast.Call(func=function, args=[ast.Name(id=wrapped), *_])]:
+            return wrapped == to and not (isinstance(function, ast.Name) and function.id in own)
     return False
 
 
@@ -188,19 +94,25 @@ def packs_lists(source: str, name: str) -> bool:
 def find_forwarding_call(source: str, name: str, to: str) -> str:
     """The first call of ``to``, in the function ``name``, with nothing but its parameters and constants; else empty.
 
-    They may be packed or measured (``aux(list(xs), len(xs), -1)``).
+    They may be packed or measured (``aux(list(xs), len(xs), -1)``). Names that the function does not assign, and that
+    are no functions or classes of the module, are constants.
     """
-    functions = find_functions(parse_source(source), name)
+    tree = parse_source(source)
+    functions = find_functions(tree, name)
     if not functions:
         return ""
     function = functions[-1]
+    nodes = list_nodes(function)
     parameters = _list_parameters(function)
-    for node in list_nodes(function):
+    computed = _list_definitions(list_nodes(tree)) | {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    for node in nodes:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == to):
             continue
         given = [part for argument in (*node.args, *node.keywords) for part in _walk_argument(argument)]
         names = {part.id for part in given if isinstance(part, ast.Name)} - _CONVERSIONS
-        if names and names <= parameters and all(map(_prepares, given)):
+        if names & parameters and not (names - parameters) & computed and all(map(_prepares, given)):
             return ast.get_source_segment(source, node) or ""
     return ""
 
@@ -213,6 +125,10 @@ def _prepares(node: ast.AST) -> bool:
         case ast.UnaryOp(operand=ast.Constant()) | ast.BinOp(left=ast.Constant(), right=ast.Constant()):
             return True
     return isinstance(node, _CARRYING | ast.keyword | ast.operator | ast.unaryop)
+
+
+def _list_definitions(nodes: Iterable[ast.AST]) -> set[str]:
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 def _list_parameters(function: ast.FunctionDef) -> set[str]:
@@ -345,41 +261,6 @@ def _target_names(targets: Iterable[ast.expr]) -> ValueSink | None:
     return ValueSink(frozenset(names))
 
 
-def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
-    match statement:
-        case ast.Pass() | ast.Import() | ast.ImportFrom() | ast.Global() | ast.AnnAssign(value=None):
-            return True
-        case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
-            targets = _find_sink(statement, statement, None)
-            calls = (node for node in list_nodes(statement) if isinstance(node, ast.Call))
-            return targets is not None and not targets.names & live and all(map(_is_pure, calls))
-    return False
-
-
 def _is_pure(call: ast.Call) -> bool:
     """Whether the call is of a builtin, by name, without an effect that tests can see."""
     return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id) and call.func.id not in _IMPURE
-
-
-def _is_forwarding_value(value: ast.expr, to: str, own: set[str]) -> bool:
-    match value:
-        case ast.Name(id=name):
-            return name == to
-        case ast.Lambda(body=body):
-            return _is_forwarded(body, to, set())
-        case ast.Call(func=function, args=[ast.Name(id=name), *_]) if name == to:
-            return not (isinstance(function, ast.Name) and function.id in own)
-    return False
-
-
-def _is_forwarded(value: ast.expr | None, to: str, results: set[str]) -> bool:
-    """Whether ``value`` is a call of ``to`` with only names and constants, or a name that holds such a result."""
-    match value:
-        case ast.Name(id=name):
-            return name in results
-        case ast.Call(func=ast.Name(id=name)) if name == to:
-            bare = [
-                argument.value if isinstance(argument, ast.Starred) else argument for argument in _list_arguments(value)
-            ]
-            return all(isinstance(argument, ast.Name | ast.Constant) for argument in bare)
-    return False

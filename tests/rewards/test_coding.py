@@ -14,10 +14,10 @@ from infra.embedded.conventions import write_completion
 from magrpo.interfaces import Sandbox
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.operations import parse_composition
-from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward, SoloReward, combine_completions
+from magrpo.rewards.coding import MAXIMA, UNREADABLE, VARIANTS, CodingReward, SoloReward, combine_completions
 from magrpo.rewards.common import make_trusted_test
 from magrpo.stages.score import Scored, score_texts
-from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
+from magrpo.types import Case, CaseStatus, Execution, ExecutionReport, Problem
 from tests.rewards.test_program import HOSTILE
 from tests.sandbox.test_humaneval import read_problems
 
@@ -34,12 +34,14 @@ MAIN = "def f(xs):\n    return 2 * aux(xs)"
 REWARD = CodingReward()
 
 
-def report(passed: int, total: int = 4, calls: int = 0, used: bool = False, forgeable: bool = False) -> ExecutionReport:
+def report(passed: int, total: int = 4, calls: int = 0, forgeable: bool = False) -> ExecutionReport:
     cases = (Case("pass"),) * passed + (Case("wrong"),) * (total - passed)
     status: CaseStatus = "pass" if passed == total else "wrong"
-    return ExecutionReport(
-        status, cases, "namespaces", watched_calls=calls, watched_used=used, forgeable=forgeable
-    )  # fmt: skip
+    return ExecutionReport(status, cases, "namespaces", watched_calls=calls, forgeable=forgeable)
+
+
+RAISED = ExecutionReport("exception", (Case("exception"),) * 4, "namespaces")
+"""Of a program that uses what it cannot."""
 
 
 def parts(
@@ -49,16 +51,18 @@ def parts(
     wrapper: ExecutionReport | None = None,
     identity: ExecutionReport | None = None,
     constant: ExecutionReport | None = None,
+    unreadable: ExecutionReport = RAISED,
 ) -> tuple[float, ...]:
     """Structure, syntax, tests and cooperation under hand-written reports, which must be just those asked for.
 
     The variant ``empty`` passes nothing.
     """
+    defaults = {"unreadable": unreadable, "empty": report(0)}
     given_reports = {"program": program, "wrapper": wrapper, "identity": identity, "constant": constant}
     texts, reports = {"helper": helper, "main": main}, dict[str, ExecutionReport]()
     while wanted := REWARD.executions(PROBLEM, texts, reports):
         for name in wanted:
-            answer = report(0) if name == "empty" else given_reports.pop(name)
+            answer = defaults[name] if name in defaults else given_reports.pop(name)
             assert answer is not None, name
             reports[name] = answer
     assert set(given_reports.values()) <= {None}, "a report that was not asked for"
@@ -85,10 +89,18 @@ def test_a_local_part_is_each_agents_own_share_of_the_structure() -> None:
 def test_hidden_tests_count_like_any_other() -> None:
     """A thin wrapper is one that passes whatever the program passes, of all tests."""
     problem, texts = replace(PROBLEM, hidden_test=TEST), {"helper": AUX, "main": MAIN}
-    reports = {"program": report(4, calls=4, used=True), "program_hidden": report(1)}
+    reports = {"program": report(4, calls=4), "program_hidden": report(1)}
     assert list(REWARD.executions(problem, texts, {})) == list(reports)
-    wanted = REWARD.executions(problem, texts, reports)
-    assert list(wanted) == [f"{name}{end}" for name in VARIANTS for end in ("", "_hidden")]
+    ends = ("", "_hidden")
+    assert list(REWARD.executions(problem, texts, reports)) == [f"{UNREADABLE}{end}" for end in ends]
+    same = reports | {f"{UNREADABLE}{end}": reports[f"program{end}"] for end in ends}
+    assert REWARD.executions(problem, texts, same) == {}
+    assert REWARD.price(problem, texts, same).parts["cooperation"] == -0.5
+    reports |= {UNREADABLE: report(4), f"{UNREADABLE}_hidden": RAISED}
+    assert list(REWARD.executions(problem, texts, reports)) == [f"wrapper{end}" for end in ends]
+    tried = reports | {f"wrapper{end}": report(0) for end in ends}
+    assert list(REWARD.executions(problem, texts, tried)) == [f"{name}{end}" for name in VARIANTS[1:] for end in ends]
+    wanted = [f"{name}{end}" for name in VARIANTS for end in ends]
     for variant in VARIANTS:
         for passed, cooperation in ((0, 1.5), (1, 0.5)):
             given = (
@@ -100,7 +112,7 @@ def test_hidden_tests_count_like_any_other() -> None:
             assert not REWARD.passed(given)
 
 
-USED, IGNORED, UNCALLED = (report(4, calls=4, used=True), report(4, calls=4), report(4))
+USED, UNCALLED = report(4, calls=4), report(4)
 
 
 # -------------------------------------------------------------------------------------- each row of the table, by hand
@@ -109,7 +121,7 @@ def test_structure() -> None:
     assert parts(AUX, "") == (0.4, 0.0, 0.0, 0.0)
     assert parts(AUX, "def f(xs):\n    pass") == (0.4, 0.0, 0.0, 0.0)
     assert parts(AUX, "def g(xs):\n    return 1") == (0.4, 0.0, 0.0, 0.0)
-    assert parts("def aux(xs):\n    print(xs)", MAIN, report(0, calls=4, used=True)) == (0.6, 0.5, 0.0, 0.0)
+    assert parts("def aux(xs):\n    print(xs)", MAIN, report(0, calls=4)) == (0.6, 0.5, 0.0, 0.0)
     assert parts("I do not know.", "def f(xs):\n    return 2 * sum(xs)", UNCALLED) == (0.6, 0.5, 1.0, 0.0)
 
 
@@ -170,8 +182,8 @@ def test_no_case_at_all_is_no_test_passed() -> None:
 
 
 def test_cooperation_needs_a_test_passed() -> None:
-    assert parts(AUX, MAIN, report(0, calls=4, used=True)) == (1.0, 0.5, 0.0, 0.0)
-    assert parts(AUX, MAIN, report(1, calls=4, used=True), report(0), report(0)) == (1.0, 0.5, 0.25, 1.5)
+    assert parts(AUX, MAIN, report(0, calls=4)) == (1.0, 0.5, 0.0, 0.0)
+    assert parts(AUX, MAIN, report(1, calls=4), report(0), report(0)) == (1.0, 0.5, 0.25, 1.5)
 
 
 def test_cooperation_needs_a_real_call() -> None:
@@ -180,22 +192,23 @@ def test_cooperation_needs_a_real_call() -> None:
 
 def test_a_discarded_result_costs() -> None:
     discarding = "def f(xs):\n    y = aux(xs)\n    return 2 * sum(xs)"
-    assert parts(AUX, discarding, USED) == (1.0, 0.5, 1.0, -0.5)
-    assert parts(AUX, discarding, report(0, calls=4)) == (1.0, 0.5, 0.0, -0.5)
-    assert parts(AUX, MAIN, IGNORED) == (1.0, 0.5, 1.0, -0.5)
+    assert parts(AUX, discarding, USED, unreadable=report(4)) == (1.0, 0.5, 1.0, -0.5)
+    assert parts(AUX, discarding, report(0, calls=4)) == (1.0, 0.5, 0.0, 0.0), "a change of an argument mattered"
+    assert parts(AUX, MAIN, USED, unreadable=report(4)) == (1.0, 0.5, 1.0, -0.5)
+    assert parts(AUX, MAIN, report(0, calls=4), unreadable=report(0)) == (1.0, 0.5, 0.0, -0.5)
 
 
 def test_a_call_that_failed_gives_no_verdict_on_its_result() -> None:
     crashed = ExecutionReport("exception", (Case("pass"), Case("exception")), "namespaces", watched_calls=1)
-    assert parts(AUX, MAIN, crashed) == (1.0, 0.5, 0.5, 0.0)
+    assert parts(AUX, MAIN, crashed, unreadable=crashed) == (1.0, 0.5, 0.5, 0.0)
+    assert parts(AUX, "def f(xs):\n    aux(xs)\n    return 2", crashed, unreadable=crashed) == (1.0, 0.5, 0.5, -0.5)
 
 
 def test_a_thin_wrapper_earns_half() -> None:
-    assert parts(AUX, "def f(xs):\n    return aux(xs)", USED) == (1.0, 0.5, 1.0, 0.5)
-    assert parts(AUX, "def f(xs):\n    filler = 1\n    return aux(xs)", USED) == (1.0, 0.5, 1.0, 0.5)
-    copying = "def f(xs):\n    return aux(list(xs))"
-    assert parts(AUX, copying, USED, report(4), report(0), report(0)) == (1.0, 0.5, 1.0, 0.5)
-    assert parts(AUX, copying, USED, report(3), report(0), report(0)) == (1.0, 0.5, 1.0, 1.5)
+    """If main only calls ``aux``, the other variants do not run."""
+    assert parts(AUX, MAIN, USED, report(4)) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, MAIN, USED, report(3), report(0), report(0)) == (1.0, 0.5, 1.0, 1.5)
+    assert parts(AUX, "from functools import partial\nf = partial(aux, 2)", USED) == (0.4, 0.5, 1.0, 0.5)
 
 
 def test_a_helper_without_work_earns_half() -> None:
@@ -203,24 +216,29 @@ def test_a_helper_without_work_earns_half() -> None:
     assert parts(AUX, MAIN, USED, report(0), report(4), report(0)) == (1.0, 0.5, 1.0, 0.5)
     assert parts(AUX, MAIN, USED, report(0), report(0), report(4)) == (1.0, 0.5, 1.0, 0.5)
     assert parts(AUX, MAIN, USED, report(3), report(3), report(3)) == (1.0, 0.5, 1.0, 1.5)
-    reports = {"program": USED, **dict.fromkeys(VARIANTS, report(0)), "empty": report(4)}
+    reports = {"program": USED, UNREADABLE: RAISED, **dict.fromkeys(VARIANTS, report(0)), "empty": report(4)}
     assert REWARD.price(PROBLEM, {"helper": AUX, "main": MAIN}, reports).parts["cooperation"] == 0.5
 
 
 def test_a_wrapper_that_passes_other_tests_is_none() -> None:
-    first, second = report(2, calls=4, used=True), report(3)
+    first, second = report(2, calls=4), report(3)
     shuffled = ExecutionReport("wrong", second.cases[::-1], "namespaces")
     hanging, none = ExecutionReport("timeout", (Case("timeout"),), "namespaces"), report(0)
     assert parts(AUX, MAIN, first, shuffled, none, none) == (1.0, 0.5, 0.5, 1.5)
-    assert parts(AUX, MAIN, first, second, none, none) == (1.0, 0.5, 0.5, 0.5)
+    assert parts(AUX, MAIN, first, second) == (1.0, 0.5, 0.5, 0.5)
     assert parts(AUX, MAIN, first, hanging, hanging, hanging) == (1.0, 0.5, 0.5, 1.5)
 
 
 def test_variants_are_the_program_with_a_stand_in() -> None:
-    wanted = REWARD.executions(PROBLEM, {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}, {"program": USED})
-    assert tuple(wanted) == VARIANTS
+    texts = {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}
+    wanted: dict[str, Execution] = {}
+    reports = {"program": USED, UNREADABLE: RAISED, "wrapper": report(0)}
+    for known in (1, 2, 3):
+        wanted |= REWARD.executions(PROBLEM, texts, dict(list(reports.items())[:known]))
+    assert tuple(wanted) == (UNREADABLE, *VARIANTS)
     assert {(one.entry_point, one.test, one.watch) for one in wanted.values()} == {("f", TEST, "")}
-    wrapper, identity, constant, empty = (one.source for one in wanted.values())
+    unreadable, wrapper, identity, constant, empty = (one.source for one in wanted.values())
+    assert unreadable.endswith(f"aux = unreadable_result(aux, True)\n\n\nK = 2\n\n{MAIN}\n")
     assert f"{AUX}\n\n\nK = 2\n\n{MAIN}\n" in wrapper
     assert wrapper.endswith("def f(xs):\n    return __unpack__(__keep__(xs), aux(xs))\n")
     assert identity.endswith(f"aux = first_argument(aux)\n\n\nK = 2\n\n{MAIN}\n")
@@ -270,7 +288,14 @@ def test_future_imports_of_a_test_come_first(test: str, expected: str) -> None:
 
 def test_scale_and_shift_act_on_the_total_only() -> None:
     reward = CodingReward(scale=0.5, shift=-1.0)
-    texts, reports = {"helper": AUX, "main": MAIN}, {"program": USED, **dict.fromkeys(VARIANTS, report(0))}
+    texts, reports = (
+        {"helper": AUX, "main": MAIN},
+        {
+            "program": USED,
+            UNREADABLE: RAISED,
+            **dict.fromkeys(VARIANTS, report(0)),
+        },
+    )
     price = reward.price(PROBLEM, texts, reports)
     assert price.total == 1.0
     assert reward.fraction(price.total) == 1.0
@@ -278,7 +303,7 @@ def test_scale_and_shift_act_on_the_total_only() -> None:
 
 
 def test_forgeable_reports_are_refused_unless_they_are_allowed() -> None:
-    texts, reports = {"helper": AUX, "main": MAIN}, {"program": report(4, calls=4, used=True, forgeable=True)}
+    texts, reports = {"helper": AUX, "main": MAIN}, {"program": report(4, calls=4, forgeable=True), UNREADABLE: RAISED}
     assert not CodingReward().passed(reports)
     assert CodingReward().price(PROBLEM, texts, reports).total == 1.5
     assert CodingReward(refuse_forgeable=False).passed(reports)
@@ -300,7 +325,7 @@ MODULES = st.sampled_from(
     [AUX, MAIN, "def f(xs):\n    return aux(xs)", "def f(x): return 1", "return", "```", "aux(1)", ""]
 )
 TEXTS = st.one_of(st.text(max_size=60), st.lists(MODULES, max_size=3).map("\n".join))
-REPORTS = st.builds(report, st.integers(0, 4), st.just(4), st.integers(0, 2), st.booleans(), st.booleans())
+REPORTS = st.builds(report, st.integers(0, 4), st.just(4), st.integers(0, 2), st.booleans())
 
 
 @given(TEXTS, TEXTS, REPORTS, REPORTS)
@@ -309,7 +334,7 @@ def test_price_is_bounded_by_the_maxima(
     helper: str, main: str, program: ExecutionReport, variant: ExecutionReport
 ) -> None:
     texts, reports = {"helper": helper, "main": main}, dict[str, ExecutionReport]()
-    for _ in range(3):
+    for _ in range(5):
         wanted = REWARD.executions(PROBLEM, texts, reports)
         reports |= {name: program if name == "program" else variant for name in wanted}
     assert not wanted
@@ -353,10 +378,31 @@ CASES = {
     "dead use": (AUX, main("y = aux(xs)", "if xs is None:", "    return y", ALONE), COSTS),
     "tested": (AUX, main("if aux(xs):", "    pass", ALONE), COSTS),
     "printed": (AUX, main("print(aux(xs))", ALONE), COSTS),
+    "reads an attribute": (
+        "from functools import lru_cache\n@lru_cache(None)\ndef aux(n):\n    return n + 1",
+        main("aux.cache_clear()", "aux(len(xs))", ALONE),
+        COSTS,
+    ),
+    "kept unread": (AUX, main("seen = [aux(xs)]", "return 2 * sum(xs) if seen else 0"), COSTS),
+    "kept unread, recursive": (
+        "def aux(xs):\n    return xs[0] + aux(xs[1:]) if xs else 0",
+        main("seen = [aux(xs)]", "return 2 * sum(xs) if seen else 0"),
+        COSTS,
+    ),
+    "dropped, then a crash": (AUX, main("aux(xs)", "return 2 * sum(xs) if xs else xs[0]"), (1.0, 0.5, 0.75, -0.5)),
+    "nothing changed": (AUX, main("ys = list(xs)", "aux(ys)", "return 2 * sum(ys)"), COSTS),
+    "changes unread": ("def aux(xs):\n    xs.append(1)\n    return xs", main("ys = [1]", "aux(ys)", ALONE), COSTS),
+    "changes read, result printed": (
+        "def aux(xs):\n    xs[:] = [sum(xs)]\n    return xs",
+        main("print(aux(xs))", "return 2 * xs[0]"),
+        FULL,
+    ),
     "fallback": (AUX, main("try:", "    return 2 * aux(xs)", "except Exception:", f"    {ALONE}"), HALF),
     "wrapper": (DOUBLE, main("return aux(xs)"), HALF),
     "filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs)"), HALF),
     "live filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs) + 0 * n"), HALF),
+    "wrapper by a name": (DOUBLE, main("y = aux(xs)", "z: int = y", "return z"), HALF),
+    "wrapper with a constant": ("def aux(xs, k):\n    return 2 * sum(xs)", f"K = 3\n{main('return aux(xs, K)')}", HALF),
     "wrapper with a number": ("def aux(xs, k):\n    return 2 * sum(xs)", main("return aux(xs, -1)"), HALF),
     "wrapper with a length": ("def aux(xs, k):\n    return 2 * sum(xs)", main("return aux(xs, len(xs))"), HALF),
     "half right": (AUX, main("return 2 * aux(xs) if len(xs) == 1 else -1"), (1.0, 0.5, 0.5, 1.5)),
@@ -366,6 +412,11 @@ CASES = {
     "aux hangs": ("def aux(xs):\n    while True: pass\n    return 1", MAIN, (1.0, 0.5, 0.0, 0.0)),
     "assigned entry": (AUX, "f = lambda xs: 2 * aux(xs)", (0.4, 0.5, 1.0, 1.5)),
     "assigned wrapper": (DOUBLE, "f = aux", (0.4, 0.5, 1.0, 0.5)),
+    "lambda with a number": (
+        "def aux(xs, k):\n    return k * sum(xs)",
+        "f = lambda xs: aux(xs, 2)",
+        (0.4, 0.5, 1.0, 0.5),
+    ),
     "lambda wrapper": (DOUBLE, "f = lambda xs: aux(xs)", (0.4, 0.5, 1.0, 0.5)),
     "partial": (
         "def aux(k, xs):\n    return k * sum(xs)",

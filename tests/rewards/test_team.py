@@ -8,7 +8,7 @@ from magrpo.errors import ConfigError
 from magrpo.rewards.coding import MAXIMA, VARIANTS, TeamReward
 from magrpo.rewards.common import choose_report
 from magrpo.types import ExecutionReport
-from tests.rewards.test_coding import AUX, MAIN, PROBLEM, report
+from tests.rewards.test_coding import AUX, MAIN, PROBLEM, RAISED, report
 
 REWARD = TeamReward()
 OTHER = "def aux(xs):\n    return xs[0]"
@@ -20,10 +20,15 @@ def test_every_proposal_is_tried_and_the_best_pair_counts() -> None:
     assert wanted.keys() == {"program:helper1", "program:helper2"}
     assert OTHER in wanted["program:helper1"].source
     assert AUX in wanted["program:helper2"].source
-    reports = {"program:helper1": report(1, calls=4, used=True), "program:helper2": report(4, calls=4, used=True)}
+    reports = {"program:helper1": report(1, calls=4), "program:helper2": report(4, calls=4)}
     variants = REWARD.executions(PROBLEM, texts, reports)
-    for_first = {f"{name}:helper1" for name in VARIANTS if name != "constant"}
-    assert variants.keys() == for_first | {f"{name}:helper2" for name in VARIANTS}
+    assert variants.keys() == {"unreadable:helper1", "unreadable:helper2"}
+    reports |= dict.fromkeys(variants, RAISED)
+    variants = REWARD.executions(PROBLEM, texts, reports)
+    assert variants.keys() == {"wrapper:helper1", "wrapper:helper2"}
+    reports |= dict.fromkeys(variants, report(0))
+    variants = REWARD.executions(PROBLEM, texts, reports)
+    assert variants.keys() == {f"{name}:helper2" for name in VARIANTS[1:]} | {"identity:helper1", "empty:helper1"}
     reports |= dict.fromkeys(variants, report(0))
     assert REWARD.executions(PROBLEM, texts, reports) == {}
     price = REWARD.price(PROBLEM, texts, reports)

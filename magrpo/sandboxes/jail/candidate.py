@@ -8,12 +8,8 @@ import base64
 import builtins
 import gc
 import inspect
-import json
 import operator
-import re
 import sys
-from contextlib import suppress
-from copy import deepcopy
 from functools import update_wrapper
 from socket import socket
 from types import CodeType, FunctionType, ModuleType
@@ -22,35 +18,26 @@ from typing import Any
 from . import recorder, wire
 from .exceptions import encode_details, encode_exception
 from .seeds import seed_generators
-from .stand_ins import OPERATIONS, make_special_methods
 from .surroundings import make_changes
 from .values import MAX_NODES, Decoder, Encoder
 
 MODULE = "candidate"
-ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 HELLO = "confined"  # first message, sent before any foreign code exists that could forge it
 COMPILED = "compiled"  # sent before any of the program runs
 
 
 class Watch:
-    """Wraps the watched function: counts its outermost calls that return, and can ``hide`` their effects.
+    """Wraps the watched function, and counts its outermost calls that return."""
 
-    The function itself still runs. ``hide`` is one of :data:`HIDDEN`: ``result`` replaces its result by an object on
-    which every operation raises, ``value`` by another value of the same type; ``changes`` undoes changes of arguments.
-    """
-
-    def __init__(self, hide: str = "") -> None:
+    def __init__(self) -> None:
         self.calls = self.depth = 0
-        self.hide, self.running = hide, False
+        self.running = False
 
     def __call__(self, function: Any, names: dict[str, Any], name: str) -> Any:
         """Wrap ``function``, which ``names[name]`` is to hold. It calls itself unwrapped, so as deeply as in Python."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             outermost = self.running and self.depth == 0
-            if outermost and self.hide == "changes":
-                with suppress(Exception):  # if an argument cannot be copied, changes of it are not hidden
-                    args, kwargs = deepcopy((args, kwargs))
             is_bound = names.get(name) is watched
             if is_bound:
                 names[name] = function
@@ -62,9 +49,7 @@ class Watch:
                 if is_bound and names.get(name) is function:
                     names[name] = watched
             self.calls += outermost
-            if outermost and self.hide == "value":
-                return exchange_value(result)
-            return Hidden() if outermost and self.hide == "result" else result
+            return result
 
         if not isinstance(function, type):
             update_wrapper(watched, function)
@@ -72,37 +57,6 @@ class Watch:
                 if hasattr(function, attribute):
                     setattr(watched, attribute, getattr(function, attribute))
         return watched
-
-
-HIDDEN = ("result", "changes", "value")
-
-
-def exchange_value(value: Any) -> Any:
-    """Return another value of the same builtin type; a value of any other type is returned itself."""
-    kind = type(value)
-    if kind is bool:
-        return not value
-    if kind is int or kind is float:
-        return value + 1
-    if kind is str:
-        return f"{value}?"
-    if kind is list or kind is tuple:
-        return kind(map(exchange_value, value)) if value else kind([None])
-    if kind is dict:
-        return {key: exchange_value(item) for key, item in value.items()} or {None: None}
-    return {None, *value} if kind is set else value
-
-
-class HiddenResultUsed(Exception):
-    """Raised when the program uses a hidden result."""
-
-
-def _refuse(*_: Any, **__: Any) -> Any:
-    raise HiddenResultUsed
-
-
-Hidden = type("Hidden", (), make_special_methods(OPERATIONS, _refuse))
-"""A value on which every operation raises."""
 
 
 class CandidateProgram:
@@ -117,14 +71,9 @@ class CandidateProgram:
             begin_watch(source, watch) if watch else source, "<program>", "exec", dont_inherit=True
         )
 
-    def load(self, hide: str = "") -> bool:
+    def load(self) -> bool:
         """Run the program from its beginning; return whether its entry point is a class."""
-        self.function, self.tracer = self._load(hide)
-        return isinstance(self.function, type)
-
-    def _load(self, hide: str) -> tuple[Any, Watch]:
-        """Run the program from its beginning; return the entry point and the watch on the watched function."""
-        tracer = Watch(hide)
+        tracer = self.tracer = Watch()
         module = ModuleType(MODULE)
         sys.modules[MODULE] = module  # dataclasses look up their module
         seed_generators()
@@ -138,7 +87,8 @@ class CandidateProgram:
 
         module.__dict__["__watch__"] = begin
         exec(self.code, module.__dict__)  # running foreign code is the purpose of this process
-        return module.__dict__[self.entry_point], tracer
+        self.function = module.__dict__[self.entry_point]
+        return isinstance(self.function, type)
 
     def answer_call(self, question: Any) -> list[Any]:
         """Call the entry point: ``[status, value, changes, calls of the watched function]``.
@@ -171,26 +121,12 @@ class CandidateProgram:
         ]
         return [status, answer, changes, tracer.calls]
 
-    def is_result_used(self, transcript: list[Any]) -> bool:
-        """Whether an answer of a transcript changes when the effects of the watched function are hidden."""
-        for hide in HIDDEN:
-            self.load(hide)
-            for question, answer in transcript:
-                if strip_addresses(self.answer_call(question)[:3]) != strip_addresses(answer[:3]):
-                    return True
-        return False
-
     def run_test(self, code: str) -> list[Any]:
-        """Run test code in this process: ``[status, [used, case, ...], [], calls of the watched function]``."""
-        cases, tracer = self._judge(code, "")
-        used = tracer.calls > 0 and any(self._judge(code, hide)[0] != cases for hide in HIDDEN)
-        return ["ok", [used, *cases], [], tracer.calls]
-
-    def _judge(self, code: str, hide: str) -> tuple[list[list[str]], Watch]:
-        function, tracer = self._load(hide)
-        tracer.running = True
+        """Run test code in this process: ``[status, cases, [], calls of the watched function]``."""
+        self.tracer.running = True
         names = dict(vars(sys.modules[MODULE]))
-        return recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(function), names), tracer
+        cases = recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(self.function), names)
+        return ["ok", cases, [], self.tracer.calls]
 
 
 def begin_watch(source: str, watch: str) -> ast.Module:
@@ -233,11 +169,6 @@ def has_changed(container: Any, content: Any) -> bool:
     if isinstance(now, bytes):
         return bool(now != content)
     return len(now) != len(content) or not all(map(operator.is_, now, content))
-
-
-def strip_addresses(answer: list[Any]) -> str:
-    """Return an answer without the addresses in its texts, so that equal calls have equal answers."""
-    return ADDRESS.sub("", json.dumps(answer))
 
 
 class Local(recorder.Callee):
@@ -304,8 +235,6 @@ class CandidateServer:
                 return self.program.answer_call(*rest)
             case "beside":
                 return self.program.run_test(*rest)
-            case "replay":
-                return ["ok", self.program.is_result_used(*rest), [], 0]
         assert verb == "forget"
         return self.forget_program()
 

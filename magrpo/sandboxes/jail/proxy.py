@@ -18,7 +18,6 @@ from .surroundings import Surroundings
 from .values import Decoder, Encoder, read_index
 
 HUNG, GONE = b"h", b"g"
-MAX_TRANSCRIPT = 200
 MAX_ARGUMENTS = 2_000_000
 """Most values in the arguments of a call. They are the test's, and so may be more than an answer may have."""
 START_S = 10.0
@@ -56,7 +55,6 @@ class Proxy(Callee):
         super().__init__()
         self.program, self.requests, self.limits, self.children = program, requests, limits, children
         self.measured = time.monotonic()
-        self.watch = program[2]
         self.surroundings = Surroundings()
         self.lock = threading.RLock()  # the test may call from several threads, and there is one channel
         self.entry = EntryPoint(program[1], self.call)
@@ -67,7 +65,6 @@ class Proxy(Callee):
         self.past_memory = 0
         self.output_left = limits.output_bytes
         self.watched_calls = 0
-        self.transcript: list[list[Any]] = []
         self.compiles = False
         self._load()
 
@@ -91,11 +88,8 @@ class Proxy(Callee):
             question = encoder.encode((self.surroundings.list_changes(), args, tuple(kwargs.items())))
         except wire.WireError as error:
             raise Inexpressible(f"the test passes an argument that cannot cross: {error}") from None
-        answer = self._ask("call", [question])
-        status, value, changes, calls = answer
+        status, value, changes, calls = self._ask("call", [question])
         self.watched_calls += calls
-        if self.watch and self.lives == 1 and len(self.transcript) < MAX_TRANSCRIPT:
-            self.transcript.append([question, answer])
         if status != "ok" or changes or not (value is None or type(value) in (bool, int, float, str)):
             value = self._read_answer(status, value, changes, encoder.containers)
         self.note_value(value)
@@ -125,21 +119,6 @@ class Proxy(Callee):
         with describe_opaque_values():
             return super().describe(value)
 
-    def is_result_used(self) -> bool:
-        """Whether an answer changes when the watched function's results are hidden; the candidate's own claim.
-
-        A program that hangs or dies without the results counts as using them.
-        """
-        if not self.watched_calls or not self.transcript:
-            return False
-        self.spent_s = 0.0
-        if self.spare:
-            self._load()
-        try:
-            return self._ask("replay", [self.transcript])[1] is True
-        except CandidateFailure as failure:
-            return failure.args[0] in {"timeout", "crash"}
-
     def restart(self) -> None:
         """Load the program into a fresh process with a full time budget, because the test begins again."""
         if not self.spare:
@@ -147,14 +126,13 @@ class Proxy(Callee):
         self.spent_s = 0.0
         self._load()
 
-    def run_test(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
-        """Run test code in the candidate's process, within the limits of all tests; return cases, calls, used."""
+    def run_test(self, code: str) -> tuple[list[tuple[str, str]], int]:
+        """Run test code in the candidate's process, within the limits of all tests; return cases and calls."""
         status, value, _, calls = self._ask("beside", [code], self.limits.total_s)
         if status != "ok":
             raise CandidateFailure(status, describe_claim(value))
         try:
-            used, *pairs = value
-            return [(str(case_status), str(message)) for case_status, message in pairs], calls, used is True
+            return [(str(case_status), str(message)) for case_status, message in value], calls
         except (TypeError, ValueError):
             raise self._replace_failed("protocol", "malformed cases", HUNG, "beside") from None
 

@@ -15,15 +15,10 @@ _OPERATIONS = (
     "bool eq ne lt le gt ge hash len iter next contains getitem setitem delitem call int float complex index round "
     "trunc floor ceil abs neg pos invert add radd iadd sub rsub isub mul rmul imul truediv rtruediv floordiv "
     "rfloordiv mod rmod divmod rdivmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift str repr "
-    "format bytes reversed enter exit getattr deepcopy copy"
+    "format bytes reversed enter exit getattr deepcopy copy matmul rmatmul await aiter anext aenter aexit setattr "
+    "delattr dir fspath get instancecheck subclasscheck mro_entries reduce_ex"
 )
-OPERATIONS = frozenset(_OPERATIONS.split())
 """Operations on a value, by the names of their special methods without underscores."""
-_REFUSED_TOO = (
-    "matmul rmatmul await aiter anext aenter aexit setattr delattr dir fspath get instancecheck subclasscheck "
-    "mro_entries reduce_ex"
-)
-_ALL_OPERATIONS = OPERATIONS | set(_REFUSED_TOO.split())
 
 
 class Inexpressible(Abort):
@@ -34,14 +29,9 @@ def _refuse(*_: Any, **__: Any) -> Any:
     raise Inexpressible("the test uses an object of the program")
 
 
-def make_special_methods(operations: frozenset[str], method: Callable[..., Any]) -> dict[str, Any]:
-    """Return a class dictionary that has ``method`` as the special method of each operation."""
-    return {f"__{operation}__": method for operation in operations}
-
-
 def _make_refusing_base(allowed: str) -> Any:
     """Make a class whose instances refuse all but the ``allowed`` operations, and hide their class."""
-    methods = make_special_methods(_ALL_OPERATIONS - set(allowed.split()), _refuse)
+    methods = {f"__{operation}__": _refuse for operation in set(_OPERATIONS.split()) - set(allowed.split())}
     return type("Refusing", (), methods | {"__class__": property(_refuse), "__doc__": property(_refuse)})
 
 

@@ -79,7 +79,7 @@ def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
     if not job["needs"]:
         try:
             cases = run_test(job, proxy)
-            return {"cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.is_result_used()}
+            return {"cases": cases, "watched_calls": proxy.watched_calls}
         except Inexpressible:
             proxy.restart()
     return judge_inside_candidate(job, proxy)
@@ -91,7 +91,7 @@ def judge_inside_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
     try:
         if proxy.failure:
             raise CandidateFailure(*proxy.failure)
-        claimed, report["watched_calls"], report["watched_used"] = proxy.run_test(job["code"])
+        claimed, report["watched_calls"] = proxy.run_test(job["code"])
     except CandidateFailure as failure:
         return report | {"cases": fail_all(job, *failure.args)}
     cases = [
