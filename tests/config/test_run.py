@@ -346,6 +346,15 @@ def test_a_reward_of_other_roles_than_the_environment_is_refused(
         load_config(f"pipelines/configs/{config}.toml", overrides)
 
 
+def test_one_author_is_priced_for_the_task_that_the_environment_sets() -> None:
+    """Its role has the same name in both tasks; the late form of arxiv is a reward of the same task."""
+    alone = ["env={kind='writing_solo', task='arxiv'}", "agents=[{name='solo', model='writing-base'}]"]
+    for task in ("arxiv", "arxiv_late"):
+        load_config("pipelines/configs/tldr.toml", [*alone, f"reward={{kind='writing_solo', task='{task}'}}"])
+    with pytest.raises(ConfigError, match=r"reward.task = 'tldr', but env.task = 'arxiv': set both to the same task"):
+        load_config("pipelines/configs/tldr.toml", [*alone, "reward.kind=writing_solo"])
+
+
 class PlannedEnv(plugins.Env):
     """An environment with a role that no reward of the project prices."""
 
