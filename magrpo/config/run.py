@@ -254,6 +254,9 @@ class RunConfig(Section):
                 self.env.num_turns > 1
             ),
             "train.lag must be 0": self.train.lag > 0,
+            "rollout.crossed_pairs draws other pairs for a probe than for its group: probe whole groups": (
+                self.rollout.crossed_pairs is not None and self.rollout.probe_size < self.rollout.group_size
+            ),
             'algo.loss must be "policy_gradient"': self.algo.loss != "policy_gradient",
             "algo.estimator must have siblings as baseline, because others learn from equal rewards, too": (
                 not self.all_have_baselines
