@@ -180,6 +180,8 @@ class RunConfig(Section):
             one, other = by_name[name], by_name[holder]
             if (one.lr, one.trained) != (other.lr, other.trained):
                 raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both the same lr and trained")
+            if (one.start_from is None) != (other.start_from is None):
+                raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both a start_from, or neither")
         if isinstance(self.env, AgentProgram):
             self._check_program(self.env)
             return self

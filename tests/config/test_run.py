@@ -590,6 +590,16 @@ def test_agents_that_share_weights_have_one_learning_rate(path: Path) -> None:
         load_config(path, [*shared, "agents.0.lr=1e-3"])
 
 
+def test_agents_that_share_weights_start_together(path: Path) -> None:
+    """Or one would act with weights that its configuration does not name."""
+    shared = ["agents.0.weights=shared", "agents.1.weights=shared"]
+    for agent in ("h", "m"):
+        with pytest.raises(ConfigError, match=r"'h' and 'm' share weights; give both a start_from, or neither"):
+            load_config(path, [*shared, f"agents.{agent}.start_from=w/{agent}"])
+    load_config(path, [*shared, "agents.h.start_from=w/h", "agents.m.start_from=w/m"])
+    load_config(path, [*shared, "registry.model=m", "registry.continue_from_champion=true"])
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.toml: no such file"):
         load_config(tmp_path / "none.toml")
