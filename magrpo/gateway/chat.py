@@ -106,7 +106,8 @@ class Chat:
     def _load_template(self, agent: str) -> Mapping[str, Any]:
         if self.lineup.model.chat_template == "none":
             raise CannotParse(
-                'model.chat_template = "none" leaves the tools out of the prompt: set it to "auto", or ask without tools'
+                'model.chat_template = "none" leaves the tools out of the prompt: set it to "auto", or ask without '
+                "tools"
             )
         tokenizer = self.lineup.tokenizer(agent)
         own = tokenizer.init_kwargs.get("response_template")

@@ -568,7 +568,7 @@ def test_a_row_that_must_equal_that_of_the_run_is_left_out(
     price = JointReward(0.0, dict.fromkeys(config.reward.maxima, 0.0))
     own, other = (
         tuple(
-            PastTurn({role: f"def aux(x):\n    return {text}" for role in config.env.acting(turn)}, price, {})
+            PastTurn(dict.fromkeys(config.env.acting(turn), f"def aux(x):\n    return {text}"), price, {})
             for turn in range(config.env.num_turns - 1)
         )
         for text in ("x", "-x")
