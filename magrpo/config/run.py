@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from magrpo.algo.advantages import ESTIMATORS, EstimatorName
-from magrpo.checks.envs import count_turns, list_acting, list_roles
+from magrpo.checks.envs import count_priced_turns, count_turns, list_acting, list_roles
 from magrpo.checks.rewards import check_maxima, check_priced_roles
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, start_weights, weight_holders
 from magrpo.config.sections import (
@@ -459,7 +459,9 @@ class RunConfig(Section):
     def _list_unused_options(self) -> Iterator[str]:
         """Warnings about options that are set, but have no effect beside the others."""
         sections: dict[str, Section] = {f"agents.{agent.name}": agent for agent in self.agents}
-        sections |= {name: getattr(self, name) for name in ("rollout", "algo", "optim", "critic", "eval")}
+        sections |= {
+            name: getattr(self, name) for name in ("reward", "lora", "rollout", "algo", "optim", "critic", "eval")
+        }
         changed = [
             f"{name}.{option}"
             for name, section in sections.items()
@@ -479,9 +481,13 @@ class RunConfig(Section):
                 "rollout.branching",
                 "rollout.termination_threshold",
                 "algo.gamma",
+                "critic.gae_lambda",
                 "eval.stop_above",
             )
             yield "episodes have one turn; set env.num_turns to 2 or more, if the environment has this key", later
+        elif count_priced_turns(self.env) == 1:
+            early = ("rollout.termination_threshold", "eval.stop_above")
+            yield "no turn before the last is priced; set env.num_turns to more, if the environment can take it", early
         else:
             limits = {
                 "rollout.termination_threshold": self.rollout.termination_threshold,
@@ -494,13 +500,26 @@ class RunConfig(Section):
             yield "no trained agent has an estimator with a critic; set algo.estimator to one", critic
         if self.algo.loss == "madpo":
             estimators = [f"agents.{agent.name}.estimator" for agent in self.agents]
-            unused = ("algo.estimator", *estimators, "algo.clip_low", "algo.clip_high")
-            yield "preferences take neither an estimator nor a ratio; set algo.loss to 'policy_gradient'", unused
+            unused = ("algo.estimator", *estimators, "algo.clip_low", "algo.clip_high", "reward.local_weight")
+            yield "preferences take no estimator, ratio or local reward; set algo.loss to 'policy_gradient'", unused
         else:
             yield "algo.loss is not 'madpo'; set it", ("algo.preference_beta",)
             if self.algo.update_epochs == 1:
                 ratio = ("algo.ratio", "algo.clip_low", "algo.clip_high")
                 yield "in the only epoch every ratio is 1; set algo.update_epochs to 2 or more", ratio
+        if isinstance(self.env, AgentProgram):
+            yield "programs write their prompts themselves; shorten these there", ("rollout.leave_out_long",)
+        else:
+            yield "only programs ask an agent several times; set env.kind to 'program'", ("algo.siblings",)
+        if (most := max(self.count_acting())) == 1:
+            yield "at most one agent acts at a turn; let several act at once", ("rollout.joint_mode",)
+        elif (self.rollout.crossed_pairs or 0) >= self.rollout.group_size**most:
+            yield "a node has no more joint actions; set a smaller value", ("rollout.crossed_pairs",)
+        if self.rollout.top_p == 1 and self.rollout.top_k == 0:
+            yield "no token is left out of a sample; set rollout.top_p or rollout.top_k", ("rollout.keep_support",)
+        if all(agent.weights == "full" for agent in self.agents):
+            lora = [f"lora.{option}" for option in LoraConfig.model_fields]
+            yield "no agent has an adapter; set the weights of one to 'lora'", lora
         if self.rollout.probe_size is None:
             yield "nothing is probed; set rollout.probe_size", ("rollout.max_draws",)
         if all(agent.lr is not None for agent in self.agents if agent.trained):

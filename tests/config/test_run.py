@@ -541,6 +541,18 @@ def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) ->
             "agents.m.estimator, algo.estimator, algo.clip_low have",
             ["algo.loss=policy_gradient", "algo.estimator=marloo"],
         ),
+        (
+            ["rollout.joint_mode=crossed", "rollout.group_size=2", "rollout.crossed_pairs=4"],
+            "rollout.crossed_pairs has",
+            ["rollout.crossed_pairs=2"],
+        ),
+        (["rollout.keep_support=true"], "rollout.keep_support has", ["rollout.top_p=0.9"]),
+        (
+            ["agents.0.weights=full", "agents.1.weights=full", "lora.rank=8", "lora.alpha=8"],
+            "lora.rank, lora.alpha have",
+            ["agents.0.weights=lora"],
+        ),
+        (["algo.estimator=iac", "critic.gae_lambda=0.5"], "critic.gae_lambda has", ["env.num_turns=2"]),
         (["rollout.max_draws=2"], "rollout.max_draws has", ["rollout.probe_size=2"]),
         (["agents.0.lr=1e-3", "agents.1.lr=1e-4"], "optim.lr has", ["agents.0.lr=none"]),
         (["agents.0.trained=false", "agents.0.lr=1e-3"], "agents.h.lr has", ["agents.0.trained=true"]),
@@ -552,6 +564,25 @@ def test_options_without_effect_are_warned_about_until_the_remedy(
     [warning] = load_config(path, overrides).list_warnings()
     assert warning.startswith(f"{unused} no effect, because ")
     assert load_config(path, [*overrides, *remedy]).list_warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "unused"),
+    [
+        ("embedded", ["algo.siblings=agent_turn"], "algo.siblings has"),
+        ("sequential", ["rollout.joint_mode=crossed"], "rollout.joint_mode has"),
+        (
+            "sequential",
+            ["rollout.termination_threshold=1.9", "eval.stop_above=1.9"],
+            "rollout.termination_threshold, eval.stop_above have",
+        ),
+        ("embedded_program", ["rollout.leave_out_long=true"], "rollout.leave_out_long has"),
+        ("embedded", ["algo.loss=madpo", "reward.local_weight=0.5"], "reward.local_weight has"),
+    ],
+)
+def test_options_that_an_example_has_no_use_for_are_warned_about(name: str, overrides: list[str], unused: str) -> None:
+    [warning] = load_config(f"pipelines/configs/{name}.toml", overrides).list_warnings()
+    assert warning.startswith(f"{unused} no effect, because ")
 
 
 @pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
