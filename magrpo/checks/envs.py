@@ -41,6 +41,16 @@ def count_turns(env: Env) -> int:
     return num_turns
 
 
+def count_priced_turns(env: Env) -> int:
+    """The number of turns at which every role has written, so that there is something to price: at least the last."""
+    roles, written = set(list_roles(env)), set[str]()
+    num_priced = 0
+    for turn in range(count_turns(env)):
+        written.update(list_acting(env, turn))
+        num_priced += written >= roles
+    return num_priced
+
+
 def observe_problem(env: Env, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
     """The observation of the agent in ``role``, with lone surrogates replaced.
 

@@ -42,7 +42,8 @@ def check_maxima(reward: Reward) -> Reward:
 def check_priced_roles(reward: RewardPlugin, env: EnvPlugin, roles: Sequence[str]) -> None:
     """Raise ConfigError if ``reward`` says which roles it prices, and they are not those of ``env``.
 
-    Environments outside the project may have further roles, whose texts are not priced.
+    Raises it also if both are of the project and have a ``task`` each, and the tasks differ: a single author has the
+    same role in all of them. Environments outside the project may have further roles, whose texts are not priced.
     """
     if not isinstance(reward, PricesRoles) or "priced_roles" not in vars(type(reward)):
         return
@@ -52,6 +53,10 @@ def check_priced_roles(reward: RewardPlugin, env: EnvPlugin, roles: Sequence[str
             f"reward: {reward.kind!r} prices the roles {', '.join(priced)}; env {env.kind!r} has {', '.join(roles)}: "
             "choose a reward and an environment with the same roles (see docs/roles.md)"
         )
+    task, env_task = reward.model_dump().get("task"), env.model_dump().get("task")
+    are_ours = reward.kind in TABLES["reward"] and env.kind in TABLES["env"]
+    if are_ours and task and env_task and task.removesuffix("_late") != env_task:
+        raise ConfigError(f"reward.task = {task!r}, but env.task = {env_task!r}: set both to the same task")
 
 
 def request_executions(reward: Reward, problem: Problem, texts: RoleTexts, reports: Reports) -> dict[str, Execution]:

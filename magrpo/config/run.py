@@ -178,6 +178,8 @@ class RunConfig(Section):
             one, other = by_name[name], by_name[holder]
             if (one.lr, one.trained) != (other.lr, other.trained):
                 raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both the same lr and trained")
+            if (one.start_from is None) != (other.start_from is None):
+                raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both a start_from, or neither")
         if isinstance(self.env, AgentProgram):
             self._check_program(self.env)
             return self
@@ -255,6 +257,8 @@ class RunConfig(Section):
             faults.append("env.num_turns must be 1, because rewards of the first turn do not decide about later ones")
         if self.train.lag:
             faults.append("train.lag must be 0")
+        if self.rollout.crossed_pairs is not None and self.rollout.probe_size < self.rollout.group_size:
+            faults.append("rollout.crossed_pairs draws other pairs for a probe than for its group: probe whole groups")
         if self.algo.loss != "policy_gradient":
             faults.append('algo.loss must be "policy_gradient"')
         if not self.all_have_baselines:

@@ -48,7 +48,8 @@ class RolloutConfig(Section):
     """Maximum length of a completion, in tokens."""
     leave_out_long: bool = False
     """Leave out problems whose first prompt leaves no room in the context window for a completion of
-    ``max_new_tokens``. If false, a run with such a problem is refused before training."""
+    ``max_new_tokens``. If false, a run with such a problem is refused before training. Programs write their prompts
+    themselves, so neither holds for them: each request that does not fit is refused, and the program may go on."""
 
     @model_validator(mode="after")
     def _check_tree(self) -> RolloutConfig:

@@ -3,9 +3,11 @@
 from collections.abc import Collection, Iterator
 
 from magrpo.algo.advantages import ESTIMATORS
-from magrpo.config.agents import start_weights
+from magrpo.checks.envs import count_priced_turns
+from magrpo.config.agents import LoraConfig, start_weights
 from magrpo.config.run import RunConfig
 from magrpo.config.sections import CriticConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.plugins import Section
 
 
@@ -54,7 +56,9 @@ def list_config_warnings(config: RunConfig) -> list[str]:
 def _list_unused_options(config: RunConfig) -> Iterator[str]:
     """Warnings about options that are set, but have no effect beside the others."""
     sections: dict[str, Section] = {f"agents.{agent.name}": agent for agent in config.agents}
-    sections |= {name: getattr(config, name) for name in ("rollout", "algo", "optim", "critic", "eval")}
+    sections |= {
+        name: getattr(config, name) for name in ("reward", "lora", "rollout", "algo", "optim", "critic", "eval")
+    }
     changed = [
         f"{name}.{option}"
         for name, section in sections.items()
@@ -70,8 +74,11 @@ def _list_unused_options(config: RunConfig) -> Iterator[str]:
 def _list_ineffective(config: RunConfig) -> Iterator[tuple[str, Collection[str]]]:
     """Reasons why options have no effect in this run, each with a remedy and these options, set or not."""
     if config.env.num_turns == 1:
-        later = ("rollout.tree", "rollout.termination_threshold", "algo.gamma", "eval.stop_above")
+        later = ("rollout.tree", "rollout.termination_threshold", "algo.gamma", "critic.gae_lambda", "eval.stop_above")
         yield "episodes have one turn; set env.num_turns to 2 or more, if the environment has this key", later
+    elif count_priced_turns(config.env) == 1:
+        early = ("rollout.termination_threshold", "eval.stop_above")
+        yield "no turn before the last is priced; set env.num_turns to more, if the environment can take it", early
     else:
         limits = {
             "rollout.termination_threshold": config.rollout.termination_threshold,
@@ -84,13 +91,26 @@ def _list_ineffective(config: RunConfig) -> Iterator[tuple[str, Collection[str]]
         yield "no trained agent has an estimator with a critic; set algo.estimator to one", critic
     if config.algo.loss == "madpo":
         estimators = [f"agents.{agent.name}.estimator" for agent in config.agents]
-        unused = ("algo.estimator", *estimators, "algo.clip_low", "algo.clip_high")
-        yield "preferences take neither an estimator nor a ratio; set algo.loss to 'policy_gradient'", unused
+        unused = ("algo.estimator", *estimators, "algo.clip_low", "algo.clip_high", "reward.local_weight")
+        yield "preferences take no estimator, ratio or local reward; set algo.loss to 'policy_gradient'", unused
     else:
         yield "algo.loss is not 'madpo'; set it", ("algo.preference_beta",)
         if config.algo.update_epochs == 1:
             ratio = ("algo.ratio", "algo.clip_low", "algo.clip_high")
             yield "in the only epoch every ratio is 1; set algo.update_epochs to 2 or more", ratio
+    if isinstance(config.env, AgentProgram):
+        yield "programs write their prompts themselves; shorten these there", ("rollout.leave_out_long",)
+    else:
+        yield "only programs ask an agent several times; set env.kind to 'program'", ("algo.siblings",)
+    if (most := max(config.count_acting())) == 1:
+        yield "at most one agent acts at a turn; let several act at once", ("rollout.joint_mode",)
+    elif (config.rollout.crossed_pairs or 0) >= config.rollout.group_size**most:
+        yield "a node has no more joint actions; set a smaller value", ("rollout.crossed_pairs",)
+    if config.rollout.top_p == 1 and config.rollout.top_k == 0:
+        yield "no token is left out of a sample; set rollout.top_p or rollout.top_k", ("rollout.keep_support",)
+    if all(agent.weights == "full" for agent in config.agents):
+        lora = [f"lora.{option}" for option in LoraConfig.model_fields]
+        yield "no agent has an adapter; set the weights of one to 'lora'", lora
     if config.rollout.probe_size is None:
         yield "nothing is probed; set rollout.probe_size", ("rollout.max_draws",)
     if all(agent.lr is not None for agent in config.agents if agent.trained):

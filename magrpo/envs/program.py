@@ -64,7 +64,8 @@ class AgentProgram(Plugin):
     trained."""
     response_template: Path | None = None
     """JSON file that says how tool calls are read from a completion, in the form of transformers' response templates.
-    None: the tokenizer's own, or the Hermes form if the chat template writes that."""
+    None: the tokenizer's own, or the Hermes form if the chat template writes that. Prompts without a
+    chat template do not describe tools: with this file the model must then write calls by itself."""
 
     @field_validator("run")
     @classmethod

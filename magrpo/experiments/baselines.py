@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from magrpo.checks.envs import count_priced_turns
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import REFERENCE, BaselineRow, RunConfig
 from magrpo.config.validate import validate_config
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError, list_choices
+from magrpo.interfaces import EnvPlugin
 from magrpo.plugins import TABLES, import_plugin
 
 
@@ -218,12 +220,16 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
     if entry.oracle != "none":
         if num_turns == 1:
             raise LeftOut("the run has a single turn, so there is no later turn to skip or to retry instead")
+        if entry.oracle == "stop" and count_priced_turns(env) == 1:
+            raise LeftOut("only the last turn of the run is priced, so there is no later turn to skip")
         stop_above = config.eval.stop_above
         if stop_above is None:  # just below the largest reward; fractions are linear in the reward
             least = float(config.reward.fraction(0.0))
             stop_above = (1 - 1e-6 - least) / (float(config.reward.fraction(1.0)) - least)
     if entry.shuffled and num_turns == 1:
         raise LeftOut("the run has a single turn, so no agent sees what its partner wrote")
+    if entry.shuffled and _hides_partners(env):
+        raise LeftOut("the run's prompts quote no partner, so there is no message to shuffle")
     # A single agent may write as much as all agents together.
     num_writers = len(config.agents) if len(roles) == 1 else 1
     for suffix, title, seats in seat_agents(entry.seating, teams, roles):
@@ -240,6 +246,15 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
             stop_above=stop_above,
             max_tries=num_turns if entry.oracle == "retry" else 1,
         )
+
+
+def _hides_partners(env: EnvPlugin) -> bool:
+    """Whether no prompt of an environment quotes what a partner wrote. Of other people's this is not known: False."""
+    fields = env.model_dump()
+    if env.kind in {family.in_turn for family in FAMILIES}:
+        return fields.get("message") == "none"
+    at_once = {kind for family in FAMILIES for kind in (family.at_once, family.alone)}
+    return env.kind in at_once and fields.get("feedback") != "discussion"
 
 
 def _choose_env(entry: Baseline, config: RunConfig) -> dict[str, str]:

@@ -260,6 +260,5 @@ def _show(values: dict[str, object], key: str) -> str:
 
 def check_study_place(study: Study, place: Place | None) -> None:
     """Raise ConfigError if a run of the study cannot run at ``place``."""
-    if place is not None:
-        for run in study.list_samples():
-            check_place(study.configure_run(run), place)
+    for run in study.list_samples():
+        check_place(study.configure_run(run), place or Place())

@@ -91,7 +91,10 @@ class Chat:
         return parsed
 
     def check_tools(self, agent: str) -> None:
-        """Raise CannotParse if nothing says how the agent's model writes tool calls."""
+        """Raise CannotParse if the prompt would not describe tools, or nothing says how the model writes their calls.
+
+        A response template of the configuration is enough: it may read as calls what a model writes without tools.
+        """
         self._find_template(agent)
 
     def _find_template(self, agent: str) -> Mapping[str, Any]:
@@ -101,9 +104,14 @@ class Chat:
         return self._templates[base]
 
     def _load_template(self, agent: str) -> Mapping[str, Any]:
+        if self.lineup.model.chat_template == "none":
+            raise CannotParse(
+                'model.chat_template = "none" leaves the tools out of the prompt: set it to "auto", or ask without '
+                "tools"
+            )
         tokenizer = self.lineup.tokenizer(agent)
         own = tokenizer.init_kwargs.get("response_template")
-        if own:
+        if own and tokenizer.chat_template:
             return dict(own)
         if _HERMES_MARK in str(tokenizer.chat_template):
             return dict(json.loads(_HERMES.read_text(encoding="utf-8")))

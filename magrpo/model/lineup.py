@@ -191,6 +191,12 @@ class Lineup:
         tokenizer = entry.tokenizer
         cleaned, described = self._clean([*messages]), self._clean([*tools]) if tools else None
         if self.model.chat_template == "none" or not tokenizer.chat_template:
+            if any(message.get("tool_calls") for message in messages):
+                raise ConfigError(
+                    f"agent {entry.config.name!r}: messages without a chat template are plain text, which leaves their "
+                    'tool calls out: set model.chat_template = "auto" and take a model that has a template, or send '
+                    "texts only"
+                )
             return _encode_plain(tokenizer, "".join(f"{message['content']}\n" for message in cleaned))
         try:
             text = str(

@@ -1,6 +1,7 @@
 """Checks whether a configuration can run at a place; each error names the keys and the remedy."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 
 from magrpo.config.agents import count_models, trained_holders
@@ -10,9 +11,20 @@ from magrpo.errors import ConfigError
 
 
 def check_place(config: RunConfig, place: Place) -> None:
-    """Raise ConfigError, one line for each misfit, if the run cannot run at ``place``."""
+    """Raise ConfigError, one line for each misfit, if the run cannot run at ``place``, or nowhere on this machine."""
+    _check_kernel(config)
     if misfits := list(find_misfits(config, place)):
         raise ConfigError("\n".join(f"the cluster file (place) does not fit the run: {misfit}" for misfit in misfits))
+
+
+def _check_kernel(config: RunConfig) -> None:
+    """Raise ConfigError if the run trains with a loss in Triton on a CPU, unless Triton interprets its kernels."""
+    if config.algo.kernel != "triton" or not config.train.num_iterations or os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    from magrpo.planning.sizes import find_planned_device  # torch, transformers
+
+    if find_planned_device(config.model).type == "cpu":
+        raise ConfigError('algo.kernel = "triton" needs a CUDA device; use "auto", or TRITON_INTERPRET=1 for a test')
 
 
 def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:

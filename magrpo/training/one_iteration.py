@@ -15,11 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
 from magrpo.gateway.player import open_player
 from magrpo.model.host import EngineHost
 from magrpo.model.policy import Policy
+from magrpo.planning.place_check import check_place
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import CreditRules, credit
@@ -83,6 +85,7 @@ def run_once(config: RunConfig) -> Iteration:
         raise ConfigError(
             f"one_iteration.py leaves out {' and '.join(found)}: run `magrpo train` with this configuration"
         )
+    check_place(config, Place())
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
     before = {name: flat_weights(policy, name) for name in policy.agents}
     with (

@@ -7,7 +7,7 @@ from functools import partial
 from rich.console import Console
 
 from magrpo.config.place import Place
-from magrpo.experiments.study import Study, fix_study
+from magrpo.experiments.study import Study, check_study_place, fix_study
 from magrpo.experiments.study_runs import run_study
 from magrpo.process.environment import find_command, shorten_path
 from magrpo.process.signals import find_interrupt
@@ -94,6 +94,7 @@ def list_study_runs(study: Study) -> int:
     """Check what a study needs; print its runs and mark the finished ones; return the exit code."""
     for run in study.list_samples():
         check_inputs(study.configure_run(run), for_plan=True)
+    check_study_place(study, None)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     rates = study.choose_rates()
     finished = {run.run_id for run in study.read_finished(rates)}

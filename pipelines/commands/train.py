@@ -1,6 +1,5 @@
 """``magrpo train``, ``resume`` and ``schedule``: start or resume runs, with or without Prefect."""
 
-import os
 from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,31 +31,23 @@ from pipelines.flows.timetable import Timetable
 
 
 def check_given_place(config: RunConfig, place: Place | None) -> None:
-    """Check that the run fits a place given on the command line, and that MLflow can use its store and experiment.
+    """Check that the run fits this machine and a place given on the command line, and that MLflow can use its store.
 
     Raises ConfigError before anything is created.
     """
     check_tracking(config.tracking, config.root)
-    if place is not None:
-        check_place(config, place)
+    check_place(config, place or Place())
 
 
 def start_run(config: RunConfig, name: str | None, place: Place | None, *, local: bool) -> int:
     """Start a run of ``config``; return the exit code. Raises ConfigError before creating a folder if it cannot run."""
     check_given_place(config, place)
-    needs_gpu = config.model.device == "cuda" or config.algo.kernel == "triton"
-    if needs_gpu and not (place is not None and place.is_elsewhere):
-        _check_gpu(config)
+    if config.model.device == "cuda" and not (place is not None and place.is_elsewhere):
+        from magrpo.model.lineup import device_of  # torch, transformers
+
+        device_of(config.model)
     check_inputs(config)
     return launch_run(RunStore.create(config, name), place, local=local, is_new=True, is_checked=True)
-
-
-def _check_gpu(config: RunConfig) -> None:
-    from magrpo.model.lineup import device_of  # torch, transformers
-
-    device = device_of(config.model)
-    if config.algo.kernel == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ConfigError('algo.kernel = "triton" needs a CUDA device; use "auto", or TRITON_INTERPRET=1 for a test')
 
 
 def launch_run(

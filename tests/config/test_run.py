@@ -346,6 +346,15 @@ def test_a_reward_of_other_roles_than_the_environment_is_refused(
         load_config(f"pipelines/configs/{config}.toml", overrides)
 
 
+def test_one_author_is_priced_for_the_task_that_the_environment_sets() -> None:
+    """Its role has the same name in both tasks; the late form of arxiv is a reward of the same task."""
+    alone = ["env={kind='writing_solo', task='arxiv'}", "agents=[{name='solo', model='writing-base'}]"]
+    for task in ("arxiv", "arxiv_late"):
+        load_config("pipelines/configs/tldr.toml", [*alone, f"reward={{kind='writing_solo', task='{task}'}}"])
+    with pytest.raises(ConfigError, match=r"reward.task = 'tldr', but env.task = 'arxiv': set both to the same task"):
+        load_config("pipelines/configs/tldr.toml", [*alone, "reward.kind=writing_solo"])
+
+
 class PlannedEnv(plugins.Env):
     """An environment with a role that no reward of the project prices."""
 
@@ -528,6 +537,18 @@ def test_a_penalty_that_pulls_trained_agents_back_is_warned_about(path: Path) ->
             "agents.m.estimator, algo.estimator, algo.clip_low have",
             ["algo.loss=policy_gradient", "algo.estimator=marloo"],
         ),
+        (
+            ["rollout.joint_mode=crossed", "rollout.group_size=2", "rollout.crossed_pairs=4"],
+            "rollout.crossed_pairs has",
+            ["rollout.crossed_pairs=2"],
+        ),
+        (["rollout.keep_support=true"], "rollout.keep_support has", ["rollout.top_p=0.9"]),
+        (
+            ["agents.0.weights=full", "agents.1.weights=full", "lora.rank=8", "lora.alpha=8"],
+            "lora.rank, lora.alpha have",
+            ["agents.0.weights=lora"],
+        ),
+        (["algo.estimator=iac", "critic.gae_lambda=0.5"], "critic.gae_lambda has", ["env.num_turns=2"]),
         (["rollout.max_draws=2"], "rollout.max_draws has", ["rollout.probe_size=2"]),
         (["agents.0.lr=1e-3", "agents.1.lr=1e-4"], "optim.lr has", ["agents.0.lr=none"]),
         (["agents.0.trained=false", "agents.0.lr=1e-3"], "agents.h.lr has", ["agents.0.trained=true"]),
@@ -539,6 +560,25 @@ def test_options_without_effect_are_warned_about_until_the_remedy(
     [warning] = list_config_warnings(load_config(path, overrides))
     assert warning.startswith(f"{unused} no effect, because ")
     assert list_config_warnings(load_config(path, [*overrides, *remedy])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "unused"),
+    [
+        ("embedded", ["algo.siblings=agent_turn"], "algo.siblings has"),
+        ("sequential", ["rollout.joint_mode=crossed"], "rollout.joint_mode has"),
+        (
+            "sequential",
+            ["rollout.termination_threshold=1.9", "eval.stop_above=1.9"],
+            "rollout.termination_threshold, eval.stop_above have",
+        ),
+        ("embedded_program", ["rollout.leave_out_long=true"], "rollout.leave_out_long has"),
+        ("embedded", ["algo.loss=madpo", "reward.local_weight=0.5"], "reward.local_weight has"),
+    ],
+)
+def test_options_that_an_example_has_no_use_for_are_warned_about(name: str, overrides: list[str], unused: str) -> None:
+    [warning] = load_config(f"pipelines/configs/{name}.toml", overrides).list_warnings()
+    assert warning.startswith(f"{unused} no effect, because ")
 
 
 @pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
@@ -570,6 +610,16 @@ def test_agents_that_share_weights_have_one_learning_rate(path: Path) -> None:
     load_config(path, [*shared, "agents.0.lr=1e-3", "agents.1.lr=1e-3"])
     with pytest.raises(ConfigError, match="share weights; give both the same lr"):
         load_config(path, [*shared, "agents.0.lr=1e-3"])
+
+
+def test_agents_that_share_weights_start_together(path: Path) -> None:
+    """Or one would act with weights that its configuration does not name."""
+    shared = ["agents.0.weights=shared", "agents.1.weights=shared"]
+    for agent in ("h", "m"):
+        with pytest.raises(ConfigError, match=r"'h' and 'm' share weights; give both a start_from, or neither"):
+            load_config(path, [*shared, f"agents.{agent}.start_from=w/{agent}"])
+    load_config(path, [*shared, "agents.h.start_from=w/h", "agents.m.start_from=w/m"])
+    load_config(path, [*shared, "registry.model=m", "registry.continue_from_champion=true"])
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from rich.console import Console
 from magrpo.config.run import BaselineRow, RunConfig, load_config
 from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError
+from magrpo.experiments.baselines import RunTeam, Teams, with_baselines
 from magrpo.experiments.derive import Source, create_baselines
 from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselines
 from magrpo.reports.tables import print_tables
 from magrpo.run.files import read_evaluation
 from magrpo.run.store import RunStore, read_records, write_records
-from magrpo.types import Problem
+from magrpo.stages.rollout import Node
+from magrpo.types import JointReward, PastTurn, Problem, SamplingParams
 from pipelines.arguments import locate_config
 from pipelines.cli import main
 from tests.asking.runs import SMALL, make_run
@@ -528,6 +530,53 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
     left_out = RunStore.open(root, "table").config().baselines.left_out
     assert left_out["retry"] == left_out["oracle_stop"]
     assert "the run has a single turn" in left_out["retry"]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "left_out"),
+    [
+        ("embedded_two_turns", (), {"shuffled_message"}),
+        ("embedded_two_turns", ("env.feedback=passed",), {"shuffled_message"}),
+        ("embedded_two_turns", ("env.feedback=discussion",), set()),
+        ("sequential", (), {"oracle_stop"}),
+        ("sequential", ("env.num_turns=4",), set()),
+        ("relay_two_turns", (), {"oracle_stop"}),
+        ("relay_two_turns", ("env.message=none",), {"oracle_stop", "shuffled_message"}),
+        ("writing_embedded", ("env.num_turns=2",), {"shuffled_message"}),
+        ("writing_embedded", ("env.num_turns=2", "env.feedback=discussion"), set()),
+        ("writing_embedded", ("env.kind=writing_sequential",), {"oracle_stop"}),
+        ("embedded_grpo", ("env.num_turns=2",), {"shuffled_message"}),
+        ("embedded", ("env={kind='tests.plugins:Env', num_turns=2}", "reward.kind=tests.plugins:Reward"), set()),
+    ],
+)
+def test_a_row_that_must_equal_that_of_the_run_is_left_out(
+    name: str, overrides: tuple[str, ...], left_out: set[str]
+) -> None:
+    """Nothing is shuffled where no prompt quotes a partner, and no oracle stops before the only price."""
+    config = load_config(locate_config(name), overrides)
+    trained = [agent.model_copy(update={"start_from": Path("run", agent.name)}) for agent in config.agents]
+    teams = Teams("run", RunTeam("the run", config.agents), RunTeam("run", tuple(trained)), None, ())
+    rows = ["magrpo", "shuffled_message", "oracle_stop"]
+    table = with_baselines(config, rows, teams).baselines
+    assert table.left_out.keys() == left_out
+    assert {row.name for row in table.rows} == {*rows} - left_out
+    if config.env.kind.startswith("tests"):
+        return
+    problem = config.problems.load()["test"][0]
+    price = JointReward(0.0, dict.fromkeys(config.reward.maxima, 0.0))
+    own, other = (
+        tuple(
+            PastTurn(dict.fromkeys(config.env.acting(turn), f"def aux(x):\n    return {text}"), price, {})
+            for turn in range(config.env.num_turns - 1)
+        )
+        for text in ("x", "-x")
+    )
+    node = Node(problem, (0,), own, SamplingParams(), 1, shown=other)
+    quotes = any(
+        config.env.observe(problem, role, own, role) != config.env.observe(problem, role, node.seen_by(role), role)
+        for role in config.env.acting(len(own))
+    )
+    assert quotes == ("shuffled_message" not in left_out)
 
 
 def test_an_agent_that_the_run_does_not_have_is_refused(root: Path) -> None:

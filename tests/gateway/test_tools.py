@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.errors import ConfigError
 from magrpo.gateway.chat import Chat
 from magrpo.model.lineup import Lineup
@@ -198,6 +199,30 @@ def test_a_template_without_tools_is_refused_with_the_remedy(lineup: Lineup) -> 
             client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD])
         assert gateway.session.num_asked == 0
         assert client.chat.completions.create(model="planner", messages=ASKED, tools=[]).choices
+
+
+def test_tools_that_no_chat_template_would_show_are_refused_with_the_remedy(hermes: Lineup, tmp_path: Path) -> None:
+    """As plain text, messages hold neither the descriptions of tools nor calls. Only a response template needs none."""
+    plain = Lineup.open(
+        [AgentConfig(name=name, model=hermes.base(name)) for name in hermes.agents],
+        ModelConfig(device="cpu", chat_template="none"),
+        LoraConfig(),
+    )
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(TEMPLATE))
+    text = 'RUN {"name": "add", "arguments": {"a": 4}}END'
+    with open_client(plain, lambda prompt: text) as (client, gateway):
+        with pytest.raises(openai.BadRequestError, match=r"leaves the tools out of the prompt: set it to .*auto"):
+            client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD])
+        assert client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD], tool_choice="none").choices
+        assert gateway.session.num_asked == 1
+    with open_client(plain, lambda prompt: text, response_template=path) as (client, gateway):
+        [choice] = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD]).choices
+        [call] = choice.message.tool_calls
+        messages = [*ASKED, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "five"}]
+        with pytest.raises(openai.BadRequestError, match=r"leaves their tool calls out: set model.chat_template"):
+            client.chat.completions.create(model="planner", messages=messages)
+        assert gateway.session.num_asked == 1
 
 
 TEMPLATE = {

@@ -125,6 +125,10 @@ def test_the_reward_is_in_the_key_of_a_rollout_that_probes(tmp_path: Path) -> No
     ("overrides", "message"),
     [
         (["rollout.probe_size=5"], "probe_size = 5 exceeds group_size = 4"),
+        (
+            ["rollout.joint_mode=crossed", "rollout.crossed_pairs=8"],
+            "rollout.crossed_pairs draws other pairs for a probe than for its group: probe whole groups",
+        ),
         (["env.num_turns=2"], "env.num_turns must be 1"),
         (["train.lag=1", "algo.importance_cap=2"], "train.lag must be 0"),
         (["algo.loss=madpo"], "algo.loss must be"),

@@ -12,8 +12,10 @@ import torch
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
+from magrpo.library import run_iteration, train_run
 from magrpo.model.lineup import Lineup
 from magrpo.model.policy import Policy
+from magrpo.planning.place_check import check_place
 from magrpo.planning.sizes import (
     ACTIVATIONS_OF,
     GRADIENTS,
@@ -36,6 +38,7 @@ from pipelines.cli import main
 from pipelines.commands.dry_run import show_plan
 from pipelines.commands.first_prompts import shorten_middle
 from pipelines.commands.inputs import check_inputs
+from pipelines.commands.train import check_given_place
 from tests.memory_tracker import MemoryTracker
 from tests.pipelines.micro import open_stages
 from tests.tiny import tiny_base, tiny_config
@@ -125,9 +128,35 @@ def test_a_run_for_a_gpu_is_planned_without_one_and_refused(
         assert main(["train", str(path), "--root", str(tmp_path / "runs")]) == 2
         refusal = 'magrpo: model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"\n'
         assert capsys.readouterr().err == refusal
-    assert main(["train", "embedded", "--root", str(tmp_path / "runs"), "algo.kernel=triton"]) == 2
-    assert 'magrpo: algo.kernel = "triton" needs a CUDA device; use "auto"' in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
+def test_a_loss_in_triton_is_refused_on_a_cpu_before_anything_is_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By every way to start a run, and to plan one."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    root, kernel = tmp_path / "runs", "algo.kernel=triton"
+    study = tmp_path / "kernels.toml"
+    study.write_text(
+        "config = 'embedded'\noutcome = 'final_return'\ntokens = 9\nseeds = [0]\nset = ['optim.schedule=constant']\n"
+        f"[[arms]]\nname = 'plain'\n[[arms]]\nname = 'fused'\nset = ['{kernel}']\n"
+    )
+    for command in (["train", "embedded", kernel], ["study", str(study)]):
+        for options in ([], ["--dry-run"]):
+            assert main([*command, *options, "--root", str(root)]) == 2
+            assert 'magrpo: algo.kernel = "triton" needs a CUDA device; use "auto"' in capsys.readouterr().err
+    triton = load_config(locate_config("embedded"), [kernel, f"root={root}"])
+    for start in (train_run, run_iteration):
+        with pytest.raises(ConfigError, match="triton"):
+            start(triton)
+    with pytest.raises(ConfigError, match="triton"):
+        check_given_place(triton, None)
+    assert list(root.iterdir()) == []
+    check_place(load_config(locate_config("embedded"), [kernel, "train.num_iterations=0"]), Place())
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    check_place(triton, Place())
 
 
 def test_counts_are_those_of_a_run(runs: Runs) -> None:
