@@ -11,8 +11,8 @@ from time import perf_counter, time
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
-from magrpo.config.warnings import list_config_warnings
 from magrpo.planning.place_check import check_place
+from magrpo.planning.warnings import list_config_warnings
 from magrpo.process.faults import name_full_disk
 from magrpo.process.signals import is_interrupt
 from magrpo.progress.activity import end_startup, show_activity

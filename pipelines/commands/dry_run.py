@@ -10,7 +10,6 @@ from rich.filesize import pick_unit_and_suffix
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
-from magrpo.config.warnings import list_config_warnings
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_vllm_obstacle
 from magrpo.envs.program import AgentProgram
@@ -32,6 +31,7 @@ from magrpo.planning.sizes import (
     find_planned_device,
     sum_held_at_once,
 )
+from magrpo.planning.warnings import list_config_warnings
 from magrpo.run.config_diff import format_changed_values
 from magrpo.run.files import read_place, read_problems
 from magrpo.run.rewind import steps_to_repeat

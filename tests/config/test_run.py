@@ -9,8 +9,8 @@ from pydantic import Field
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.config.validate import SYNONYMS, validate_config, walk_fields
-from magrpo.config.warnings import list_config_warnings
 from magrpo.errors import ConfigError, check_name, quote_value
+from magrpo.planning.warnings import list_config_warnings
 from magrpo.plugins import Section, build_plugin, import_plugin
 from magrpo.rewards.coding import SoloReward
 from magrpo.run.config_diff import flatten_config, format_changed_values, read_flat_config
@@ -577,7 +577,7 @@ def test_options_without_effect_are_warned_about_until_the_remedy(
     ],
 )
 def test_options_that_an_example_has_no_use_for_are_warned_about(name: str, overrides: list[str], unused: str) -> None:
-    [warning] = load_config(f"pipelines/configs/{name}.toml", overrides).list_warnings()
+    [warning] = list_config_warnings(load_config(f"pipelines/configs/{name}.toml", overrides))
     assert warning.startswith(f"{unused} no effect, because ")
 
 
