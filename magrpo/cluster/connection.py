@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,13 +84,12 @@ class Cluster:
                 self._num_calls -= 1
                 self._changed.notify_all()
 
-    def wait_for_places(self, actors: Sequence[Any], name: str, check_open: Callable[[], None]) -> None:
+    def wait_for_places(self, actors: Collection[Any], name: str, check_open: Callable[[], None]) -> None:
         """Wait until Ray has placed and started all actors. Raises TimeoutError, with the free resources."""
         import ray  # loaded already
 
         began, has_warned = time.monotonic(), False
-        # undocumented: in Ray 2.60 a handle has no public method to wait until its actor has started
-        ready = [actor.__ray_ready__.remote() for actor in actors]
+        ready = [actor.answer.remote() for actor in actors]
         while ray.wait(ready, num_returns=len(ready), timeout=_POLL_S)[1]:
             check_open()
             waited_s = time.monotonic() - began
@@ -131,6 +130,13 @@ class Cluster:
         if self._owns_connection:
             ray.shutdown()
         self._thread.shutdown()
+
+
+class StartedActor:
+    """Base of the classes of actors."""
+
+    def answer(self) -> None:
+        """Do nothing: the answer shows that Ray has started the actor."""
 
 
 def start_actor(kind: type, options: Mapping[str, Any], *arguments: object) -> Any:

@@ -1,7 +1,7 @@
 """``Crew``: equal actors that pieces of work are dealt to; a piece whose actor dies goes to another one.
 
-Ray restarts an actor that dies, on another node if its own is lost. Ray could also repeat its calls
-(``max_task_retries``), but would wait for the restarted actor with them, for ever if no node has room for it.
+Ray restarts an actor that dies, on another node if its own is lost, and repeats ``open`` until the actor has started.
+Ray could also repeat the work (``max_task_retries``), but only on the same actor: for ever if no node has room for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,48 +21,32 @@ from ray.exceptions import RayActorError, RayTaskError
 from magrpo.cluster.connection import Cluster, describe_ray_error
 
 log = logging.getLogger(__name__)
-_MAX_DEATHS = 3
-"""Deaths of actors that one piece of work, or opening an actor, may cause."""
+MAX_RESTARTS = 5
+"""Number of restarts after which Ray gives an actor up; more than one piece of work may cause."""
+_MAX_FAILURES = 3
+"""Failures of actors that one piece of work may cause."""
 _JOIN_S = 900.0
 """Seconds to wait for a restarted actor when no other is left."""
 _POLL_S = 0.5
 
 
-class NotOpen(RuntimeError):
-    """Raised by an actor's ``work`` if Ray has restarted the actor since it was opened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A piece of work that was given up, and why."""
-
-    message: str
-
-
 @dataclass(eq=False)
 class Crew:
-    """Actors with the methods ``open()``, which a restarted actor needs again, and ``work(piece)``.
+    """Actors with the methods ``open()``, which does nothing in an actor that is open, and ``work(piece)``.
 
-    Ray may restart an actor at any time, also between the end of ``open`` and the next piece. So ``work`` raises
-    :class:`NotOpen` in an actor that is not open; the crew then opens the actor and deals the piece again.
+    Ray may restart an actor at any time. So each batch begins with ``open``, and ``work`` opens an actor that has been
+    restarted since. Between batches nothing is opened: an engine that loads would take the memory of an update.
     """
 
     cluster: Cluster
     name: str
     """Of the actors, in messages: ``samplers``."""
     actors: Sequence[Any]
+    """An actor that may have several pieces at the same time is listed as often."""
     error: type[Exception]
     """Raised if no actor is left, or the run ends."""
-    restarts_on: tuple[type[Exception], ...] = ()
-    """Errors of ``work`` after which an actor is restarted, as if it had died."""
-    pieces_at_once: int = 1
-    """Number of pieces that an actor may have at the same time."""
-    _starts: dict[Any, Any] = field(default_factory=dict)
-    """Actors that Ray has yet to start, by the reference to their start."""
-    _openings: dict[Any, Any] = field(default_factory=dict)
-    """Actors that are being opened, by the reference to the end of ``open``."""
-    _deaths: Counter[Any] = field(default_factory=Counter)
-    """Deaths of actors since they were last open."""
+    retries_on: tuple[type[Exception], ...] = ()
+    """Errors of ``work`` after which a piece is dealt again, as if its actor had died."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by the thread that deals."""
     _is_closed: bool = False
@@ -69,7 +54,7 @@ class Crew:
     def open(self) -> list[Any]:
         """Wait for all actors; return their answers to ``open``.
 
-        Raises their errors, or ``error`` if one dies three times, and kills the actors.
+        Raises their errors, or ``error`` if one has no place or is given up, and kills the actors.
         """
         try:
             return self._open()
@@ -81,31 +66,30 @@ class Crew:
         answers: list[Any] = []
         with self._hold() as check_open:
             try:
-                self.cluster.wait_for_places(self.actors, self.name, check_open)
+                self.cluster.wait_for_places({*self.actors}, self.name, check_open)
+                openings = [_start_opening(actor) for actor in self.actors]
+                while openings:
+                    done, openings = ray.wait(openings, timeout=_POLL_S)
+                    check_open()
+                    answers += ray.get(done)
             except TimeoutError as error:
                 raise self.error(str(error)) from None
-            for actor in self.actors:
-                self._open_actor(actor)
-            while self._starts or self._openings:
-                done = self._wait_for_any([])
-                check_open()
-                try:
-                    answers += self._finish_opening(done) if done else []
-                except RayTaskError as error:
-                    raise error.cause from None
-                except RayActorError as error:
-                    raise self.error(f"one of the {self.name} died: {describe_ray_error(error)}") from None
+            except RayTaskError as error:
+                raise error.cause from None
+            except RayActorError as error:
+                raise self.error(f"one of the {self.name} died: {describe_ray_error(error)}") from None
         return answers
 
     def call_present(self, method: str) -> None:
-        """Call a method of all actors; one that is lost is left to :meth:`deal`, which replaces it. Raises others."""
+        """Call a method of all actors but those that Ray is restarting. Raises their errors."""
         with self._hold() as check_open:
-            references = [getattr(actor, method).remote() for actor in self.actors]
-            while ray.wait(references, num_returns=len(references), timeout=_POLL_S)[1]:
+            # of an actor that is being restarted, such a call fails at once, because it is not to be repeated
+            calls = [getattr(actor, method).remote() for actor in self.actors]
+            while ray.wait(calls, num_returns=len(calls), timeout=_POLL_S)[1]:
                 check_open()
-            for reference in references:
+            for call in calls:
                 try:
-                    ray.get(reference)
+                    ray.get(call)
                 except RayTaskError as error:
                     raise error.cause from None
                 except RayActorError as error:
@@ -114,86 +98,78 @@ class Crew:
     def deal(
         self, pieces: Sequence[Any], watch: Callable[[Sequence[tuple[Any, int]]], None] = lambda _: None
     ) -> Generator[tuple[int, Any], None, None]:
-        """Yield the number of each piece with its result, or :class:`Lost`, in the order in which they are done.
+        """Yield the number of each piece with its result, in the order in which they are done.
 
-        ``watch`` is called now and then with the actors at work and the numbers of their pieces. Close the generator:
-        it holds the connection to Ray.
+        The result of a piece over which three actors failed is an ``error`` that says so. ``watch`` is called now and
+        then with the actors at work and the numbers of their pieces. Close the generator: it holds the connection to
+        Ray.
         """
-        waiting, deaths = deque(range(len(pieces))), Counter[int]()
-        at_work: dict[Any, tuple[Any, int]] = {}
-        with self._lock, self._hold() as check_open:
+        waiting, failures = deque(range(len(pieces))), Counter[int]()
+        idle, at_work = deque[Any](), dict[Any, tuple[Any, int]]()
+        with self._lock, self._hold() as check_open, self._open_actors() as openings:
+            since = time.monotonic()
             while waiting or at_work:
-                for actor in self._list_free([actor for actor, _ in at_work.values()]):
-                    if waiting:
-                        number = waiting.popleft()
-                        at_work[actor.work.remote(pieces[number])] = (actor, number)
-                done = self._wait_for_one(at_work, check_open, lambda: watch(list(at_work.values())))
-                if done is None:
+                while waiting and idle:
+                    actor, number = idle.popleft(), waiting.popleft()
+                    at_work[actor.work.remote(pieces[number])] = actor, number
+                ready, _ = ray.wait([*at_work, *openings], timeout=_POLL_S)
+                check_open()
+                if at_work:
+                    since = time.monotonic()
+                if not ready:
+                    if time.monotonic() > since + _JOIN_S:
+                        raise self.error(f"none of the {self.name} is left")
+                    watch(list(at_work.values()))
+                    continue
+                [done] = ready
+                if done in openings:
+                    idle += self._admit(openings.pop(done), done)
                     continue
                 actor, number = at_work.pop(done)
                 try:
                     result = ray.get(done)
                 except RayTaskError as error:
-                    if isinstance(error.cause, NotOpen):
-                        self._open_actor(actor)
-                        waiting.appendleft(number)
-                        continue
-                    if not isinstance(error.cause, self.restarts_on):
+                    if not isinstance(error.cause, self.retries_on):
                         raise error.cause from None
                     message = str(error.cause)
-                    ray.kill(actor, no_restart=False)
                 except RayActorError as error:
                     message = describe_ray_error(error)
                 else:
+                    idle.append(actor)
                     yield number, result
                     continue
-                check_open()
-                log.warning("one of the %s was lost, its work moves to others: %s", self.name, message)
-                self._open_actor(actor)
-                deaths[number] += 1
-                if deaths[number] < _MAX_DEATHS:
+                log.warning("one of the %s failed, its work moves to others: %s", self.name, message)
+                openings |= {_start_opening(other): other for other in (actor, *idle)}  # which may have died with it
+                idle.clear()
+                failures[number] += 1
+                if failures[number] < _MAX_FAILURES:
                     waiting.append(number)
                 else:
-                    yield number, Lost(message)
+                    yield number, self.error(f"several of the {self.name} failed over the same work: {message}")
 
-    def _open_actor(self, actor: Any) -> None:
-        """Let :meth:`_wait_for_any` open an actor once Ray has started it, unless that is under way."""
-        if actor not in [*self._starts.values(), *self._openings.values()]:
-            # Ray counts calls of an actor that has not started among the retries, so they must be without end; a call
-            # of ``open`` must end with its actor.
-            self._starts[actor.__ray_ready__.options(max_task_retries=-1).remote()] = actor
-
-    def _wait_for_any(self, at_work: Iterable[Any]) -> Any:
-        """Wait for the end of a piece or of an opening, and return its reference; None after a moment without one.
-
-        Actors that have started meanwhile are opened. Ray must not do so by itself: the work may have ended by then,
-        and an engine that loads would take the memory of an update.
-        """
-        ready, _ = ray.wait([*self._starts, *at_work, *self._openings], timeout=_POLL_S)
-        done = ready[0] if ready else None
-        if done not in self._starts:
-            return done
-        actor = self._starts.pop(done)
-        self._openings[actor.open.remote()] = actor
-        return None
-
-    def _finish_opening(self, opening: Any) -> list[Any]:
-        """Return the answer of an actor to ``open``; none if the actor has died and is opened again.
-
-        Raises RayTaskError with the error of ``open``, or RayActorError if the actor has died three times.
-        """
-        actor = self._openings.pop(opening)
+    @contextmanager
+    def _open_actors(self) -> Iterator[dict[Any, Any]]:
+        """Yield the actors that are being opened, by the call; at the end of the block, cancel the calls left there."""
+        openings = {_start_opening(actor): actor for actor in self.actors}
         try:
-            answer = ray.get(opening)
-        except RayActorError as error:
-            self._deaths[actor] += 1
-            if self._deaths[actor] == _MAX_DEATHS:
-                raise
-            log.warning("one of the %s died while it opened: %s", self.name, describe_ray_error(error))
-            self._open_actor(actor)
+            yield openings
+        finally:
+            for opening in openings:
+                ray.cancel(opening)
+
+    def _admit(self, actor: Any, opening: Any) -> list[Any]:
+        """The actor, which can work now; no actor if it could not be opened, which is then killed."""
+        try:
+            ray.get(opening)
+        except (RayTaskError, RayActorError) as error:
+            reason = describe_ray_error(error.cause if isinstance(error, RayTaskError) else error)
+            log.warning("one of the %s could not be restarted: %s", self.name, reason)
+            self.actors = [other for other in self.actors if other is not actor]
+            ray.kill(actor)
+            if not self.actors:
+                raise self.error(f"none of the {self.name} is left: {reason}") from None
             return []
-        del self._deaths[actor]
-        return [answer]
+        return [actor]
 
     def close(self) -> None:
         """Kill the actors, and end calls of other threads. May be called twice."""
@@ -205,44 +181,22 @@ class Crew:
         except self.error:  # closed already
             return
 
-    def _hold(self) -> Any:
+    @contextmanager
+    def _hold(self) -> Iterator[Callable[[], None]]:
+        """As :meth:`Cluster.hold`; the function refuses after :meth:`close`, too."""
         refusal = self.error(f"the {self.name} were closed")
-        if self._is_closed:
-            raise refusal
-        return self.cluster.hold(refusal)
 
-    def _list_free(self, busy: Sequence[Any]) -> list[Any]:
-        """The actors that may get another piece, those without work first."""
-        absent = [*self._starts.values(), *self._openings.values()]
-        loads = {actor: busy.count(actor) for actor in self.actors if actor not in absent}
-        free = [actor for actor, load in loads.items() for _ in range(self.pieces_at_once - load)]
-        return sorted(free, key=lambda actor: loads[actor])
-
-    def _wait_for_one(self, at_work: dict[Any, Any], check_open: Callable[[], None], watch: Callable[[], None]) -> Any:
-        """Wait until one piece is done and return its reference, or None when a restarted actor has joined."""
-        began = time.monotonic()
-        while True:
-            done = self._wait_for_any(at_work)
-            check_open()
+        def check_open() -> None:
             if self._is_closed:
-                raise self.error(f"the {self.name} were closed")
-            if done in self._openings:
-                self._admit(done)
-                return None
-            if done:
-                return done
-            if not at_work and time.monotonic() > began + _JOIN_S:
-                raise self.error(f"none of the {self.name} is left")
-            watch()
+                raise refusal from None
+            check_connection()
 
-    def _admit(self, opening: Any) -> None:
-        """Let a restarted actor work again, open it again if it has died, or leave it out if it cannot be opened."""
-        actor = self._openings[opening]
-        try:
-            self._finish_opening(opening)
-        except (RayTaskError, RayActorError) as error:
-            log.warning("one of the %s could not be restarted: %s", self.name, describe_ray_error(error))
-            self.actors = [other for other in self.actors if other is not actor]
-            ray.kill(actor)
-            if not self.actors:
-                raise self.error(f"none of the {self.name} is left: {describe_ray_error(error)}") from None
+        with self.cluster.hold(refusal) as check_connection:
+            check_open()
+            yield check_open
+
+
+def _start_opening(actor: Any) -> Any:
+    """Call ``open`` of an actor as soon as Ray has started it, again if it dies meanwhile, until it is given up."""
+    # Ray counts calls of an actor that has not started among the retries, so they must be without end.
+    return actor.open.options(max_task_retries=-1).remote()

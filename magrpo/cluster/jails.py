@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,8 +10,8 @@ from contextlib import closing
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from magrpo.cluster.connection import Cluster, start_actor
-from magrpo.cluster.dealing import Crew, Lost, NotOpen
+from magrpo.cluster.connection import Cluster, StartedActor, start_actor
+from magrpo.cluster.dealing import MAX_RESTARTS, Crew
 from magrpo.interfaces import Progress
 from magrpo.sandboxes import STRENGTH, SandboxDied
 from magrpo.sandboxes.pool import Pool, PoolSandbox
@@ -22,23 +23,33 @@ _CHUNKS_AT_ONCE = 2
 """Chunks at a node: while the last programs of one are running, the next begins."""
 
 
-class Jails:
+class Jails(StartedActor):
     """The actor: the jails of one node."""
 
     def __init__(self, plugin: PoolSandbox) -> None:
         self._plugin = plugin
         self._pool: Pool | None = None
+        self._lock = threading.Lock()
 
     def open(self) -> str:
-        """Start the jails; returns their isolation level. Raises SandboxError."""
-        self._pool = self._plugin.open()
-        return self._pool.level
+        """Start the jails unless they are started; returns their isolation level. Raises SandboxError."""
+        return self._open().level
 
     def work(self, executions: Sequence[Execution]) -> list[ExecutionReport]:
-        """Run a chunk."""
-        if self._pool is None:
-            raise NotOpen
-        return self._pool.run(executions)
+        """Run a chunk. After SandboxDied, the next call starts other jails."""
+        pool = self._open()
+        try:
+            return pool.run(executions)
+        except SandboxDied:
+            with self._lock:
+                self._pool = None if self._pool is pool else self._pool
+            pool.close()
+            raise
+
+    def _open(self) -> Pool:
+        with self._lock:
+            self._pool = self._pool or self._plugin.open()
+            return self._pool
 
 
 class ClusterSandbox:
@@ -49,10 +60,10 @@ class ClusterSandbox:
 
     def __init__(self, cluster: Cluster, plugin: PoolSandbox, nodes: int) -> None:
         self._group = placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
-        options = {"num_cpus": 1, "max_restarts": -1, "max_concurrency": _CHUNKS_AT_ONCE}
+        options = {"num_cpus": 1, "max_restarts": MAX_RESTARTS, "max_concurrency": _CHUNKS_AT_ONCE}
         strategies = [PlacementGroupSchedulingStrategy(self._group, i) for i in range(nodes)]
         actors = [start_actor(Jails, {**options, "scheduling_strategy": at}, plugin) for at in strategies]
-        self._crew = Crew(cluster, "sandbox nodes", actors, SandboxDied, (SandboxDied,), _CHUNKS_AT_ONCE)
+        self._crew = Crew(cluster, "sandbox nodes", actors * _CHUNKS_AT_ONCE, SandboxDied, (SandboxDied,))
         try:
             levels = self._crew.open()
         except BaseException:
@@ -67,15 +78,15 @@ class ClusterSandbox:
         """
         counts = Counter(executions)
         distinct = list(counts)
-        fair_share = len(distinct) // (4 * max(len(self._crew.actors), 1))
+        fair_share = len(distinct) // (2 * max(len(self._crew.actors), 1))
         size = min(max(fair_share, MIN_CHUNK), MAX_CHUNK)
         chunks = [distinct[i : i + size] for i in range(0, len(distinct), size)]
         reports: dict[Execution, ExecutionReport] = {}
         with closing(self._crew.deal(chunks)) as results:
             for number, result in results:
                 of_chunk = result
-                if isinstance(result, Lost):
-                    failure = ExecutionReport("infra_error", (Case("infra_error", result.message),), self.level)
+                if isinstance(result, SandboxDied):
+                    failure = ExecutionReport("infra_error", (Case("infra_error", str(result)),), self.level)
                     of_chunk = [failure] * len(chunks[number])
                 for execution, report in zip(chunks[number], of_chunk, strict=True):
                     reports[execution] = report

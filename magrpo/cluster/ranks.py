@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util import get_node_ip_address
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from magrpo.cluster.connection import Cluster, decide_gpus, describe_ray_error, prepare_actor, start_actor
+from magrpo.cluster.connection import Cluster, StartedActor, decide_gpus, describe_ray_error, prepare_actor, start_actor
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.errors import ConfigError
@@ -51,7 +51,7 @@ class RankSetting:
     deadline_s: float
 
 
-class Rank:
+class Rank(StartedActor):
     """The actor: one rank. A dead rank ends its group, so that Ray does not restart it."""
 
     def __init__(self, setting: RankSetting, number: int) -> None:

@@ -15,8 +15,8 @@ import torch
 from ray.exceptions import GetTimeoutError, RayError
 
 from magrpo.checks.runners import open_engine_plugin, serve_weights
-from magrpo.cluster.connection import Cluster, decide_gpus, prepare_actor, start_actor
-from magrpo.cluster.dealing import Crew, Lost, NotOpen
+from magrpo.cluster.connection import Cluster, StartedActor, decide_gpus, prepare_actor, start_actor
+from magrpo.cluster.dealing import MAX_RESTARTS, Crew
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.engines import EngineError, check_prompts
@@ -52,7 +52,7 @@ class Share:
     requests: Sequence[Request]
 
 
-class SamplerActor:
+class SamplerActor(StartedActor):
     """The actor. It forgets everything when it is restarted, so that each call says which weights it needs."""
 
     def __init__(self, setting: SamplerSetting) -> None:
@@ -62,9 +62,15 @@ class SamplerActor:
         self._num_finished = 0
 
     def open(self) -> None:
-        """Open the engine."""
+        """Open the engine, or wake it."""
+        self._open()
+
+    def _open(self) -> Engine:
         setting = self._setting
         prepare_actor(setting.num_threads, setting.gpus)
+        if self._engine is not None:
+            self._engine.wake()
+            return self._engine
         config = setting.config
         lineup = Lineup.open(config.agents, config.model, config.lora)
         host = EngineHost(
@@ -75,15 +81,14 @@ class SamplerActor:
             owns_gpus=setting.owns_gpus,
         )
         self._engine = open_engine_plugin(config.engine, host)
+        return self._engine
 
     def work(self, share: Share) -> list[Action]:
         """Sample a completion for each request."""
-        prepare_actor(self._setting.num_threads, self._setting.gpus)
+        engine = self._open()
         self._num_finished = 0
         if share.number not in self._served:
-            if self._engine is None:
-                raise NotOpen
-            self._served[share.number] = serve_weights(self._engine, share.version, share.weights)
+            self._served[share.number] = serve_weights(engine, share.version, share.weights)
         return self._served[share.number].generate(share.requests, self._count)
 
     def forget(self, number: int) -> None:
@@ -92,12 +97,9 @@ class SamplerActor:
             self._served.pop(number).close()
 
     def sleep(self) -> None:
+        """Let the engine sleep until the next :meth:`open`."""
         if self._engine is not None:
             self._engine.sleep()
-
-    def wake(self) -> None:
-        if self._engine is not None:
-            self._engine.wake()
 
     @ray.method(concurrency_group="watch")
     def count_finished(self) -> int:
@@ -120,7 +122,7 @@ class SamplerEngine:
         self._numbers = count()
         gpus = decide_gpus(place.samplers.gpus, config.model.device)
         setting = SamplerSetting(config, num_served, torch.get_num_threads(), gpus, owns_gpus=not place.colocate)
-        options: dict[str, Any] = {"max_restarts": -1, "concurrency_groups": {"watch": 1}}
+        options: dict[str, Any] = {"max_restarts": MAX_RESTARTS, "concurrency_groups": {"watch": 1}}
         places = cluster.choose_options(place, place.samplers.count, gpus)
         actors = [start_actor(SamplerActor, {**options, **at}, setting) for at in places]
         self._crew = Crew(cluster, "samplers", actors, EngineError)
@@ -141,8 +143,8 @@ class SamplerEngine:
         actions: dict[int, Action] = {}
         with closing(self._crew.deal(pieces, counter.watch)) as results:
             for number, result in results:
-                if isinstance(result, Lost):
-                    raise EngineError(f"several samplers died over the same requests: {result.message}")
+                if isinstance(result, EngineError):
+                    raise result
                 actions |= zip(shares[number], result, strict=True)
                 counter.finish(len(result))
         return [actions[i] for i in range(len(requests))]
@@ -156,7 +158,7 @@ class SamplerEngine:
         self._crew.call_present("sleep")
 
     def wake(self) -> None:
-        self._crew.call_present("wake")
+        """No-op: the next batch wakes the samplers."""
 
     def close(self) -> None:
         """Kill the samplers. May be called twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
-from magrpo.cluster.connection import Cluster, start_actor
-from magrpo.cluster.dealing import Crew, Lost, NotOpen
+from magrpo.cluster import dealing
+from magrpo.cluster.connection import Cluster, StartedActor, start_actor
+from magrpo.cluster.dealing import MAX_RESTARTS, Crew
 from magrpo.config.place import Place
 from tests.cluster.clusters import list_handlers
 from tests.processes import wait_until
@@ -69,8 +72,8 @@ class Exhausted(RuntimeError):
     """The actor can do no more."""
 
 
-class Worker:
-    """Doubles numbers. It kills itself over negative ones, and is exhausted by 13 once for each file.
+class Worker(StartedActor):
+    """Doubles numbers. It kills itself over negative ones, and is exhausted by 13 once for each folder.
 
     While there is a file ``deadly``, it adds a line to it and kills itself when it is opened. While there is a file
     ``held``, it does not start.
@@ -82,6 +85,8 @@ class Worker:
         wait_until(lambda: not (folder / "held").exists())
 
     def open(self) -> str:
+        if self._is_open:
+            return "open"
         if (self._folder / "broken").exists():
             raise Exhausted("broken")
         if (self._folder / "deadly").exists():
@@ -91,12 +96,14 @@ class Worker:
         self._is_open = True
         return "open"
 
+    def sleep(self) -> None:
+        (self._folder / "asleep").touch()
+
     def is_open(self) -> bool:
         return self._is_open
 
     def work(self, number: int) -> int:
-        if not self._is_open:
-            raise NotOpen
+        self.open()
         if number < 0:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 13 and not (self._folder / "exhausted").exists():
@@ -107,9 +114,9 @@ class Worker:
         return 2 * number
 
 
-def open_crew(cluster: Cluster, folder: Path, count: int = 2) -> Crew:
-    actors = [start_actor(Worker, {"max_restarts": -1}, folder) for _ in range(count)]
-    crew = Crew(cluster, "workers", actors, CrewError, restarts_on=(Exhausted,))
+def open_crew(cluster: Cluster, folder: Path, count: int = 2, max_restarts: int = MAX_RESTARTS) -> Crew:
+    actors = [start_actor(Worker, {"max_restarts": max_restarts}, folder) for _ in range(count)]
+    crew = Crew(cluster, "workers", actors, CrewError, retries_on=(Exhausted,))
     assert crew.open() == ["open"] * count
     return crew
 
@@ -125,10 +132,10 @@ def test_a_piece_that_three_actors_die_over_is_given_up_and_others_are_done(
     crew = open_crew(cluster, tmp_path)
     results = deal(crew, [1, 2, -1, 3, 13])
     lost = results.pop(-1)
-    assert isinstance(lost, Lost)
-    assert lost.message
-    assert results == {1: 2, 2: 4, 3: 6, 13: 26}, "13 is repeated by a restarted actor"
-    assert caplog.text.count("of the workers was lost") == 4, "each death costs the piece at work, and no other"
+    assert isinstance(lost, CrewError)
+    assert re.search("several of the workers failed over the same work: .*(died|unavailable)", str(lost))
+    assert results == {1: 2, 2: 4, 3: 6, 13: 26}, "13 is repeated"
+    assert caplog.text.count("of the workers failed,") == 4, "each death costs the piece at work, and no other"
     assert deal(crew, list(range(8))) == {number: 2 * number for number in range(8)}
     crew.close()
 
@@ -136,8 +143,7 @@ def test_a_piece_that_three_actors_die_over_is_given_up_and_others_are_done(
 def test_an_actor_that_is_restarted_is_opened_again_unless_it_cannot_be(cluster: Cluster, tmp_path: Path) -> None:
     """Between two batches; errors of the work itself are raised, and change nothing."""
     crew = open_crew(cluster, tmp_path, 1)
-    ray.kill(crew.actors[0], no_restart=False)
-    ray.get(crew.actors[0].__ray_ready__.options(max_task_retries=-1).remote())
+    kill_actor(crew.actors[0])
     assert deal(crew, [1, 2]) == {1: 2, 2: 4}
     with pytest.raises(ValueError, match="ninety-nine"):
         deal(crew, [1, 99])
@@ -150,38 +156,60 @@ def test_an_actor_that_is_restarted_is_opened_again_unless_it_cannot_be(cluster:
         deal(crew, [1])
 
 
-def test_an_actor_that_starts_after_the_end_of_a_batch_is_opened_in_the_next_one(
-    cluster: Cluster, tmp_path: Path
+def kill_actor(actor: Any) -> None:
+    """Kill the process of an actor, and wait for its end."""
+    ray.kill(actor, no_restart=False)
+    wait_until(lambda: is_lost(actor))
+
+
+def is_lost(actor: Any) -> bool:
+    """Whether Ray is restarting an actor."""
+    try:
+        ray.get(actor.is_open.remote())
+    except RayActorError:
+        return True
+    return False
+
+
+def test_an_actor_that_starts_between_two_batches_is_opened_in_the_next_one(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two, its memory is for others."""
+    """Until then its memory is for others, which do not wait for it."""
     crew = open_crew(cluster, tmp_path)
     restarted, other = crew.actors
     held = tmp_path / "held"
     held.touch()
-    assert deal(crew, [13]) == {13: 26}
+    kill_actor(restarted)
+    assert deal(crew, [1, 2]) == {1: 2, 2: 4}
+    crew.call_present("sleep")
+    assert (tmp_path / "asleep").exists()
     held.unlink()
-    ray.get(restarted.__ray_ready__.options(max_task_retries=-1).remote())
+    wait_until(lambda: not is_lost(restarted))
     assert [ray.get(restarted.is_open.remote()) for _ in range(100)] == [False] * 100
     held.touch()
-    ray.kill(other, no_restart=False)
+    kill_actor(other)
     assert deal(crew, [1, 2]) == {1: 2, 2: 4}
     assert ray.get(restarted.is_open.remote())
+    kill_actor(restarted)
+    monkeypatch.setattr(dealing, "_JOIN_S", 0.0)
+    with pytest.raises(CrewError, match="none of the workers is left"):
+        deal(crew, [1])
     held.unlink()
     crew.close()
 
 
-def test_an_actor_that_dies_three_times_while_it_opens_is_given_up(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_actor_that_dies_too_often_while_it_opens_is_given_up(cluster: Cluster, tmp_path: Path) -> None:
     """At the start of a run, and when it is restarted. Its CPUs are free again, whoever keeps the error."""
-    crew = open_crew(cluster, tmp_path, 1)
+    crew = open_crew(cluster, tmp_path, 1, max_restarts=1)
     deaths = tmp_path / "deadly"
     deaths.touch()
     with pytest.raises(CrewError, match=r"none of the workers is left: .*(died|unavailable)"):
         deal(crew, [-1])
-    assert deaths.read_text().count("dead") == 3
+    assert deaths.read_text().count("dead") == 1, "and once over the work"
     crew.close()
     deaths.write_text("")
     with pytest.raises(CrewError, match=r"one of the workers died: .*(died|unavailable)") as refusal:
-        open_crew(cluster, tmp_path, 1)
-    assert deaths.read_text().count("dead") == 3
+        open_crew(cluster, tmp_path, 1, max_restarts=1)
+    assert deaths.read_text().count("dead") == 2
     assert refusal.tb, "holds the actors' handles"
     wait_until(lambda: ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"])

@@ -10,7 +10,7 @@ import pytest
 
 from magrpo.checks.runners import open_sandbox
 from magrpo.cluster.connection import Cluster
-from magrpo.cluster.jails import ClusterSandbox
+from magrpo.cluster.jails import ClusterSandbox, Jails
 from magrpo.errors import ConfigError
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
@@ -62,6 +62,15 @@ def test_a_node_that_dies_changes_no_report_and_leaves_no_process(sandbox: Clust
     assert killed
     assert_all_end(family)
     assert [report.status for report in reports] == ["pass", "wrong"] * 32
+
+
+def test_jails_that_died_are_replaced_for_the_next_chunk() -> None:
+    jails = Jails(PLUGIN)
+    jails._open().close()
+    with pytest.raises(SandboxDied):
+        jails.work([make_execution(0)])
+    assert jails.work([make_execution(0)])[0].status == "pass"
+    jails._open().close()
 
 
 def test_an_unusable_sandbox_is_refused(cluster: Cluster) -> None:

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magrpo.cluster import samplers
 from magrpo.cluster.connection import Cluster
-from magrpo.cluster.samplers import SamplerEngine, split_requests
+from magrpo.cluster.samplers import SamplerActor, SamplerEngine, SamplerSetting, split_requests
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.engines import EngineError, PromptTooLong
@@ -127,6 +129,28 @@ def test_two_samplers_give_the_tokens_and_errors_of_one_process(
     with pytest.raises(EngineError, match="the samplers were closed"):
         two.serve(0, {}).generate(make_requests(1))
     assert_all_end(find_actors("SamplerActor"))
+
+
+def test_a_sampler_loads_its_engine_when_it_is_opened_and_wakes_it_when_opened_again(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sampler that Ray restarts during an update leaves the GPU alone."""
+    engine, loaded = Mock(), list[str]()
+
+    def load(*_: object) -> Mock:
+        loaded.append("an engine")
+        return engine
+
+    monkeypatch.setattr(samplers, "prepare_actor", lambda *_: None)
+    monkeypatch.setattr(samplers, "open_engine_plugin", load)
+    actor = SamplerActor(SamplerSetting(trained.config, num_served=1, num_threads=1, gpus=0, owns_gpus=False))
+    actor.sleep()
+    assert not loaded
+    actor.open()
+    actor.sleep()
+    actor.open()
+    assert loaded == ["an engine"]
+    assert engine.mock_calls == [call.sleep(), call.wake()]
 
 
 @given(
