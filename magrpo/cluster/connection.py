@@ -85,7 +85,10 @@ class Cluster:
                 self._changed.notify_all()
 
     def wait_for_places(self, actors: Collection[Any], name: str, check_open: Callable[[], None]) -> None:
-        """Wait until Ray has placed and started all actors. Raises TimeoutError, with the free resources."""
+        """Wait until Ray has placed and started all actors.
+
+        Raises TimeoutError, with the free resources, or ConfigError if the cluster may not answer this process.
+        """
         import ray  # loaded already
 
         began, has_warned = time.monotonic(), False
@@ -101,6 +104,8 @@ class Cluster:
                 raise TimeoutError(f"no room for {len(actors)} {name} after {_PLACEMENT_S:g} s; {room}")
             log.warning("waiting for %d %s to start, at most %g s; %s", len(actors), name, _PLACEMENT_S, room)
             has_warned = True
+        if os.environ.get("RAY_AUTH_MODE") == "token":
+            _check_answers(ready)
 
     def choose_options(self, place: Place, count: int, gpus: int) -> list[dict[str, Any]]:
         """Options of ``ray.remote`` that place ``count`` samplers or ranks, each on ``gpus`` GPUs.
@@ -185,11 +190,28 @@ def _use_token() -> None:
     """Show this user's token, if there is one, to a cluster at a given address, which may ask for it.
 
     Ray writes the token when it first starts on a machine; from then on, ``ray start`` makes clusters that ask for it,
-    but a driver that is given an address does not show it by itself. A cluster that asks for none accepts it. Ray
-    reads the variable when it is imported; set later, it would reach only the processes that Ray starts.
+    but a driver that is given an address does not show it by itself. A cluster that asks for none cannot call such a
+    driver back (:func:`_check_answers`). Ray reads the variable when it is imported; set later, it would reach only the
+    processes that Ray starts.
     """
     if "ray" not in sys.modules and (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _check_answers(answers: list[Any]) -> None:
+    """Raise ConfigError if Ray has ended actors at once because it could not ask this process, which wants a token."""
+    import ray  # loaded already
+    from ray.exceptions import RayActorError
+
+    for answer in answers:
+        try:
+            ray.get(answer)
+        except RayActorError as error:  # others show in the next call
+            if "never ran" in str(error):
+                raise ConfigError(
+                    "the Ray cluster asks for no token, but this process does, because this user has a file "
+                    "~/.ray/auth_token: set the environment variable RAY_AUTH_MODE=disabled"
+                ) from None
 
 
 def _connect(address: str) -> None:

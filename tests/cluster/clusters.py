@@ -16,6 +16,7 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_worker_niceness": "0",
+    "RAY_AUTH_MODE": "disabled",  # the developer may have a token
 }
 
 
@@ -33,9 +34,9 @@ def add_node(cluster: Any, **changes: Any) -> Any:
 
 
 @contextmanager
-def open_cluster(*cpus: int) -> Iterator[Any]:
+def open_cluster(*cpus: int, auth_mode: str = "disabled") -> Iterator[Any]:
     """A ``ray.cluster_utils.Cluster``: a head without CPUs, and a node for each number of ``cpus``."""
-    os.environ.update(SETTINGS)
+    os.environ.update(SETTINGS | {"RAY_AUTH_MODE": auth_mode})
     from ray.cluster_utils import Cluster  # reads the environment
 
     cluster = Cluster()

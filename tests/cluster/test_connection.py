@@ -34,27 +34,43 @@ print("started", flush=True)
 time.sleep(600)
 """
 
-# A cluster that asks for a token, and a driver that is given its address and nothing else.
-TOKEN_CLUSTER = """
+# A cluster, and a driver that is given its address and nothing else.
+CLUSTER = """
 import os, subprocess, sys
 from tests.cluster.clusters import open_cluster
 
-os.environ["RAY_AUTH_MODE"] = "token"
-with open_cluster() as cluster:
+with open_cluster(1, auth_mode=sys.argv[1]) as cluster:
     del os.environ["RAY_AUTH_MODE"]
-    connect = f"from magrpo.cluster.connection import Cluster; Cluster('{cluster.address}').close()"
-    sys.exit(subprocess.run([sys.executable, "-c", connect]).returncode)
+    sys.exit(subprocess.run([sys.executable, "-c", sys.argv[2], cluster.address]).returncode)
+"""
+# A driver that waits for an actor.
+USE = """
+import sys
+from magrpo.cluster.connection import Cluster, StartedActor, start_actor
+
+cluster = Cluster(sys.argv[1])
+cluster.wait_for_places([start_actor(StartedActor, {})], "actors", lambda: None)
+cluster.close()
 """
 
 
 @pytest.mark.slow
-def test_a_cluster_that_asks_for_the_token_of_this_user_gets_it(tmp_path: Path) -> None:
-    """Ray writes the token when it first starts on a machine; ``ray start`` then makes clusters that ask for it."""
+@pytest.mark.parametrize(
+    ("auth_mode", "refusal"), [("token", ""), ("disabled", "set the environment variable RAY_AUTH_MODE=disabled")]
+)
+def test_a_cluster_that_asks_for_the_token_of_this_user_gets_it(tmp_path: Path, auth_mode: str, refusal: str) -> None:
+    """Ray writes the token when it first starts on a machine; ``ray start`` then makes clusters that ask for it.
+
+    A cluster that asks for none cannot answer a driver that shows one.
+    """
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
     environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", TOKEN_CLUSTER], env=environment, check=True)
+    command = [sys.executable, "-c", CLUSTER, auth_mode, USE]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert refusal in result.stderr
+    assert (result.returncode == 0) == (not refusal), result.stderr
 
 
 def test_a_cluster_that_does_not_answer_is_named_with_the_remedy() -> None:
