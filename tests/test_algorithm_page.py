@@ -66,8 +66,9 @@ sys.modules["magrpo.algo.advantages"] = module = types.ModuleType("magrpo.algo.a
 exec(source, vars(module))
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
+from magrpo.planning.warnings import list_config_warnings
 config = load_config(sys.argv[1], ["algo.estimator=mamedian"])
-print(config.list_warnings())
+print(list_config_warnings(config))
 print(module.group_advantages([1.0, 2.0, 6.0], "mamedian"), module.group_advantages([2.0, 2.0], "mamedian"))
 try:
     load_config(sys.argv[1], ["algo.estimator=mamedain"])
