@@ -55,15 +55,20 @@ class JointProgram:
     is_thin: bool
     """Whether the syntax tree shows that one function does no work: ``aux`` does none, or main is ``partial(aux)``."""
 
+    @property
+    def may_call_helper(self) -> bool:
+        """Whether there is ``aux``, and main calls it by the syntax tree."""
+        return self.has_helper and self.use != "none"
+
 
 class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
-    The report ``program`` belongs to the combined program. If that called ``aux``, it runs once more as ``unreadable``,
-    in which nothing that ``aux`` returns or changes can be used. If it would earn the full bonus, its variants run
-    too: first ``wrapper`` (main only calls ``aux``), then, unless that does as well, ``identity`` (``aux`` returns
-    its argument), ``constant`` (``aux`` always returns its first result) and ``empty`` (``aux`` always returns its
-    result for an argument that no test has). Reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
+    The report ``program`` belongs to the combined program. If main holds a call of ``aux``, it runs once more as
+    ``unreadable``, in which nothing that ``aux`` returns or changes can be used. If it would earn the full bonus, its
+    variants run too: first ``wrapper`` (main only calls ``aux``), then, unless that does as well, ``identity`` (``aux``
+    returns its argument), ``constant`` (``aux`` always returns its first result) and ``empty`` (``aux`` always returns
+    its result for an argument that no test has). Reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
@@ -84,18 +89,18 @@ class CodingReward(ProgramReward):
         return ("helper", "main")
 
     def executions(self, problem: Problem, texts: RoleTexts, reports: Reports) -> Mapping[str, Execution]:
-        """Request the program, then ``unreadable``, then the other variants if it passed a test and used ``aux``."""
+        """Request the program and ``unreadable``, then the other variants if it passed a test and used ``aux``."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not program.runs:
             return {}
-        if "program" not in reports:
-            return make_executions(problem, "program", program.source, watch=HELPER)
 
         def request_variant(name: str) -> dict[str, Execution]:
             return make_executions(problem, name, program.variants[name], variant_of=program.source)
 
-        if UNREADABLE not in reports:
-            return request_variant(UNREADABLE) if _calls_helper(program, reports) else {}
+        if "program" not in reports:
+            wanted = make_executions(problem, "program", program.source, watch=HELPER)
+            # Nearly every main that holds a call of ``aux`` calls it: to wait for the report would only cost time.
+            return wanted | (request_variant(UNREADABLE) if program.may_call_helper else {})
         passed = self._count_passed(merge_hidden_report(reports, "program"))
         if program.is_thin or not passed or self._judge_use(program, reports) != "used":
             return {}
@@ -104,7 +109,7 @@ class CodingReward(ProgramReward):
         if _does_as_well("wrapper", reports):
             return {}
         most_passed = max(report.tests_passed for name, report in reports.items() if name.startswith("program"))
-        wanted: dict[str, Execution] = {}
+        wanted = {}
         for name in VARIANTS:
             # A helper that always returns its first result still passes the first test of a run.
             if name not in reports and (name != "constant" or most_passed > 1):
@@ -297,7 +302,7 @@ def _make_variants(modules: Sequence[Module], entry_point: str, reads: bool) -> 
 
 def _calls_helper(program: JointProgram, reports: Reports) -> bool:
     """Whether ``aux`` was called, by the run and by the syntax tree."""
-    return program.has_helper and program.use != "none" and reports["program"].watched_calls > 0
+    return program.may_call_helper and reports["program"].watched_calls > 0
 
 
 def _runs_alike(variant: str, reports: Reports) -> bool:

@@ -90,9 +90,9 @@ def test_hidden_tests_count_like_any_other() -> None:
     """A thin wrapper is one that passes whatever the program passes, of all tests."""
     problem, texts = replace(PROBLEM, hidden_test=TEST), {"helper": AUX, "main": MAIN}
     reports = {"program": report(4, calls=4), "program_hidden": report(1)}
-    assert list(REWARD.executions(problem, texts, {})) == list(reports)
     ends = ("", "_hidden")
-    assert list(REWARD.executions(problem, texts, reports)) == [f"{UNREADABLE}{end}" for end in ends]
+    wanted = [f"{name}{end}" for name in ("program", UNREADABLE) for end in ends]
+    assert list(REWARD.executions(problem, texts, {})) == wanted
     same = reports | {f"{UNREADABLE}{end}": reports[f"program{end}"] for end in ends}
     assert REWARD.executions(problem, texts, same) == {}
     assert REWARD.price(problem, texts, same).parts["cooperation"] == -0.5
@@ -233,8 +233,9 @@ def test_variants_are_the_program_with_a_stand_in() -> None:
     texts = {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}
     wanted: dict[str, Execution] = {}
     reports = {"program": USED, UNREADABLE: RAISED, "wrapper": report(0)}
-    for known in (1, 2, 3):
+    for known in (0, 2, 3):
         wanted |= REWARD.executions(PROBLEM, texts, dict(list(reports.items())[:known]))
+    del wanted["program"]
     assert tuple(wanted) == (UNREADABLE, *VARIANTS)
     assert {(one.entry_point, one.test, one.watch) for one in wanted.values()} == {("f", TEST, "")}
     unreadable, wrapper, identity, constant, empty = (one.source for one in wanted.values())
@@ -248,11 +249,12 @@ def test_variants_are_the_program_with_a_stand_in() -> None:
 
 def test_the_run_is_asked_to_watch_aux() -> None:
     wanted = REWARD.executions(PROBLEM, {"helper": AUX, "main": MAIN}, {})
-    assert set(wanted) == {"program"}
+    assert list(wanted) == ["program", UNREADABLE]
     execution = wanted["program"]
     assert (execution.source, execution.entry_point, execution.test, execution.watch) == (
         f"{AUX}\n\n\n{MAIN}\n", "f", TEST, "aux"
     )  # fmt: skip
+    assert list(REWARD.executions(PROBLEM, {"helper": AUX, "main": "def f(xs):\n    return 1"}, {})) == ["program"]
 
 
 def test_preamble_helper_main_in_this_order() -> None:
@@ -260,7 +262,7 @@ def test_preamble_helper_main_in_this_order() -> None:
         "from __future__ import annotations\nimport math\n\ndef half(x):\n    return x / 2\n\ndef f(xs):\n    'Do.'\n"
     )
     problem = Problem("t", prompt, "f", "def check(candidate):\n    assert candidate(half(2)) == 1\n")
-    (execution,) = REWARD.executions(problem, {"helper": AUX, "main": MAIN}, {}).values()
+    execution = REWARD.executions(problem, {"helper": AUX, "main": MAIN}, {})["program"]
     above = "from __future__ import annotations\n\n\nimport math\n\ndef half(x):\n    return x / 2"
     assert execution.source == f"{above}\n\n\n{AUX}\n\n\n{MAIN}\n"
     assert execution.test == make_trusted_test(prompt, "f", problem.test) == f"{above}\n\n\n{problem.test}\n"

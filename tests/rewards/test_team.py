@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from magrpo.errors import ConfigError
-from magrpo.rewards.coding import MAXIMA, VARIANTS, TeamReward
+from magrpo.rewards.coding import MAXIMA, UNREADABLE, VARIANTS, TeamReward
 from magrpo.rewards.common import choose_report
 from magrpo.types import ExecutionReport
 from tests.rewards.test_coding import AUX, MAIN, PROBLEM, RAISED, report
@@ -17,13 +17,11 @@ OTHER = "def aux(xs):\n    return xs[0]"
 def test_every_proposal_is_tried_and_the_best_pair_counts() -> None:
     texts = {"helper1": OTHER, "helper2": AUX, "main": MAIN}
     wanted = REWARD.executions(PROBLEM, texts, {})
-    assert wanted.keys() == {"program:helper1", "program:helper2"}
+    assert wanted.keys() == {f"{name}:helper{number}" for name in ("program", UNREADABLE) for number in (1, 2)}
     assert OTHER in wanted["program:helper1"].source
     assert AUX in wanted["program:helper2"].source
-    reports = {"program:helper1": report(1, calls=4), "program:helper2": report(4, calls=4)}
-    variants = REWARD.executions(PROBLEM, texts, reports)
-    assert variants.keys() == {"unreadable:helper1", "unreadable:helper2"}
-    reports |= dict.fromkeys(variants, RAISED)
+    reports = dict.fromkeys(wanted, RAISED)
+    reports |= {"program:helper1": report(1, calls=4), "program:helper2": report(4, calls=4)}
     variants = REWARD.executions(PROBLEM, texts, reports)
     assert variants.keys() == {"wrapper:helper1", "wrapper:helper2"}
     reports |= dict.fromkeys(variants, report(0))
@@ -63,7 +61,8 @@ def test_every_member_has_a_local_part_of_its_own() -> None:
 def test_each_pair_has_its_hidden_tests() -> None:
     problem, texts = replace(PROBLEM, hidden_test=PROBLEM.test), {"helper1": OTHER, "helper2": AUX, "main": MAIN}
     wanted = REWARD.executions(problem, texts, {})
-    assert wanted.keys() == {"program:helper1", "program_hidden:helper1", "program:helper2", "program_hidden:helper2"}
+    names = [f"{name}{end}" for name in ("program", UNREADABLE) for end in ("", "_hidden")]
+    assert wanted.keys() == {f"{name}:helper{number}" for name in names for number in (1, 2)}
     reports = dict.fromkeys(wanted, report(4)) | {"program_hidden:helper1": report(0), "program:helper2": report(2)}
     assert REWARD.price(problem, texts, reports).parts["tests"] == 6 / 8
     assert not REWARD.passed(reports)
