@@ -186,6 +186,9 @@ def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.pipelines.micro", "tests.pipelines.libraries"])
 
+PREFECT_VARIABLES = ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_UI_URL")
+"""A command has them only if a test gives them to it."""
+
 
 def magrpo(arguments: list[str]) -> int:
     from pipelines.cli import main
@@ -228,8 +231,8 @@ def command(
     """Run ``magrpo ARGUMENTS``, or another program, in a process of its own; its exit code, negative for a signal.
 
     The process is forked from one that has the libraries loaded, which saves seconds a command. ``log`` gets what it
-    says. ``before`` is called in it first: a function of a module. ``environment`` is set before anything else is
-    imported: of Prefect's variables it has no others, whatever the process that it is forked from was started with.
+    says. ``before`` is called in it first: a function of a module. Its environment is this process's, not that of the
+    process it is forked from, without the variables of Prefect, and with those of ``environment``.
     """
     process = start(arguments, log, before, program, environment)
     process.join()
@@ -245,9 +248,10 @@ def start(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> multiprocessing.Process:
     """As :func:`command`, without waiting for it."""
+    inherited = {name: value for name, value in os.environ.items() if name not in PREFECT_VARIABLES}
     # Pickled apart: what it needs may import Prefect, which reads its variables then.
     first = pickle.dumps(before)
-    process = _FORKS.Process(target=_main, args=(list(arguments), log, first, program, dict(environment)))
+    process = _FORKS.Process(target=_main, args=(list(arguments), log, first, program, inherited | dict(environment)))
     process.start()
     return process  # type: ignore[return-value]
 
@@ -260,9 +264,8 @@ def _main(
     os.dup2(file, 1)
     os.dup2(file, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which the fork server ignores
-    for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_UI_URL"):
-        os.environ.pop(name, None)  # of the moment in which the fork server started
-    os.environ |= environment
+    os.environ.clear()
+    os.environ.update(environment)
     before = pickle.loads(first)
     if before is not None:
         before()

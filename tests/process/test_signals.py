@@ -29,6 +29,28 @@ sys.exit(cli.main(["train"]))
 """A command that waits for its end."""
 
 
+def print_variables(names: list[str]) -> int:
+    print([os.environ.get(name) for name in names])
+    return 0
+
+
+def test_a_command_has_the_environment_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the test for which the process it is forked from was started; of Prefect's variables, the given ones."""
+    names = ["RAY_AUTH_MODE", "PREFECT_API_URL", "PREFECT_HOME"]
+    log = tmp_path / "log"
+    for value in ("token", "disabled"):
+        for name in names:
+            monkeypatch.setenv(name, value)
+        assert command(names, log, program=print_variables, environment={"PREFECT_HOME": "/given"}) == 0
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    assert command(names, log, program=print_variables) == 0
+    assert log.read_text().splitlines() == [
+        "['token', None, '/given']",
+        "['disabled', None, '/given']",
+        "[None, None, None]",
+    ]
+
+
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
 

@@ -21,7 +21,7 @@ from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.types import EvalRow
 from pipelines.cli import main
-from tests.cluster.clusters import SETTINGS, add_node, open_cluster
+from tests.cluster.clusters import add_node, open_cluster
 from tests.pipelines.flows.served import serve_schedule
 from tests.pipelines.micro import start, write_config
 from tests.processes import assert_all_end, find_actors, wait_until
@@ -203,7 +203,7 @@ def test_a_node_that_is_lost_in_a_run_changes_nothing(tmp_path: Path, cluster: A
     place = tmp_path / "lost.toml"
     place.write_text(f'address = "{cluster.address}"\n' + SAMPLERS)
     arguments = ["train", config, "--name", "lost", f"root={tmp_path}", "--place", str(place), "--local"]
-    driver = start(arguments, tmp_path / "lost.log", environment=SETTINGS)
+    driver = start(arguments, tmp_path / "lost.log")
     store = RunStore(tmp_path, "lost")
     wait_until(lambda: (store.exists() and store.is_committed(Step("evaluate", 0).output)) or not driver.is_alive())
     try:

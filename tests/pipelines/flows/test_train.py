@@ -34,7 +34,7 @@ from magrpo.run.steps import Step
 from pipelines.flows.local_server import LocalServer, ServerError
 from pipelines.flows.schedule import FLOW, cancel_waiting_runs
 from pipelines.flows.train import mark_killed
-from tests.pipelines.micro import STAGES, command, fail_stage, magrpo, prefect, start, write_config
+from tests.pipelines.micro import PREFECT_VARIABLES, STAGES, command, fail_stage, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
 from tests.processes import assert_all_end, find_running, wait_until
 from tests.training.test_resume import Runs, die_at_work, wait_at_work
@@ -287,7 +287,7 @@ def copy_database(home: Path, other: Path) -> None:
 
 def forget_servers(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """Let the environment name no server of Prefect."""
-    for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_UI_URL"):
+    for name in PREFECT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
 
