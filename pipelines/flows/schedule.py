@@ -98,6 +98,7 @@ def execute_scheduled_run(
         if not (is_new and was_refused(store, error)):
             raise
         remove_run(store)
+        console.print(f"run {run_id} is refused and removed: {error}")
         return Cancelled(message=describe_error(error))
     print_closing(result, console)
     return None

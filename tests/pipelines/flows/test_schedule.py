@@ -74,7 +74,7 @@ def test_a_second_schedule_of_the_same_name_is_refused(tmp_path: Path, capsys: p
     assert capsys.readouterr().err == f"magrpo: {refusal}\n"
 
 
-def test_a_scheduled_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_scheduled_run_that_is_refused_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, root, run_id = str(write_config(tmp_path, iterations=1)), tmp_path / "runs", "nightly"
 
     def attempt(overrides: list[str]) -> State[None] | None:
@@ -87,6 +87,7 @@ def test_a_scheduled_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> Non
     assert state is not None
     assert state.type == StateType.CANCELLED
     assert str(state.message).startswith("ConfigError: problems: ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"run {run_id} is refused and removed: problems: ")
     assert list(root.glob("nightly*")) == []
     RunStore.create(load_config(Path(config), ["rollout.max_new_tokens=64"]), run_id)
     with pytest.raises(ConfigError, match="problems: "):
