@@ -74,7 +74,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Units | None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In workers the longest units come first."""
+    """Give slow tests half an hour each, which they need on a slow machine; in workers the longest units come first."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1800))
     if hasattr(config, "workerinput"):
         from tests.sharing import sort_items  # imports xdist
 

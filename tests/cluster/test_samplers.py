@@ -171,7 +171,6 @@ def test_shares_keep_siblings_together_and_leave_nothing_out(
 
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
 def test_two_samplers_with_vllm_give_the_tokens_of_one(cluster: Cluster, tmp_path: Path) -> None:
     """Killed together with the actor, the process of vLLM ends too."""
     trained = make_trained(tmp_path, "engine.kind=vllm", "engine.cpu_cache_gib=0.2")

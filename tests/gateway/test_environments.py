@@ -74,7 +74,6 @@ def openenv(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_an_openenv_server(tmp_path: Path, openenv: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_URL", openenv)
     for reward, episode in _train(tmp_path, "env.run=pipelines.examples.openenv_program:solve"):
@@ -89,7 +88,6 @@ def test_an_openenv_server(tmp_path: Path, openenv: str, monkeypatch: pytest.Mon
 
 # --------------------------------------------------------------------------------------------------------- verifiers
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_an_environment_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = make_environment(tmp_path / "venv", "examples-verifiers.txt")
     monkeypatch.setenv("PYTHONPATH", str(HERE))  # instead of installing the package of the environment
@@ -111,7 +109,6 @@ def _find_pairs(seed: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_a_game_of_textarena(tmp_path: Path) -> None:
     python = make_environment(tmp_path / "venv", "examples.txt")
     problem = tmp_path / "problem.json"

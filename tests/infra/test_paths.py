@@ -140,7 +140,6 @@ def inodes(run: Path) -> dict[Path, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_a_worker_and_servers_do_what_the_embedded_run_does(
     tmp_path: Path, postgres: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,6 @@ def test_a_run_with_a_lag_is_the_same_on_a_sampler_and_ranks(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_killed_in_the_middle_leaves_no_process_and_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     """It is killed on samplers and ranks, and resumed in one process."""
     config = str(write_config(tmp_path, iterations=2))
@@ -144,7 +143,6 @@ def alone(folder: Path) -> RunStore:
 
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.timeout(1800)
 def test_full_weights_spread_over_ranks_give_the_run_of_one_process(folder: Path) -> None:
     """With truncated sampling, whose support the samplers record."""
     config = folder / "full.toml"
@@ -176,7 +174,6 @@ def load_weights(store: RunStore, iteration: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.timeout(1800)
 def test_a_run_of_the_schedule_on_a_cluster_gives_the_run_of_one_process(
     folder: Path, alone: RunStore, cluster: Any
 ) -> None:
@@ -196,7 +193,6 @@ def test_a_run_of_the_schedule_on_a_cluster_gives_the_run_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_node_that_is_lost_in_a_run_changes_nothing(tmp_path: Path, cluster: Any) -> None:
     config = str(write_config(tmp_path, iterations=2))
     alone = train(tmp_path, "alone", config, "", "--local")

@@ -101,7 +101,6 @@ def test_killed_after_every_stage(tmp_path: Path, lag: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lag", [1, 2])
 def test_thirty_kills_at_random_moments(tmp_path: Path, lag: int) -> None:
     runs, life = lagged(tmp_path, lag), 12.0

@@ -144,21 +144,18 @@ def killed_and_resumed(runs: Runs, kills: Sequence[int], compare: Callable[[Runs
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_without_prefect(tmp_path: Path) -> None:
     """Every file is compared."""
     killed_and_resumed(Runs(tmp_path), [5, 5, 5, 5], assert_same)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_with_jails(tmp_path: Path) -> None:
     """Weights, optimizer, samples and metrics of the embedded run are compared."""
     killed_and_resumed(Runs(tmp_path, EMBEDDED), [5, 5, 5], assert_same_essence)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_as_a_flow(tmp_path: Path) -> None:
     """With a Prefect server of its own each time, from an empty database on."""
     killed_and_resumed(Runs(tmp_path, EMBEDDED, flags=()), [5, 5, 5], assert_same_essence)

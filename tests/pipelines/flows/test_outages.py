@@ -95,7 +95,6 @@ def recorded(uri: str, name: str) -> tuple[str, dict[str, list[tuple[int, float]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_servers_that_are_gone_for_a_minute_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``middle`` goes on through the outage and beyond it, ``end`` comes to its end while the servers are away."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # of this process, which asks the server afterwards

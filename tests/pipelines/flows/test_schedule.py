@@ -109,7 +109,6 @@ def due(run: Path) -> datetime:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_runs_start_by_themselves_one_at_a_time_until_a_signal(tmp_path: Path) -> None:
     config, log, root = write_config(tmp_path, iterations=1), tmp_path / "log", tmp_path / "runs"
 
