@@ -433,7 +433,7 @@ def test_verdicts_do_not_depend_on_load() -> None:
         executions.append(Execution(f"import time\ndef f(n):\n{nap}    return n + 1\n# {k}", "f", CHECK))
     pool = open_pool(workers=2, test_s=0.6, total_s=2.0)
     calm = verdicts(pool, executions)
-    others = [multiprocessing.get_context("spawn").Process(target=busy) for _ in range(2 * (os.cpu_count() or 1))]
+    others = [multiprocessing.get_context("spawn").Process(target=busy) for _ in range(2 * len(os.sched_getaffinity(0)))]
     for process in others:
         process.start()
     try:
