@@ -65,20 +65,20 @@ class Terminal:
             env=environment,
             dimensions=(30, 80),
             encoding="utf-8",
-            timeout=240,
+            timeout=600,
         )
         self.screen = self.shell.logfile_read = Screen()
         self.shell.expect_exact(PROMPT)
         self.shell.sendline("bind 'set enable-bracketed-paste off'")
         self.shell.expect_exact([f"\n{PROMPT}", f"\r{PROMPT}"])
 
-    def type(self, line: str, *awaited: str, prompt: str = PROMPT, timeout: int = 240) -> list[float]:
+    def type(self, line: str, *awaited: str, prompt: str = PROMPT) -> list[float]:
         """Type a line and wait for each text (an expression), then for ``prompt``; the seconds until each was shown."""
         self.shell.sendline(line)
         self.shell.expect_exact("\r\n")  # the echo of the line
         start, seconds = time.monotonic(), []
         for text in (*awaited, re.escape(prompt)):
-            found = self.shell.expect([text, pexpect.EOF, pexpect.TIMEOUT], timeout=timeout)
+            found = self.shell.expect([text, pexpect.EOF, pexpect.TIMEOUT])
             assert found == 0, f"no {text!r} in\n{self.text}"
             seconds.append(time.monotonic() - start)
         self.silence = self.screen.longest_silence(start)
