@@ -91,5 +91,5 @@ def test_the_schedule_is_served(tmp_path: Path) -> None:
     assert process.is_alive(), log.read_text()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGINT)
-    process.join(120)
+    process.join(600)
     assert process.exitcode == 0, log.read_text()

@@ -59,7 +59,7 @@ class Schedule:
         """End it by Ctrl-C."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGINT)
-        self.process.join(120)
+        self.process.join(600)
         assert self.process.exitcode == 0, self.log.read_text()
 
 

@@ -126,7 +126,7 @@ def test_runs_start_by_themselves_one_at_a_time_until_a_signal(tmp_path: Path) -
             wait_until(lambda: len(completed(root)) >= len(before) + 2)
             children = list_family(process.pid)
             os.kill(process.pid, number)
-            process.join(120)  # Prefect waits for half a minute until a run has ended
+            process.join(600)  # Prefect waits for half a minute until a run has ended
         finally:
             process.kill()
             process.join()

@@ -342,7 +342,7 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
 
         send_signal(server, signal.SIGTERM)  # as systemd and Slurm do
         os.kill(process.pid, number)
-        process.join(120)
+        process.join(600)
         assert process.exitcode == 128 + number
     finally:
         process.kill()
