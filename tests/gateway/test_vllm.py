@@ -40,7 +40,7 @@ def test_no_episode_is_lost(tmp_path: Path) -> None:
     env = AgentProgram(
         run="tests.gateway.programs:misbehave",
         writes=("helper", "main"),
-        time_limit_s=20.0,
+        time_limit_s=120.0,
         failure_reward=-1.0,
     )
     config = RolloutConfig(group_size=1, max_new_tokens=8)
