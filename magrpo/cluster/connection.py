@@ -36,7 +36,8 @@ _POLL_S = 0.2
 class Cluster:
     """A connection to Ray. Several threads may use it; :meth:`close` ends their calls.
 
-    Raises ConfigError if Ray is not installed, or no cluster answers at ``address`` (empty: start Ray here).
+    Raises ConfigError if Ray is not installed, or no cluster answers at ``address`` (empty: start Ray here), or Ray
+    does not start in time.
     """
 
     def __init__(self, address: str) -> None:
@@ -50,16 +51,14 @@ class Cluster:
         self._num_calls = 0
         self._changed = threading.Condition()
         self._shared_gpus: PlacementGroup | None = None
-        self._owns_connection = not ray.is_initialized()
-        # The kernel kills the Ray that this process starts when the thread ends that has started it. Outside the main
-        # thread Ray leaves the handlers of signals alone, too.
-        self._thread = ThreadPoolExecutor(1, "magrpo-ray")
-        if self._owns_connection:
+        self._thread: ThreadPoolExecutor | None = None
+        """That of the connection; None if this process had one already."""
+        if not ray.is_initialized():
             try:
-                self._thread.submit(_connect, address).result()
-            except BaseException:
-                self._thread.shutdown()
-                raise
+                self._thread = _connect_in_thread(address)
+            except _StartedTooSlowly:
+                log.warning("Ray did not start in time; starting it once more")
+                self._thread = _connect_in_thread(address)
 
     @contextmanager
     def hold(self, refusal: Exception) -> Iterator[Callable[[], None]]:
@@ -132,9 +131,9 @@ class Cluster:
                 return
             self._is_closed = True
             self._changed.wait_for(lambda: self._num_calls == 0)
-        if self._owns_connection:
+        if self._thread is not None:
             ray.shutdown()
-        self._thread.shutdown()
+            self._thread.shutdown()
 
 
 class StartedActor:
@@ -214,6 +213,25 @@ def _check_answers(answers: list[Any]) -> None:
                 ) from None
 
 
+class _StartedTooSlowly(ConfigError):
+    """Ray gave up: its agents may take 15 s to start and a node 30 s, which no setting changes."""
+
+
+def _connect_in_thread(address: str) -> ThreadPoolExecutor:
+    """Connect to Ray in a new thread.
+
+    The kernel kills the Ray that this process starts, in full or in part, when the thread ends that has started it.
+    Outside the main thread Ray leaves the handlers of signals alone, too.
+    """
+    thread = ThreadPoolExecutor(1, "magrpo-ray")
+    try:
+        thread.submit(_connect, address).result()
+    except BaseException:
+        thread.shutdown()
+        raise
+    return thread
+
+
 def _connect(address: str) -> None:
     import ray  # loaded already
 
@@ -221,7 +239,15 @@ def _connect(address: str) -> None:
     if not address:
         # By default Ray's workers have a niceness of 15: beside other programs a run would wait for its samplers.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray raises no narrower type
+            if "timed out during startup" not in str(error):
+                raise
+            raise _StartedTooSlowly(
+                "Ray did not start on this machine in time: run fewer programs beside it, or see why in "
+                "/tmp/ray/session_latest/logs/raylet.out"
+            ) from None
         return
     try:
         _check_port(address)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -83,6 +85,48 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'magrpo\[ray\]'"):
         Cluster("")
+
+
+def make_init(*errors: Exception) -> tuple[Callable[..., None], list[threading.Thread]]:
+    """A ``ray.init`` that raises these errors before it succeeds, and the threads that have called it."""
+    left, threads = list(errors), list[threading.Thread]()
+
+    def init(**_: object) -> None:
+        threads.append(threading.current_thread())
+        if left:
+            raise left.pop(0)
+
+    return init, threads
+
+
+TOO_SLOW = Exception("The current node timed out during startup. This could happen because some of the raylet failed")
+
+
+def test_ray_that_starts_too_slowly_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    init, threads = make_init(TOO_SLOW)
+    monkeypatch.setattr("ray.init", init)
+    cluster = Cluster("")
+    first, second = threads
+    assert not first.is_alive(), "the kernel ends what it has started"
+    assert second.is_alive()
+    cluster.close()
+    assert not second.is_alive()
+
+
+def test_ray_that_starts_too_slowly_again_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    init, threads = make_init(TOO_SLOW, TOO_SLOW)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ConfigError, match=r"Ray did not start .*raylet\.out"):
+        Cluster("")
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_another_error_of_rays_start_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    init, threads = make_init(RuntimeError("no disk"))
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(RuntimeError, match="no disk"):
+        Cluster("")
+    assert len(threads) == 1
 
 
 @pytest.mark.slow
