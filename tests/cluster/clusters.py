@@ -10,11 +10,10 @@ from typing import Any
 
 from magrpo.process.ports import find_free_ports
 
-# The raylets are started with this environment. They give their agents 15 s to start, too little on a loaded machine,
-# and their workers a niceness of 15, which beside other tests takes a worker ten times as long.
+# The raylets are started with this environment. By default they give their workers a niceness of 15, which beside other
+# tests takes a worker ten times as long.
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_agent_register_timeout_ms": "120000",
     "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "disabled",  # the developer may have a token
 }
@@ -26,7 +25,8 @@ def list_handlers() -> list[Any]:
 
 
 def add_node(cluster: Any, **changes: Any) -> Any:
-    """Add a node that does not wait for its agents to say at which ports they listen."""
+    """Add a node that does not wait for its agents to say at which ports they listen: Ray gives them 15 s, too little
+    on a loaded machine."""
     names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
     ports = dict(zip(names, find_free_ports(len(names)), strict=True))
     options = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
