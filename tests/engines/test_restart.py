@@ -119,7 +119,7 @@ def test_no_server_waits_until_another_is_done(tmp_path: Path, policy: Policy) -
     base = policy.lineup.base("main")
     agents = [AgentConfig(name=name, role=name, model=base, weights="full") for name in ("first", "second")]
     both = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
-    engine = VllmEngine(deadline_s=30).open(EngineHost.of(both))
+    engine = VllmEngine(deadline_s=300).open(EngineHost.of(both))
     try:
         actions = engine.serve(0, {}).generate([replace(ASKED[0], agent=agent.name) for agent in agents])
     finally:

@@ -46,7 +46,7 @@ class Box:
     def call(self, *arguments: str) -> str:
         """What a command prints, with the settings of the worker."""
         done = subprocess.run(
-            arguments, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=240, check=False
+            arguments, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -54,7 +54,7 @@ class Box:
     def get(self, path: str) -> Any:
         request = urllib.request.Request(f"{self.prefect.url}/api{path}")
         request.add_header("Authorization", f"Basic {base64.b64encode(self.prefect.login.encode()).decode()}")
-        with urllib.request.urlopen(request, timeout=240) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return json.load(answer)
 
     def post(self, path: str, body: object) -> Any:
@@ -83,7 +83,7 @@ class Box:
 
     def wait(self, flow_run: str, state: str, runs: int) -> dict[str, Any]:
         """The flow run, as soon as it is in ``state`` after so many tries."""
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600
         while True:
             found: dict[str, Any] = self.get(f"/flow_runs/{flow_run}")
             assert time.monotonic() < deadline, (found["state_name"], found["run_count"], self.log())
@@ -97,7 +97,7 @@ class Box:
         Until then each counts for ``--limit``, and Prefect may say that the flow run crashed after it was tried again.
         """
         assert self.started is not None
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600
         executed = {"filter": {"event": {"name": ["prefect.worker.executed-flow-run"]}}}
         while self.post("/events/filter", executed)["total"] < runs:
             assert self.started.poll() is None, self.log()

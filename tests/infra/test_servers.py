@@ -46,7 +46,7 @@ class Server:
         if host:
             request.add_header("Host", host)
         try:
-            with urllib.request.urlopen(request, timeout=240) as answer:
+            with urllib.request.urlopen(request, timeout=600) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
@@ -63,7 +63,7 @@ def started(unit: str, health: str, login: str, home: Path, env: dict[str, str])
         process = subprocess.Popen(command, env=os.environ | settings | env, cwd=home, stdout=output, stderr=output)
     server = Server(f"http://127.0.0.1:{port}", login, log)
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600
         while not answers(server.url + health):
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]

@@ -135,7 +135,7 @@ class World:
 
     def nothing_left(self, _: ExecutionReport) -> None:
         """Only the jail's own processes remain: it may take a moment until the dead are reaped."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while len(living := wait_for_end(list_family(self.worker_pid()), 0.0)) > 3:
             assert time.monotonic() < deadline, living  # three: bubblewrap's init, the zygote, the next candidate
             time.sleep(0.001)
