@@ -433,7 +433,8 @@ def test_verdicts_do_not_depend_on_load() -> None:
         executions.append(Execution(f"import time\ndef f(n):\n{nap}    return n + 1\n# {k}", "f", CHECK))
     pool = open_pool(workers=2, test_s=0.6, total_s=2.0)
     calm = verdicts(pool, executions)
-    others = [multiprocessing.get_context("spawn").Process(target=busy) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    number = 2 * len(os.sched_getaffinity(0))
+    others = [multiprocessing.get_context("spawn").Process(target=busy) for _ in range(number)]
     for process in others:
         process.start()
     try:
