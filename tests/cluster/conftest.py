@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,7 +28,11 @@ def cluster(handlers: list[Any]) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
         patch.setenv("RAY_OVERRIDE_RESOURCES", '{"GPU": 2}')  # what the node claims to have
         patch.delenv("RAY_worker_niceness")  # which the connection sets itself
-        cluster = pool.submit(Cluster, "").result()
+        with warnings.catch_warnings():
+            # Where a first start has failed, Ray forgets processes that it has started.
+            warnings.simplefilter("ignore", ResourceWarning)
+            cluster = pool.submit(Cluster, "").result()
+            gc.collect()
     yield cluster
     cluster.close()
     cluster.close()
