@@ -39,7 +39,8 @@ class TokenInputs:
 
     token_ids: Int[Tensor, " N"]
     weights: Float[Tensor, " N"]
-    """Weight of each token's advantage; 0 masks the token."""
+    """Weight of each token's advantage. 0 leaves the token no gradient but that of the k3 penalty; its id must still be
+    in the vocabulary, and its logit finite."""
     advantages: Float[Tensor, " N"] | None = None
     """Advantage of each token; None: it is formed from ``groups``."""
     groups: Groups | None = None

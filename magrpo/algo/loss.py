@@ -105,7 +105,7 @@ class SampledTokens:
 
     token_ids: Int[Tensor, " N"]
     advantages: Float[Tensor, " N"]
-    """Advantage of the token's completion; without a KL term, a token with advantage 0 is skipped."""
+    """Advantage of the token's completion."""
     sampling_logps: Float[Tensor, " N"]
     sample_weights: Float[Tensor, " N"]
     """Weight of the token's completion."""

@@ -30,12 +30,17 @@ _JOIN_S = 900.0
 _POLL_S = 0.5
 
 
+class NotOpen(Exception):
+    """Raised by ``work`` of an actor that Ray has restarted since it was opened."""
+
+
 @dataclass(eq=False)
 class Crew:
     """Actors with the methods ``open()``, which does nothing in an actor that is open, and ``work(piece)``.
 
-    Ray may restart an actor at any time. So each batch begins with ``open``, and ``work`` opens an actor that has been
-    restarted since. Between batches nothing is opened: an engine that loads would take the memory of an update.
+    Ray may restart an actor at any time. So each batch begins with ``open``, and an actor whose ``work`` raises
+    :class:`NotOpen` is opened again. Between batches nothing is opened: an engine that loads would take the memory of
+    an update.
     """
 
     cluster: Cluster
@@ -129,6 +134,10 @@ class Crew:
                 try:
                     result = ray.get(done)
                 except RayTaskError as error:
+                    if isinstance(error.cause, NotOpen):
+                        openings[_start_opening(actor)] = actor
+                        waiting.appendleft(number)
+                        continue
                     if not isinstance(error.cause, self.retries_on):
                         raise error.cause from None
                     message = str(error.cause)

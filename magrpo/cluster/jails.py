@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from magrpo.cluster.connection import Cluster, StartedActor, start_actor
-from magrpo.cluster.dealing import MAX_RESTARTS, Crew
+from magrpo.cluster.dealing import MAX_RESTARTS, Crew, NotOpen
 from magrpo.interfaces import Progress
 from magrpo.sandboxes import STRENGTH, SandboxDied
 from magrpo.sandboxes.pool import Pool, PoolSandbox
@@ -33,11 +33,15 @@ class Jails(StartedActor):
 
     def open(self) -> str:
         """Start the jails unless they are started; returns their isolation level. Raises SandboxError."""
-        return self._open().level
+        with self._lock:
+            self._pool = self._pool or self._plugin.open()
+            return self._pool.level
 
     def work(self, executions: Sequence[Execution]) -> list[ExecutionReport]:
-        """Run a chunk. After SandboxDied, the next call starts other jails."""
-        pool = self._open()
+        """Run a chunk. After SandboxDied, :meth:`open` starts other jails; until then, it raises NotOpen."""
+        pool = self._pool
+        if pool is None:
+            raise NotOpen
         try:
             return pool.run(executions)
         except SandboxDied:
@@ -45,11 +49,6 @@ class Jails(StartedActor):
                 self._pool = None if self._pool is pool else self._pool
             pool.close()
             raise
-
-    def _open(self) -> Pool:
-        with self._lock:
-            self._pool = self._pool or self._plugin.open()
-            return self._pool
 
 
 class ClusterSandbox:

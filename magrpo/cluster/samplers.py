@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from magrpo.checks.runners import open_engine_plugin, serve_weights
 from magrpo.cluster.connection import Cluster, StartedActor, decide_gpus, prepare_actor, start_actor
-from magrpo.cluster.dealing import MAX_RESTARTS, Crew
+from magrpo.cluster.dealing import MAX_RESTARTS, Crew, NotOpen
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.engines import EngineError, check_prompts
@@ -63,14 +63,11 @@ class SamplerActor(StartedActor):
 
     def open(self) -> None:
         """Open the engine, or wake it."""
-        self._open()
-
-    def _open(self) -> Engine:
         setting = self._setting
         prepare_actor(setting.num_threads, setting.gpus)
         if self._engine is not None:
             self._engine.wake()
-            return self._engine
+            return
         config = setting.config
         lineup = Lineup.open(config.agents, config.model, config.lora)
         host = EngineHost(
@@ -81,14 +78,15 @@ class SamplerActor(StartedActor):
             owns_gpus=setting.owns_gpus,
         )
         self._engine = open_engine_plugin(config.engine, host)
-        return self._engine
 
     def work(self, share: Share) -> list[Action]:
-        """Sample a completion for each request."""
-        engine = self._open()
+        """Sample a completion for each request. Raises NotOpen if the actor has been restarted."""
+        if self._engine is None:
+            raise NotOpen
+        prepare_actor(self._setting.num_threads, self._setting.gpus)
         self._num_finished = 0
         if share.number not in self._served:
-            self._served[share.number] = serve_weights(engine, share.version, share.weights)
+            self._served[share.number] = serve_weights(self._engine, share.version, share.weights)
         return self._served[share.number].generate(share.requests, self._count)
 
     def forget(self, number: int) -> None:

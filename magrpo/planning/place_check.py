@@ -8,23 +8,31 @@ from magrpo.config.agents import count_models, trained_holders
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig
 from magrpo.errors import ConfigError
+from magrpo.run.rewind import list_remaining_steps
+from magrpo.run.store import RunStore
 
 
-def check_place(config: RunConfig, place: Place) -> None:
-    """Raise ConfigError, one line for each misfit, if the run cannot run at ``place``, or nowhere on this machine."""
-    _check_kernel(config)
+def check_place(config: RunConfig, place: Place, store: RunStore | None = None, from_stage: str | None = None) -> None:
+    """Raise ConfigError, one line for each misfit, if the run cannot run at ``place``, or nowhere on this machine.
+
+    ``store``: a run that has begun, resumed from ``from_stage`` if given.
+    """
     if misfits := list(find_misfits(config, place)):
         raise ConfigError("\n".join(f"the cluster file (place) does not fit the run: {misfit}" for misfit in misfits))
+    if config.algo.kernel == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
+        _check_triton(config, store, from_stage)
 
 
-def _check_kernel(config: RunConfig) -> None:
-    """Raise ConfigError if the run trains with a loss in Triton on a CPU, unless Triton interprets its kernels."""
-    if config.algo.kernel != "triton" or not config.train.num_iterations or os.environ.get("TRITON_INTERPRET") == "1":
-        return
+def _check_triton(config: RunConfig, store: RunStore | None, from_stage: str | None) -> None:
+    """Raise ConfigError if updates that are left would compute a loss in Triton on a CPU."""
     from magrpo.planning.sizes import find_planned_device  # torch, transformers
 
-    if find_planned_device(config.model).type == "cpu":
-        raise ConfigError('algo.kernel = "triton" needs a CUDA device; use "auto", or TRITON_INTERPRET=1 for a test')
+    updates_left = any(step.stage == "update" for step in list_remaining_steps(config, store, from_stage))
+    if updates_left and find_planned_device(config.model).type == "cpu":
+        raise ConfigError(
+            'algo.kernel = "triton" needs a CUDA device: use a machine that has one, set TRITON_INTERPRET=1 for a '
+            'test, or start a new run with algo.kernel = "auto"'
+        )
 
 
 def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:

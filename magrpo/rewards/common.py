@@ -1,7 +1,7 @@
 """Base classes of rewards: scale and shift of parts, and the test results of programs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
@@ -99,27 +99,21 @@ def merge_hidden_report(reports: Reports, name: str) -> ExecutionReport:
     )
 
 
-def merge_hidden_reports(reports: Reports) -> dict[str, ExecutionReport]:
-    """The reports of all programs, each with the cases of its hidden tests."""
-    shown = [name for name in reports if not name.partition(":")[0].endswith("_hidden")]
-    return {name: merge_hidden_report(reports, name) for name in shown}
+def choose_program(names: Iterable[str], reports: Reports) -> str | None:
+    """Choose the agents' program that passed the most tests, hidden ones included, the first on ties; None if none ran.
 
-
-def choose_program(executions: Mapping[str, Execution], reports: Reports) -> str | None:
-    """Choose the program that passed the most tests, the first on ties; None if none of ``executions`` ran.
-
-    A reward may run several programs and judge the best.
+    The agents' programs are called ``program``, perhaps with a role as in ``program:helper2``; if none of ``names`` is,
+    any may be one.
     """
-    merged = merge_hidden_reports(reports)
-    ran = [name for name in executions if name in merged]
-    return max(ran, key=lambda name: merged[name].tests_passed, default=None)
+    ran = [name for name in names if name in reports and not name.partition(":")[0].endswith("_hidden")]
+    own = [name for name in ran if name.partition(":")[0] == "program"]
+    return max(own or ran, key=lambda name: merge_hidden_report(reports, name).tests_passed, default=None)
 
 
 def choose_report(reports: Reports) -> ExecutionReport | None:
-    """The report of the joined program that passed the most tests, hidden ones included; None if nothing ran."""
-    merged = merge_hidden_reports(reports)
-    joined = [report for name, report in merged.items() if name.partition(":")[0] == "program"]
-    return max(joined or merged.values(), key=lambda report: report.tests_passed, default=None)
+    """The report of the program of :func:`choose_program`, hidden tests included; None if nothing ran."""
+    chosen = choose_program(reports, reports)
+    return None if chosen is None else merge_hidden_report(reports, chosen)
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ from itertools import takewhile
 from magrpo.config.run import RunConfig
 from magrpo.errors import ConfigError, list_choices
 from magrpo.run.files import keeps_weights
-from magrpo.run.steps import STAGES, Step, steps
+from magrpo.run.steps import STAGES, Step, is_past, steps
 from magrpo.run.store import RunStore
 
 
@@ -23,6 +23,17 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     position = _find_position(name, every, store)
     repeated = [step for step in every[position:] if store.is_committed(step.output)]
     return _list_pruned_checkpoints(store, every, position) + repeated
+
+
+def list_remaining_steps(config: RunConfig, store: RunStore | None, from_stage: str | None) -> list[Step]:
+    """List the steps that are left to compute: all of a new run, which has no ``store``.
+
+    Raises ConfigError if the run cannot be resumed from ``from_stage``.
+    """
+    if store is None:
+        return steps(config)
+    repeated = [] if from_stage is None else steps_to_repeat(store, config, from_stage)
+    return [step for step in steps(config) if step in repeated or not is_past(step, store)]
 
 
 def _list_pruned_checkpoints(store: RunStore, every: Sequence[Step], position: int) -> list[Step]:

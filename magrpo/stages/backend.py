@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from magrpo.algo.stats import mean_or_zero
 from magrpo.checks.runners import generate_completions
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import BaselineRow, RunConfig
@@ -14,7 +15,7 @@ from magrpo.config.sections import PenaltyConfig
 from magrpo.envs.program import AgentProgram
 from magrpo.interfaces import Env, Progress, Reward, Sandbox, Served
 from magrpo.sandboxes import STRENGTH
-from magrpo.types import Action, Execution, ExecutionReport, Observation, Problem, Request, Split
+from magrpo.types import UNJUDGED, Action, Execution, ExecutionReport, Observation, Problem, Request, Split
 
 if TYPE_CHECKING:
     from magrpo.gateway.player import EpisodePlayer
@@ -90,17 +91,21 @@ class ScoreStats:
         self.ran |= other.ran
 
     def metrics(self) -> dict[str, float]:
-        """The metrics ``sandbox/`` of the stage. A program counts once for each status among its cases."""
+        """The metrics ``sandbox/`` of the stage. A program counts once for each status among its cases.
+
+        Variants count where their failure masks a joint action; what else befalls them is no fault of a program.
+        """
         num_run = len(self.ran)
-        statuses = [report.statuses for report in self.ran.values()]
+        programs = [report for execution, report in self.ran.items() if not execution.variant_of]
         metrics = {
             "sandbox/executions": float(num_run),
             "sandbox/reused_frac": 1 - num_run / self.wanted if self.wanted else 0.0,
             "sandbox/candidates_per_s": num_run / self.seconds if self.seconds else 0.0,
         }
         for status in ("timeout", "crash", "memory", "infra_error", "test_error"):
-            metrics[f"sandbox/{status}_frac"] = sum(status in seen for seen in statuses) / max(num_run, 1)
-        metrics["sandbox/forgeable_frac"] = sum(report.forgeable for report in self.ran.values()) / max(num_run, 1)
+            counted = self.ran.values() if status in UNJUDGED else programs
+            metrics[f"sandbox/{status}_frac"] = mean_or_zero([status in report.statuses for report in counted])
+        metrics["sandbox/forgeable_frac"] = mean_or_zero([report.forgeable for report in programs])
         watched = [report.watched_calls > 0 for execution, report in self.ran.items() if execution.watch]
         if watched:
             metrics["sandbox/watched"] = float(len(watched))

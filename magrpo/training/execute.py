@@ -139,7 +139,7 @@ def _settle_config(store: RunStore, place: Place, console: RunConsole) -> RunCon
     """Settle the precision, check the place, set aside outputs made with other prompts; return the configuration."""
     _settle_dtype(store, place, console)
     config = store.config()  # read after the champion and the precision, which may have changed it
-    check_place(config, place)
+    check_place(config, place, store)
     set_aside_stale(store, config)
     return store.config()  # training may now last longer than before
 

@@ -34,8 +34,8 @@ from magrpo.planning.sizes import (
 from magrpo.planning.warnings import list_config_warnings
 from magrpo.run.config_diff import format_changed_values
 from magrpo.run.files import read_place, read_problems
-from magrpo.run.rewind import steps_to_repeat
-from magrpo.run.steps import Step, is_past, steps
+from magrpo.run.rewind import list_remaining_steps, steps_to_repeat
+from magrpo.run.steps import Step, steps
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
 from magrpo.tracking.connection import tracking_uri
@@ -51,7 +51,7 @@ def show_plan(
     The models and files of a new run are checked already (:mod:`pipelines.commands.inputs`).
     """
     place = given_place or (read_place(store) if store else Place())
-    check_place(config, place)
+    check_place(config, place, store, from_stage)
     prepared = store.find(Step("prepare", 0).output) if store else None
     precision: list[str] = []
     if prepared is None and not place.address:
@@ -61,7 +61,7 @@ def show_plan(
     committed = read_problems(store.folder(prepared)) if store and prepared else None
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
-    remaining = [step for step in planned if store is None or step in repeated or not is_past(step, store)]
+    remaining = list_remaining_steps(config, store, from_stage)
     root = store.path.parent if store else config.root
     print_lines(_list_stages(planned))
     if repeated:

@@ -178,7 +178,7 @@ def _score_lines(
                 parts=result.reward.parts,
                 level=program.level if program else sandbox.level,
                 duration_s=sum(report.duration_s for report in reports.values()),
-                forgeable=any(report.forgeable for report in reports.values()),
+                forgeable=program is not None and program.forgeable,
             )
             yield report, not result.masked and bool(config.reward.passed(reports))
             next_index[line.task_id] += 1

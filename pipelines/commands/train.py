@@ -30,13 +30,15 @@ from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
 
 
-def check_given_place(config: RunConfig, place: Place | None) -> None:
+def check_given_place(
+    config: RunConfig, place: Place | None, store: RunStore | None = None, from_stage: str | None = None
+) -> None:
     """Check that the run fits this machine and a place given on the command line, and that MLflow can use its store.
 
-    Raises ConfigError before anything is created.
+    ``store`` and ``from_stage`` are those of a run to resume. Raises ConfigError before anything is created.
     """
     check_tracking(config.tracking, config.root)
-    check_place(config, place or Place())
+    check_place(config, place or Place(), store, from_stage)
 
 
 def start_run(config: RunConfig, name: str | None, place: Place | None, *, local: bool) -> int:
@@ -83,7 +85,8 @@ def launch_run(
 
 def resume_run(store: RunStore, from_stage: str | None, place: Place | None, *, local: bool) -> int:
     """Resume the run in ``store``, rewound to ``from_stage`` if given; return the exit code."""
-    check_given_place(store.config(), place)  # first, so that nothing is set aside for a place where the run cannot run
+    # First, so that nothing is set aside for a place where the run cannot run.
+    check_given_place(store.config(), place, store, from_stage)
     if from_stage is not None:
         rewind_run(store, from_stage)
     return launch_run(store, place, local=local)

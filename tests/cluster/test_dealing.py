@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from magrpo.cluster import dealing
 from magrpo.cluster.connection import Cluster, StartedActor, start_actor
-from magrpo.cluster.dealing import MAX_RESTARTS, Crew
+from magrpo.cluster.dealing import MAX_RESTARTS, Crew, NotOpen
 from magrpo.config.place import Place
 from tests.cluster.clusters import list_handlers
 from tests.processes import wait_until
@@ -75,8 +75,8 @@ class Exhausted(RuntimeError):
 class Worker(StartedActor):
     """Doubles numbers. It kills itself over negative ones, and is exhausted by 13 once for each folder.
 
-    While there is a file ``deadly``, it adds a line to it and kills itself when it is opened. While there is a file
-    ``held``, it does not start.
+    While there is a file ``broken``, it cannot be opened. While there is a file ``deadly``, it adds a line to it and
+    kills itself when it is opened. While there is a file ``held``, it does not start.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Worker(StartedActor):
         if self._is_open:
             return "open"
         if (self._folder / "broken").exists():
-            raise Exhausted("broken")
+            raise OSError("broken")
         if (self._folder / "deadly").exists():
             with (self._folder / "deadly").open("a") as deaths:
                 deaths.write("dead\n")
@@ -103,7 +103,8 @@ class Worker(StartedActor):
         return self._is_open
 
     def work(self, number: int) -> int:
-        self.open()
+        if not self._is_open:
+            raise NotOpen
         if number < 0:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 13 and not (self._folder / "exhausted").exists():
@@ -196,6 +197,30 @@ def test_an_actor_that_starts_between_two_batches_is_opened_in_the_next_one(
         deal(crew, [1])
     held.unlink()
     crew.close()
+
+
+def test_an_actor_that_is_restarted_while_idle_is_opened_again_unless_it_cannot_be(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within a batch; its piece has caused no failure."""
+    crew = open_crew(cluster, tmp_path, 1)
+    with closing(crew.deal([1, 2, 3])) as results:
+        assert next(results) == (0, 2)
+        restart_actor(crew.actors[0])
+        assert next(results) == (1, 4)
+        restart_actor(crew.actors[0])
+        (tmp_path / "broken").touch()
+        with pytest.raises(CrewError, match="none of the workers is left: broken"):
+            next(results)
+    assert "one of the workers could not be restarted: broken" in caplog.text
+    assert "moves to others" not in caplog.text
+    crew.close()
+
+
+def restart_actor(actor: Any) -> None:
+    """Kill the process of an actor, and wait until Ray has started another."""
+    kill_actor(actor)
+    wait_until(lambda: not is_lost(actor))
 
 
 def test_an_actor_that_dies_too_often_while_it_opens_is_given_up(cluster: Cluster, tmp_path: Path) -> None:

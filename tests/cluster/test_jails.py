@@ -10,6 +10,7 @@ import pytest
 
 from magrpo.checks.runners import open_sandbox
 from magrpo.cluster.connection import Cluster
+from magrpo.cluster.dealing import NotOpen
 from magrpo.cluster.jails import ClusterSandbox, Jails
 from magrpo.errors import ConfigError
 from magrpo.sandboxes import SandboxDied
@@ -64,13 +65,18 @@ def test_a_node_that_dies_changes_no_report_and_leaves_no_process(sandbox: Clust
     assert [report.status for report in reports] == ["pass", "wrong"] * 32
 
 
-def test_jails_that_died_are_replaced_for_the_next_chunk() -> None:
+def test_jails_that_died_are_replaced_when_they_are_opened_again() -> None:
     jails = Jails(PLUGIN)
-    jails._open().close()
+    jails.open()
+    assert jails._pool is not None
+    jails._pool.close()
     with pytest.raises(SandboxDied):
         jails.work([make_execution(0)])
+    with pytest.raises(NotOpen):
+        jails.work([make_execution(0)])
+    jails.open()
     assert jails.work([make_execution(0)])[0].status == "pass"
-    jails._open().close()
+    jails._pool.close()
 
 
 def test_an_unusable_sandbox_is_refused(cluster: Cluster) -> None:

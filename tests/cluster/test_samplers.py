@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from magrpo.cluster import samplers
 from magrpo.cluster.connection import Cluster
-from magrpo.cluster.samplers import SamplerActor, SamplerEngine, SamplerSetting, split_requests
+from magrpo.cluster.dealing import NotOpen
+from magrpo.cluster.samplers import SamplerActor, SamplerEngine, SamplerSetting, Share, split_requests
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.engines import EngineError, PromptTooLong
@@ -145,6 +146,8 @@ def test_a_sampler_loads_its_engine_when_it_is_opened_and_wakes_it_when_opened_a
     monkeypatch.setattr(samplers, "open_engine_plugin", load)
     actor = SamplerActor(SamplerSetting(trained.config, num_served=1, num_threads=1, gpus=0, owns_gpus=False))
     actor.sleep()
+    with pytest.raises(NotOpen):
+        actor.work(Share(0, 0, {}, []))
     assert not loaded
     actor.open()
     actor.sleep()

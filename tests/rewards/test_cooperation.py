@@ -9,7 +9,8 @@ from textwrap import indent
 import pytest
 
 from magrpo.interfaces import Sandbox
-from magrpo.rewards.coding import CodingReward
+from magrpo.rewards.coding import CodingReward, TeamReward
+from magrpo.rewards.common import choose_program, choose_report
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import score_texts
 from magrpo.types import Problem
@@ -260,3 +261,27 @@ def test_evidence_from_one_test_does_not_make_a_helper_constant(sandbox: Sandbox
     """With its first result for ever, a helper answers the first test as before."""
     one = replace(PROBLEM, test="def check(candidate):\n    assert candidate([4, -1]) == 8\n")
     assert cooperation(sandbox, {"one test": texts(KEEP, "return 2 * sum(aux(xs))")}, one) == {"one test": 1.5}
+
+
+@pytest.mark.parametrize("reward", [CodingReward(), TeamReward()])
+@pytest.mark.parametrize(
+    "main",
+    ["aux(xs)\nreturn xs[0]", "try:\n    return 0 * aux(xs)[0] + xs[0]\nexcept:\n    return min(xs)"],
+    ids=["in place", "bare except"],
+)
+def test_no_variant_that_passes_more_tests_is_taken_for_the_agents_program(
+    sandbox: Sandbox, reward: CodingReward, main: str
+) -> None:
+    problem = replace(
+        PROBLEM, test="def check(candidate):\n    assert candidate([1, 2]) == 1\n    assert candidate([3, 3]) == 3"
+    )
+    joint = texts("xs.reverse()\nreturn xs", main)
+    if isinstance(reward, TeamReward):
+        joint = {"helper1": joint["helper"], "helper2": joint["helper"], "main": joint["main"]}
+    wanted = reward.executions(problem, joint, {})
+    [scored], _ = score_texts([(problem, joint)], reward=reward, sandbox=sandbox, cache=CACHE)
+    by_name = {name.partition(":")[0]: report.tests_passed for name, report in scored.reports.items()}
+    assert by_name["unreadable"] > by_name["program"]
+    chosen = choose_program(wanted, scored.reports)
+    assert chosen in ("program", "program:helper1")
+    assert choose_report(scored.reports) == scored.reports[chosen]

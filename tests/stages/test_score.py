@@ -117,19 +117,23 @@ def test_a_reward_that_is_not_finite_is_refused_with_its_problem(price: JointRew
         score_texts(items, reward=Priced(), sandbox=ScriptedSandbox(lambda _: "pass"), cache={})
 
 
-def test_statistics_count_a_program_once_for_each_status_among_its_cases() -> None:
+def test_statistics_count_a_program_once_for_each_status_among_its_cases_and_no_faults_of_variants() -> None:
     cases: list[tuple[CaseStatus, ...]] = [("pass",), ("wrong", "timeout", "timeout"), ("crash", "timeout")]
     cases.append(("memory",))
     ran = {
         Execution(str(k), "f", ""): ExecutionReport(statuses[0], tuple(map(Case, statuses)), level, forgeable=k == 3)
         for k, (statuses, level) in enumerate(zip(cases, ["namespaces"] * 3 + ["landlock"], strict=True))
     }
+    cases_of_variant = tuple(map(Case, ("timeout", "crash", "memory")))
+    ran[Execution("v", "f", "", variant_of="0")] = ExecutionReport(
+        "timeout", cases_of_variant, "namespaces", forgeable=True
+    )
     stats = ScoreStats(wanted=4, seconds=1.0, ran=dict(list(ran.items())[:2]))
     assert stats.metrics()["sandbox/level"] == 3.0
-    stats.add(ScoreStats(wanted=4, seconds=1.0, ran=dict(list(ran.items())[2:])))
+    stats.add(ScoreStats(wanted=6, seconds=1.5, ran=dict(list(ran.items())[2:])))
     assert stats.metrics() == pytest.approx(
         {
-            "sandbox/executions": 4.0,
+            "sandbox/executions": 5.0,
             "sandbox/reused_frac": 0.5,
             "sandbox/candidates_per_s": 2.0,
             "sandbox/timeout_frac": 0.5,

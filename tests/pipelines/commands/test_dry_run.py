@@ -146,7 +146,7 @@ def test_a_loss_in_triton_is_refused_on_a_cpu_before_anything_is_sampled(
     for command in (["train", "embedded", kernel], ["study", str(study)]):
         for options in ([], ["--dry-run"]):
             assert main([*command, *options, "--root", str(root)]) == 2
-            assert 'magrpo: algo.kernel = "triton" needs a CUDA device; use "auto"' in capsys.readouterr().err
+            assert 'magrpo: algo.kernel = "triton" needs a CUDA device: use a machine' in capsys.readouterr().err
     triton = load_config(locate_config("embedded"), [kernel, f"root={root}"])
     for start in (train_run, run_iteration):
         with pytest.raises(ConfigError, match="triton"):
@@ -157,6 +157,23 @@ def test_a_loss_in_triton_is_refused_on_a_cpu_before_anything_is_sampled(
     check_place(load_config(locate_config("embedded"), [kernel, "train.num_iterations=0"]), Place())
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     check_place(triton, Place())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
+def test_a_run_without_updates_left_needs_no_triton(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the place refuses comes first, because its remedy would help."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    store, triton = RunStore.open(runs.root, "whole"), config(runs, "algo.kernel=triton", "model.device=auto")
+    assert show_plan(triton, store, None) == 0
+    check_given_place(triton, None, store)
+    check_given_place(triton, None, store, "report")
+    for options in ((store, "update"), (None, None)):
+        with pytest.raises(ConfigError, match=r"use a machine that has one, .*or start a new run"):
+            check_given_place(triton, None, *options)
+    cluster = Place.model_validate({"address": "head:6379", "samplers": {"count": 1}, "ranks": {"count": 1}})
+    with pytest.raises(ConfigError, match=r'start a new run with model\.device = "cuda"') as refusal:
+        check_place(triton, cluster)
+    assert "triton" not in str(refusal.value)
 
 
 def test_counts_are_those_of_a_run(runs: Runs) -> None:

@@ -153,3 +153,13 @@ def test_a_test_that_cannot_be_run_is_not_the_sandboxs_failure(
     report = json.loads(output.read_text())
     assert (report["status"], report["reward"]) == ("test_error", None)
     assert "1 not scored: their tests cannot be run" in " ".join(capsys.readouterr().err.split())
+
+
+def test_only_the_program_itself_makes_a_line_forgeable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the variant in which results of ``aux`` cannot be used, the test does arithmetic with an object."""
+    texts = {"helper": "def aux(x):\n    return x / 2", "main": "def f(x):\n    return aux(x)"}
+    problem = {"test": "assert abs(f(1) - 0.5) < 1e-6"}
+    assert main(["score", *write_inputs(tmp_path, problem, {"completions": texts})]) == 0
+    report = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (report["status"], report["forgeable"]) == ("pass", False)
+    assert "forge" not in capsys.readouterr().err
