@@ -18,7 +18,15 @@ from magrpo.rewards.program import (
     read_signature,
     returns_value,
 )
-from magrpo.rewards.stand_ins import empty_result, first_argument, first_result, module_of, unpacker, unreadable_result
+from magrpo.rewards.stand_ins import (
+    empty_result,
+    first_argument,
+    first_result,
+    keep_attributes,
+    module_of,
+    unpacker,
+    unreadable_result,
+)
 from magrpo.rewards.usage import (
     assigns_forwarding,
     classify_use,
@@ -288,14 +296,15 @@ def _make_variants(modules: Sequence[Module], entry_point: str, reads: bool) -> 
     call = find_forwarding_call(main.source, entry_point, HELPER) or f"{HELPER}({arguments})"
     unpack = f"__keep__, __unpack__ = unpacker({entry_point}, {packs_lists(helper.source, HELPER)})"
     forward = Module((), f"{head}\n    return __unpack__(__keep__({arguments}), {call})")
-    variants = {"wrapper": join_modules([*modules, module_of(unpacker, unpack), forward])}
+    variants = {"wrapper": join_modules([*modules, module_of(unpack, unpacker), forward])}
     for name, stand_in, arguments in (
         (UNREADABLE, unreadable_result, f"{HELPER}, {reads}"),
         ("identity", first_argument, HELPER),
         ("constant", first_result, HELPER),
         ("empty", empty_result, HELPER),
     ):
-        replacement = module_of(stand_in, f"{HELPER} = {stand_in.__name__}({arguments})")
+        call = f"{HELPER} = keep_attributes({stand_in.__name__}({arguments}), {HELPER})"
+        replacement = module_of(call, stand_in, keep_attributes)
         variants[name] = join_modules([above, helper, replacement, main])
     return variants
 

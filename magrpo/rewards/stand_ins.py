@@ -15,14 +15,22 @@ from magrpo.rewards.program import Module
 _read_source = lru_cache(inspect.getsource)
 
 
-def module_of(function: Callable[..., Any], call: str) -> Module:
-    """Make a module that defines one of the functions below and then runs the statement ``call``."""
-    return Module(("from __future__ import annotations",), f"{_read_source(function)}\n\n{call}")
+def module_of(call: str, *functions: Callable[..., Any]) -> Module:
+    """Make a module that defines some of the functions below and then runs the statement ``call``."""
+    return Module(("from __future__ import annotations",), "\n\n".join([*map(_read_source, functions), call]))
+
+
+# Main may call ``aux.cache_clear()``: a variant without it would fail, as if it missed the work of the helper.
+def keep_attributes(stand_in: Callable[..., Any], replaced: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``stand_in`` with the attributes of ``replaced`` that it lacks."""
+    for name in set(dir(replaced)) - set(dir(stand_in)):
+        setattr(stand_in, name, getattr(replaced, name))
+    return stand_in
 
 
 # The stand-in calls ``replaced`` with copies of the arguments, so that changes of them are lost. If main ``reads`` the
 # results, it gets an object instead on which every operation raises what ``except Exception`` does not catch. Calls
-# that ``replaced`` makes to itself by its name are passed on. Its attributes, such as ``cache_clear``, are kept.
+# that ``replaced`` makes to itself by its name are passed on.
 def unreadable_result(replaced: Callable[..., Any], reads: bool) -> Callable[..., Any]:
     """In place of ``replaced``: a function with results that cannot be used, if main ``reads`` them, and no effects."""
     from contextlib import suppress
@@ -55,8 +63,6 @@ def unreadable_result(replaced: Callable[..., Any], reads: bool) -> Callable[...
             running.clear()
         return unreadable() if reads else result
 
-    for name in set(dir(replaced)) - set(dir(stand_in)):
-        setattr(stand_in, name, getattr(replaced, name))
     return stand_in
 
 

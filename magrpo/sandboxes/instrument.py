@@ -19,11 +19,13 @@ A failing program therefore never has fewer cases than a correct one.
 import ast
 import base64
 import builtins
+import itertools
 import marshal
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Self
 
 from magrpo.python_source import MAX_DEPTH, check_depth, compile_tree, list_nodes, name_import, parse_python
 from magrpo.sandboxes.jail.recorder import HOOK
@@ -56,7 +58,10 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     check_depth(tree, MAX_DEPTH)
     needs = _import_used_modules(tree, _find_needed_names(tree, entry_point))
     has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
-    tree = _Instrument(tree, _find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
+    asserts = [node for node in list_nodes(tree) if isinstance(node, ast.Assert)]
+    asserted = {name for node in asserts for name in _list_names(node, ast.Load)}
+    rewriter = _Rewriter(_find_tainted_names(tree, entry_point), _list_definitions(tree), asserted, itertools.count(1))
+    tree.body = rewriter.rewrite_block(tree.body)
     if has_check:
         tree.body += parse_python("check(candidate)").body
     code = marshal.dumps(compile_tree(tree, "<test>"))
@@ -184,25 +189,25 @@ def _list_changed_names(node: ast.AST) -> set[str]:
     return changed
 
 
-class _Instrument(ast.NodeTransformer):
-    def __init__(self, tree: ast.Module, tainted: set[str], defined: set[str]) -> None:
-        self.tainted, self.defined = tainted, defined
-        asserts = [node for node in list_nodes(tree) if isinstance(node, ast.Assert)]
-        self.asserted = {name for node in asserts for name in _list_names(node, ast.Load)}
-        self.guarding = True  # False where the test expects an exception of the candidate
-        self.dependent = False  # True inside a branch or loop whose condition depends on the candidate
-        self.expecting = False  # True where asserts raise what the test expects
-        self.guards = 0
+@dataclass(frozen=True, slots=True)
+class _Rewriter(ast.NodeTransformer):
+    """Rewrites the statements of one block; an inner block to which other rules apply gets a rewriter of its own."""
 
-    def visit_Module(self, node: ast.Module) -> ast.Module:
-        node.body = self._rewrite_block(node.body, guarding=True, dependent=False)
-        return node
+    tainted: set[str]
+    defined: set[str]
+    asserted: set[str]  # names that an assert reads
+    numbers: Iterator[int]  # of marks, shared by all blocks
+    guarding: bool = True  # False where the test expects an exception of the candidate
+    dependent: bool = False  # True inside a branch or loop whose condition depends on the candidate
+    expecting: bool = False  # True where asserts raise what the test expects
+
+    def rewrite_block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        return [new for node in body for new in self._rewrite_statement(node)]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Rewrite the asserts of a helper; its other statements stay as they are: their exceptions reach the caller."""
-        expecting, self.expecting = self.expecting, False
-        node.body = self._rewrite_block(node.body, guarding=node.name == "check", dependent=False)
-        self.expecting = expecting
+        inside = replace(self, guarding=node.name == "check", dependent=False, expecting=False)
+        node.body = inside.rewrite_block(node.body)
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
@@ -224,12 +229,9 @@ except BaseException as __error:
     def _touches(self, node: ast.AST) -> bool:
         return bool(self.tainted & _list_names(node, ast.Load))
 
-    def _rewrite_block(self, body: list[ast.stmt], guarding: bool, dependent: bool) -> list[ast.stmt]:
-        saved = self.guarding, self.dependent
-        self.guarding, self.dependent = guarding, dependent
-        rewritten = [new for node in body for new in self._rewrite_statement(node)]
-        self.guarding, self.dependent = saved
-        return rewritten
+    def _depend_on(self, *nodes: ast.AST) -> Self:
+        """Return the rewriter of a block that ``nodes`` decide whether to enter."""
+        return replace(self, dependent=self.dependent or any(map(self._touches, nodes)))
 
     def _rewrite_statement(self, node: ast.stmt) -> list[ast.stmt]:
         match node:
@@ -252,52 +254,44 @@ except BaseException as __error:
         return self._touches(call) and name.startswith("assert") and name not in self.defined
 
     def _rewrite_compound(self, node: Compound) -> ast.stmt:
-        guarding, dependent, expecting = self.guarding, self.dependent, self.expecting
         match node:
             case ast.If(test=condition) | ast.While(test=condition) | ast.For(iter=condition):
-                dependent |= self._touches(condition)
+                inside = self._depend_on(condition)
+                node.body = inside.rewrite_block(node.body)
+                node.orelse = inside.rewrite_block(node.orelse)
             case ast.Match(subject=condition):
-                dependent |= self._touches(condition)
+                inside = self._depend_on(condition)
                 for choice in node.cases:
-                    choice.body = self._rewrite_block(choice.body, guarding, dependent)
-                return node
+                    choice.body = inside.rewrite_block(choice.body)
             case ast.With(items=items):
-                guarding = False
-                self.expecting |= any(_expects_exception(item.context_expr) for item in items)
-            case ast.Try(handlers=[_, *_]) | ast.TryStar():
-                return self._rewrite_handled(node)
-        node.body = self._rewrite_block(node.body, guarding, dependent)
-        self.expecting = expecting
-        if isinstance(node, ast.Try):
-            dependent |= any(self._touches(child) for child in node.body)
-            node.finalbody = self._rewrite_block(node.finalbody, guarding, dependent)
-        elif not isinstance(node, ast.With):
-            node.orelse = self._rewrite_block(node.orelse, guarding, dependent)
+                expecting = self.expecting or any(_expects_exception(item.context_expr) for item in items)
+                node.body = replace(self, guarding=False, expecting=expecting).rewrite_block(node.body)
+            case ast.Try(handlers=[]):
+                after = self._depend_on(*node.body)
+                node.body = self.rewrite_block(node.body)
+                node.finalbody = after.rewrite_block(node.finalbody)
+            case ast.Try() | ast.TryStar():
+                self._rewrite_handled(node)
         return node
 
-    def _rewrite_handled(self, node: ast.Try | ast.TryStar) -> ast.stmt:
+    def _rewrite_handled(self, node: ast.Try | ast.TryStar) -> None:
         """Rewrite a ``try`` with handlers."""
         number = sum(map(_count_asserts, node.body))
-        expecting = self.expecting
-        dependent = self.dependent or any(self._touches(child) for child in node.body)
         inside = [item for child in [*node.body, *node.orelse] for item in list_nodes(child)]
         must_raise = any(isinstance(item, ast.Raise) or _is_false_assert(item) for item in inside)
         hiding = [not (must_raise or self._expects_exception(handler)) for handler in node.handlers]
-        self.expecting = not all(hiding)
-        body = self._rewrite_block(node.body, False, self.dependent)
-        self.expecting = expecting
-        self.guards += 1
-        mark = f"__mark{self.guards}"
+        after = self._depend_on(*node.body)
+        body = replace(self, guarding=False, expecting=not all(hiding)).rewrite_block(node.body)
+        mark = f"__mark{next(self.numbers)}"
         node.body = [*parse_python(f"{mark} = {HOOK}.mark()").body, *body]
         for handler, hides in zip(node.handlers, hiding, strict=True):
-            handled = self._rewrite_block(handler.body, self.guarding, dependent)
+            handled = after.rewrite_block(handler.body)
             settle = parse_python(f"{HOOK}.settle({mark}, {number}, {hides})").body
             handler.body = [ast.Try(handled, [], [], settle)] if number else handled
             if handler.type is None or "BaseException" in _list_names(handler.type, ast.Load):
                 handler.body = [*parse_python(f"{HOOK}.pass_on()").body, *handler.body]
-        node.orelse = self._rewrite_block(node.orelse, self.guarding, dependent)
-        node.finalbody = self._rewrite_block(node.finalbody, self.guarding, dependent)
-        return node
+        node.orelse = after.rewrite_block(node.orelse)
+        node.finalbody = after.rewrite_block(node.finalbody)
 
     def _expects_exception(self, handler: ast.ExceptHandler) -> bool:
         """Whether a handler names a class that is not broad, asserts something, or changes a value an assert reads."""
@@ -309,8 +303,7 @@ except BaseException as __error:
         """Let the test go on if a statement with ``number`` asserts raises; the ``names`` it sets become undefined."""
         if not self.guarding:
             return [node]
-        self.guards += 1
-        mark = f"__mark{self.guards}"
+        mark = f"__mark{next(self.numbers)}"
         guarded = [f"{mark} = {HOOK}.mark()", "try:", "    pass", "except BaseException as __error:"]
         guarded.append(f"    {HOOK}.skipped(__error, {mark}, {number}, {sorted(names)})")
         for name in sorted(names):

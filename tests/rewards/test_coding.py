@@ -239,12 +239,12 @@ def test_variants_are_the_program_with_a_stand_in() -> None:
     assert tuple(wanted) == (UNREADABLE, *VARIANTS)
     assert {(one.entry_point, one.test, one.watch) for one in wanted.values()} == {("f", TEST, "")}
     unreadable, wrapper, identity, constant, empty = (one.source for one in wanted.values())
-    assert unreadable.endswith(f"aux = unreadable_result(aux, True)\n\n\nK = 2\n\n{MAIN}\n")
+    assert unreadable.endswith(f"aux = keep_attributes(unreadable_result(aux, True), aux)\n\n\nK = 2\n\n{MAIN}\n")
     assert f"{AUX}\n\n\nK = 2\n\n{MAIN}\n" in wrapper
     assert wrapper.endswith("def f(xs):\n    return __unpack__(__keep__(xs), aux(xs))\n")
-    assert identity.endswith(f"aux = first_argument(aux)\n\n\nK = 2\n\n{MAIN}\n")
-    assert constant.endswith(f"aux = first_result(aux)\n\n\nK = 2\n\n{MAIN}\n")
-    assert empty.endswith(f"aux = empty_result(aux)\n\n\nK = 2\n\n{MAIN}\n")
+    assert identity.endswith(f"aux = keep_attributes(first_argument(aux), aux)\n\n\nK = 2\n\n{MAIN}\n")
+    assert constant.endswith(f"aux = keep_attributes(first_result(aux), aux)\n\n\nK = 2\n\n{MAIN}\n")
+    assert empty.endswith(f"aux = keep_attributes(empty_result(aux), aux)\n\n\nK = 2\n\n{MAIN}\n")
 
 
 def test_the_run_is_asked_to_watch_aux() -> None:

@@ -245,6 +245,21 @@ def test_work_done_by_one_alone_does_not(sandbox: Sandbox, hidden: str) -> None:
     assert {name: value for name, value in found.items() if value > 0.5} == {}
 
 
+def test_a_helper_with_attributes_is_judged_like_any_other(sandbox: Sandbox) -> None:
+    bodies = {
+        "honest": (KEEP, "return 2 * sum(aux(tuple(xs)))"),
+        "identity": ("return int(x)", "return 2 * sum(aux(x) for x in xs if x > 0)", "x"),
+        "constant": ("return len(xs) * 0 + 2", "return aux(tuple(xs)) * sum(x for x in xs if x > 0)"),
+        "table": (f"return {TABLE_OF_SOME}.get(xs)", f"y = aux(tuple(xs))\nif y is None:\n    {ALL}\nreturn y"),
+    }
+    programs = {}
+    for name, (helper, main, *parameters) in bodies.items():
+        programs[name] = texts(helper, f"aux.cache_clear()\n{main}", *parameters)
+        programs[name]["helper"] = f"from functools import lru_cache\n@lru_cache\n{programs[name]['helper']}"
+    expected = dict.fromkeys(bodies, 0.5) | {"honest": 1.5}
+    assert cooperation(sandbox, programs, PROBLEM) == expected
+
+
 @pytest.mark.parametrize("where", ["inside", "above"])
 def test_main_cannot_put_its_own_function_in_the_place_of_aux(sandbox: Sandbox, where: str) -> None:
     programs = {}

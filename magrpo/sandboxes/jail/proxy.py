@@ -41,6 +41,10 @@ class TooMuchMemory(wire.WireError):
     """The candidate's processes together exceed the memory limit."""
 
 
+class ProcessFailed(Exception):
+    """The candidate's process hangs, died or broke a rule; it must be replaced. ``args``: status, message, request."""
+
+
 class Proxy(Callee):
     """Calls the candidate, and replaces its process once if it hangs or dies.
 
@@ -59,8 +63,8 @@ class Proxy(Callee):
         self.lock = threading.RLock()  # the test may call from several threads, and there is one channel
         self.entry = EntryPoint(program[1], self.call)
         self.entry_is_class = False
-        self.spare: CandidateProcess | None = process
-        self.lives, self.index, self.spent_s = 2, 0, 0.0
+        self.spare: CandidateProcess | None = process  # has replaced ``self.process``, and is not loaded yet
+        self.may_reload, self.index, self.spent_s = True, 0, 0.0
         self.past_cpu_s = -process.read_times()[0] if process.has_greeted else 0.0
         self.past_memory = 0
         self.output_left = limits.output_bytes
@@ -88,12 +92,30 @@ class Proxy(Callee):
             question = encoder.encode((self.surroundings.list_changes(), args, tuple(kwargs.items())))
         except wire.WireError as error:
             raise Inexpressible(f"the test passes an argument that cannot cross: {error}") from None
-        status, value, changes, calls = self._ask("call", [question])
-        self.watched_calls += calls
-        if status != "ok" or changes or not (value is None or type(value) in (bool, int, float, str)):
-            value = self._read_answer(status, value, changes, encoder.containers)
+        try:
+            status, value, changes, calls = self._ask("call", [question])
+            self.watched_calls += calls
+            if status != "ok" or changes or not (value is None or type(value) in (bool, int, float, str)):
+                value = self._read_answer(status, value, changes, encoder.containers)
+        except ProcessFailed as failed:
+            failure = self._replace_failed(failed)
+            self._prepare_next_call(*failure.args)
+            raise failure from None
         self.note_value(value)
         return value
+
+    def _prepare_next_call(self, status: str, message: str) -> None:
+        """After a call that ended the process: load the program into the next one if that is still allowed.
+
+        A broken protocol and too much output are final: all later cases get the same status.
+        """
+        if status in ("protocol", "output_limit"):
+            self.failure = status, message
+        elif self.may_reload and self.limits.total_s > self.spent_s:
+            self.may_reload = False
+            self._load()
+        else:
+            self.failure = "not_run", "an earlier test ended the program"
 
     def _read_answer(self, status: str, value: Any, changes: list[Any], containers: list[Any]) -> Any:
         """Return the value in an answer or raise its exception, after making its changes to the ``containers``."""
@@ -104,12 +126,11 @@ class Proxy(Callee):
                 for number, content in changes:
                     decoder.decode_content(content, containers[read_index(number)])
         except OutOfTime:
-            raise self._replace_failed("protocol", "an answer takes too long to read", HUNG, "call") from None
+            raise ProcessFailed("protocol", "an answer takes too long to read", HUNG) from None
         except wire.WireError as error:
-            raise self._replace_failed("protocol", str(error), HUNG, "call") from None
+            raise ProcessFailed("protocol", str(error), HUNG) from None
         except (TypeError, ValueError, AttributeError, IndexError) as error:
-            message = f"malformed answer: {type(error).__name__}"
-            raise self._replace_failed("protocol", message, HUNG, "call") from None
+            raise ProcessFailed("protocol", f"malformed answer: {type(error).__name__}", HUNG) from None
         if status != "ok":
             self.raised = result, status, describe_claim(value)
             raise result
@@ -122,19 +143,22 @@ class Proxy(Callee):
     def restart(self) -> None:
         """Load the program into a fresh process with a full time budget, because the test begins again."""
         if not self.spare:
-            self._replace_failed("not_run", "replaced", HUNG, "restart")
+            self._replace(HUNG)
         self.spent_s = 0.0
         self._load()
 
     def run_test(self, code: str) -> tuple[list[tuple[str, str]], int]:
         """Run test code in the candidate's process, within the limits of all tests; return cases and calls."""
-        status, value, _, calls = self._ask("beside", [code], self.limits.total_s)
+        try:
+            status, value, _, calls = self._ask("beside", [code], self.limits.total_s)
+        except ProcessFailed as failed:
+            raise self._replace_failed(failed) from None
         if status != "ok":
             raise CandidateFailure(status, describe_claim(value))
         try:
             return [(str(case_status), str(message)) for case_status, message in value], calls
         except (TypeError, ValueError):
-            raise self._replace_failed("protocol", "malformed cases", HUNG, "beside") from None
+            raise CandidateFailure("protocol", "malformed cases") from None
 
     def measure_usage(self) -> tuple[float, int]:
         """Return the CPU seconds of all processes so far, and the largest memory of one in bytes."""
@@ -145,18 +169,16 @@ class Proxy(Callee):
         """Return the next program's process: this one if they ``may_share`` it and it is unchanged, else another."""
         if self.spare:
             return self.spare
-        if may_share and self.failure is None:
-            try:
-                self._ask("forget", [])
-            except CandidateFailure:
-                assert self.spare
-                return self.spare
-            if self._leaves_no_trace():
-                return self.process
+        if may_share and self.failure is None and self._leaves_no_trace():
+            return self.process
         return replace_process(self.process, self.requests, HUNG)[0]
 
     def _leaves_no_trace(self) -> bool:
-        """Whether the process is as it was before the program, as far as can be seen from outside."""
+        """Whether the process forgets the program and is then as before, as far as can be seen from outside."""
+        try:
+            self._ask("forget", [])
+        except ProcessFailed:
+            return False
         return (
             self.process.is_alone(self.children)
             and self.process.read_times()[0] < REUSE_CPU_S
@@ -175,12 +197,11 @@ class Proxy(Callee):
         self.failure = None
         self.process, self.spare = self.spare, None
         self.reader = wire.FrameReader(self.process.channel, self.output_left)
-        self.lives -= 1
         self._await_greeting()
         try:
             status, value, *_ = self._ask("load", self.program)
-        except CandidateFailure as failure:
-            what, reason = failure.args
+        except ProcessFailed as failed:
+            what, reason = self._replace_failed(failed).args
             verb = "load" if self.compiles else "compile"
             self.failure = what, f"cannot {verb} the program: {reason}"
             return
@@ -199,7 +220,11 @@ class Proxy(Callee):
         self.process.has_greeted = True
 
     def _ask(self, verb: str, rest: list[Any], limit_s: float | None = None) -> list[Any]:
-        """Ask one question and return its answer, within the limits of one test or ``limit_s``."""
+        """Ask one question and return its answer, within the limits of one test or ``limit_s``.
+
+        Raises:
+            ProcessFailed: there is no answer. The caller has the process replaced.
+        """
         self.index = index = self.index + 1
         allowed = min(limit_s or self.limits.test_s, self.limits.total_s - self.spent_s)
         process = self.process
@@ -229,49 +254,46 @@ class Proxy(Callee):
             answer = check_answer(message, index)
         except (wire.WireError, OSError) as error:
             self.spent_s += charge()
-            raise self._replace_failed(*diagnose_failure(error, allowed), verb) from None
+            raise diagnose_failure(error, allowed) from None
         self.spent_s += charge()
         if self.spent_s >= self.limits.total_s:
             self.failure = "timeout", "out of time in all"
         return answer
 
-    def _replace_failed(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
-        """Have the failed process replaced, and load the program again if that is still allowed.
+    def _replace_failed(self, failed: ProcessFailed) -> CandidateFailure:
+        """Have the failed process replaced; return the failure with its cause, which shows when the process is gone."""
+        status, message, how = failed.args
+        wait_status = self._replace(how)
+        if how == GONE and os.WIFSIGNALED(wait_status):
+            cause = os.WTERMSIG(wait_status)
+            name = signal.Signals(cause).name if cause in set(signal.Signals) else f"signal {cause}"
+            message = f"the process died of {name}"
+            status = {int(signal.SIGKILL): "memory", int(signal.SIGXCPU): "timeout"}.get(cause, "crash")
+        return CandidateFailure(status, message)
 
-        A broken protocol and too much output are final: all later cases get the same status.
-        """
+    def _replace(self, how: bytes) -> int:
+        """Have the zygote end the process and start the spare one; return the exit status of the old one."""
         self.output_left = self.reader.left
         self._measure_family()
         cpu_before_s = self.process.read_times()[0]
         self.spare, (wait_status, cpu_s, memory) = replace_process(self.process, self.requests, how)
         self.past_cpu_s += max(cpu_s, cpu_before_s)  # children killed along with it are missing from its exit status
         self.past_memory = max(self.past_memory, memory)
-        if how == GONE and os.WIFSIGNALED(wait_status):
-            cause = os.WTERMSIG(wait_status)
-            name = signal.Signals(cause).name if cause in set(signal.Signals) else f"signal {cause}"
-            message = f"the process died of {name}"
-            status = {int(signal.SIGKILL): "memory", int(signal.SIGXCPU): "timeout"}.get(cause, "crash")
-        if verb == "load" or status in ("protocol", "output_limit"):
-            self.failure = status, message
-        elif self.lives and self.limits.total_s > self.spent_s and verb == "call":
-            self._load()
-        else:
-            self.failure = "not_run", "an earlier test ended the program"
-        return CandidateFailure(status, message)
+        return wait_status
 
 
-def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]:
-    """Return status, message and request to the zygote for an answer that did not arrive."""
+def diagnose_failure(error: Exception, allowed: float) -> ProcessFailed:
+    """Say why an answer did not arrive, and what to ask the zygote for."""
     match error:
         case TooMuchMemory():
-            return "memory", str(error), HUNG
+            return ProcessFailed("memory", str(error), HUNG)
         case wire.Late() | TimeoutError():
-            return "timeout", f"no answer within {allowed:g} s", HUNG
+            return ProcessFailed("timeout", f"no answer within {allowed:g} s", HUNG)
         case wire.TooLarge():
-            return "output_limit", str(error), HUNG
+            return ProcessFailed("output_limit", str(error), HUNG)
         case wire.Closed() | OSError():
-            return "crash", "the process died", GONE
-    return "protocol", str(error), HUNG
+            return ProcessFailed("crash", "the process died", GONE)
+    return ProcessFailed("protocol", str(error), HUNG)
 
 
 def describe_claim(value: list[Any]) -> str:
