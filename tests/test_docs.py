@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from magrpo.config.run import load_config
+from magrpo.config.run import RunConfig, load_config
 from magrpo.process.environment import QUIET
 from magrpo.sandboxes.levels import ALLOW_NONE
 from pipelines import cli
 from pipelines.arguments import CONFIGS
-from pipelines.commands.config_help import format_config_help
+from pipelines.commands.config_help import TITLE, format_keys
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
 from tests.schema import format_schema
 from tests.tracking.test_system import GPU, MACHINE
@@ -137,7 +137,7 @@ the command line changes one value. Name an agent by its number or its name: `ag
 fields.
 
 ```
-{format_config_help()}
+{format_keys(TITLE, RunConfig)}
 ```
 """
 
