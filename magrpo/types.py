@@ -413,14 +413,6 @@ class Trajectory:
         return {agent: action.text for step in self.steps for agent, action in step.latest_actions.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class TurnTimes:
-    """Begin and end of the stages that produced a turn, in seconds since 1970. A stage works on a batch of turns."""
-
-    rollout: tuple[float, float]
-    score: tuple[float, float]
-
-
 # ---------------------------------------------------------------------------------------------- training, evaluation
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from magrpo.tracking.outbox import FINAL, check_keys
-from magrpo.types import Trajectory, TurnTimes
+from magrpo.types import Trajectory
 
 
 class MemoryTracker:
@@ -37,8 +37,8 @@ class MemoryTracker:
     def artifact(self, path: Path, folder: str) -> None:
         self.artifacts.append((path, folder))
 
-    def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
-        assert len(times) == len(trajectory.steps)
+    def trace(self, trajectory: Trajectory, step: int, interval: tuple[float, float]) -> None:
+        assert interval[0] <= interval[1]
         self.traces.append((step, trajectory))
 
     def close(self, status: str) -> None:

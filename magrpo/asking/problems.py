@@ -13,7 +13,7 @@ from magrpo.asking.teams import AskedTeam
 from magrpo.checks.problems import load_problems
 from magrpo.errors import ConfigError
 from magrpo.interfaces import Problems, ReadsSentences, Reward
-from magrpo.python_source import list_nodes, name_import, parse_python
+from magrpo.python_source import list_nodes, parse_python
 from magrpo.rewards.common import ProgramReward
 from magrpo.run.files import read_problems
 from magrpo.run.steps import Step
@@ -164,80 +164,42 @@ def _quote_docstring(text: str) -> str:
 
 
 def _parse_examples(prompt: str, name: str) -> list[ast.stmt]:
-    """Turn the examples in a prompt's docstrings that show a whole value into asserts. ``name``: the function's."""
+    """Turn the examples in a prompt's docstrings into asserts: expressions of the function ``name`` and builtins."""
     found: list[ast.stmt] = []
+    known = {name, *dir(builtins)} - {"print"}
     for docstring in _list_docstrings(prompt):
         with suppress(ValueError):  # an example that is indented inconsistently
-            found += _convert_examples(doctest.DocTestParser().get_examples(docstring), name)
+            for example in doctest.DocTestParser().get_examples(docstring):
+                shown, value = _parse_expression(example.source), _parse_value(example.want)
+                if shown is None or value is None or example.options.get(doctest.SKIP):
+                    continue
+                if all(node.id in known for node in list_nodes(shown) if isinstance(node, ast.Name)):
+                    found.append(ast.Assert(ast.Compare(shown, [ast.Eq()], [value])))
     return found
-
-
-def _convert_examples(examples: Sequence[doctest.Example], name: str) -> list[ast.stmt]:
-    """The asserts of a docstring's examples, each after the statements of earlier examples that it may need."""
-    found: list[ast.stmt] = []
-    before: list[ast.stmt] = []
-    variables: set[str] = set()
-    for example in examples:
-        if example.exc_msg is not None or example.options.get(doctest.SKIP):
-            continue
-        statements = _parse_statements(example.source)
-        test = _make_assert(statements, example.want)
-        if test is None:
-            bound = {bound for statement in statements for bound in _list_bound_names(statement)}
-            if not bound & {name, "candidate", "*"}:  # an import of the function itself would hide the candidate
-                before += statements
-                variables |= bound
-            continue
-        if variables & {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}:
-            found += before
-            before.clear()
-        found.append(test)
-    return found
-
-
-def _make_assert(statements: Sequence[ast.stmt], want: str) -> ast.Assert | None:
-    """The assert that an expression has the value that an example shows, or that a value is printed so; else None."""
-    match statements:
-        case [ast.Expr(ast.Call(ast.Name("print"), [argument], []))] if not isinstance(argument, ast.Starred):
-            if not want or "..." in want or "<BLANKLINE>" in want:
-                return None
-            shown: ast.expr = ast.Call(ast.Name("str"), [argument], [])
-            value: ast.expr | None = ast.Constant(want.removesuffix("\n"))
-        case [ast.Expr(shown)]:
-            value = _parse_value(want)
-        case _:
-            return None
-    return None if value is None else ast.Assert(ast.Compare(shown, [ast.Eq()], [value]))
 
 
 def _parse_value(want: str) -> ast.expr | None:
     """The value that an example shows; None if it shows several, no value, or ``...`` for a part of one."""
-    match _parse_statements(want):
-        case [ast.Expr(value)]:
-            nodes = list_nodes(value)
-            called = [node.func for node in nodes if isinstance(node, ast.Call)]
-            is_part = any(isinstance(node, ast.Constant) and node.value is ... for node in nodes)
-            is_text = any(isinstance(node, ast.Name) and node not in called for node in nodes)  # such as: nan
-            return None if is_part or is_text else value
-    return None
+    value = _parse_expression(want)
+    if value is None:
+        return None
+    nodes = list_nodes(value)
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    is_part = any(isinstance(node, ast.Constant) and node.value is ... for node in nodes)
+    is_text = any(isinstance(node, ast.Name) and node not in called for node in nodes)  # such as: nan
+    return None if is_part or is_text else value
 
 
-def _parse_statements(source: str) -> list[ast.stmt]:
+def _parse_expression(source: str) -> ast.expr | None:
+    """The expression that is all of ``source``; None if it is anything else."""
     try:
-        return parse_python(source).body
+        statements = parse_python(source).body
     except SyntaxError:
-        return []
-
-
-def _list_bound_names(statement: ast.stmt) -> set[str]:
-    names = set()
-    for node in ast.walk(statement):
-        match node:
-            case ast.Name(name, ast.Store()) | ast.FunctionDef(name) | ast.ClassDef(name):
-                names.add(name)
-            case ast.alias():
-                names.add(name_import(node))
-    return names
+        return None
+    match statements:
+        case [ast.Expr(expression)]:
+            return expression
+    return None
 
 
 def _list_docstrings(prompt: str) -> list[str]:

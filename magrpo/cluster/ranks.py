@@ -26,11 +26,11 @@ from magrpo.updates import UpdatesDied
 from magrpo.updates.agent_batch import CompletionCounter
 from magrpo.updates.memory_fitting import MicroBatchTooLarge
 from magrpo.updates.rank import RankUpdates, join_group
-from magrpo.updates.updater import NonFiniteLoss, SamplingGapTooLarge
+from magrpo.updates.updater import NonFiniteLoss
 
 DEADLINE_S = 1800.0
 """Seconds that ranks wait for one another, such as for one micro-batch, before the update fails."""
-_ERRORS = (ConfigError, MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge, torch.cuda.OutOfMemoryError)
+_ERRORS = (ConfigError, MicroBatchTooLarge, NonFiniteLoss, torch.cuda.OutOfMemoryError)
 """Errors of a rank that another attempt would meet again; the driver raises them as they are."""
 _POLL_S = 0.5
 _GRACE_S = 5.0

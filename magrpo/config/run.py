@@ -88,12 +88,6 @@ class BaselineRow(Section):
         """Whether it is a team with agents of several runs."""
         return self.name.startswith("partners_")
 
-    @model_validator(mode="after")
-    def _tries_end(self) -> BaselineRow:
-        if self.max_tries > 1 and (self.stop_above is None or self.votes != "none"):
-            raise ValueError("max_tries needs stop_above, the reward of a try that is good enough, and votes = 'none'")
-        return self
-
 
 class BaselinesConfig(Section):
     """The table of ``magrpo evaluate --baselines``, which writes this section. A run with rows does not train."""
@@ -346,20 +340,6 @@ class RunConfig(Section):
                 raise ValueError(f'{end}, so the learning rate cannot decay towards it: set optim.schedule="constant"')
             if self.train.lag:
                 raise ValueError(f"{end}, so no later one may be sampled before: set train.lag=0")
-        return self
-
-    @model_validator(mode="after")
-    def _rows_have_agents(self) -> RunConfig:
-        known = {(agent.name, agent.model, agent.weights) for agent in self.agents}
-        for row in self.baselines.rows:
-            roles = [agent.role for agent in self.agents] if isinstance(row.env, AgentProgram) else list_roles(row.env)
-            _check_roles(f"baselines: row {row.name!r}", sorted(roles), row.agents)
-            for agent in row.agents:
-                if (agent.name, agent.model, agent.weights) not in known:
-                    raise ValueError(
-                        f"baselines: row {row.name!r} uses agent {agent.name!r}, which is not one of the run's agents "
-                        "(its name, model and weights must match)"
-                    )
         return self
 
     @property

@@ -135,9 +135,6 @@ class AlgoConfig(Section):
     """Maximum importance weight of a token (trainer probability over engine probability). It corrects for an engine
     with another precision and for samples of earlier weights (``train.lag``), but not for ``top_p`` and ``top_k``.
     None: no correction."""
-    max_sampling_gap: float | None = Field(None, gt=0)
-    """Stop the run if an agent's ``sampling_gap`` on samples of the newest weights exceeds this value, which means that
-    the engine holds other weights. None: never."""
     kernel: Literal["auto", "triton", "torch"] = "auto"
     """Implementation of the loss. ``auto``: Triton on CUDA, torch elsewhere."""
 

@@ -51,7 +51,7 @@ class TrackingConfig(Section):
     experiment: str = "magrpo"
     """Name of the MLflow experiment; on Databricks, an absolute path such as ``/Users/you@example.org/magrpo``."""
     traces: int = Field(3, ge=0)
-    """Number of trajectories recorded as traces at each evaluation, of held-out and of training problems. 0: none."""
+    """Number of trajectories of held-out problems recorded as traces at each evaluation. 0: none."""
     system_metrics: bool = True
     """Whether MLflow records the use of CPUs, memory, disk, network and GPUs every ten seconds."""
 

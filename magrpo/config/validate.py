@@ -249,48 +249,71 @@ def _suggest_key(loc: _Path, tree: dict[str, Any], root: type[Section]) -> str:
     Empty for a section in a field of a plug-in whose type does not tell its class.
     """
     key = str(loc[-1])
+    names = _list_synonyms(key)
     section = _find_section(loc[:-1], tree, root)
     if section is None:
         return ""
-    known = list(section.model_fields)
-    if meant := [name for name in SYNONYMS.get(key, ()) if name in known]:
-        return f"did you mean {' or '.join(map(repr, meant))}?"
-    if len(loc) == 2 and (kinds := _describe_kinds(key, [str(loc[0])])):
-        return kinds
-    elsewhere = find_keys(key, root, tree)
-    if any(dotted.rpartition(".")[2] in (key, *SYNONYMS.get(key, ())) for dotted in elsewhere):
-        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
-    if kinds := _describe_kinds(key, list(root.model_fields)):
-        return kinds
-    if elsewhere and not difflib.get_close_matches(key, known, n=1):
-        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
-    return list_choices(key, known)
+    known, keys = list(section.model_fields), _list_keys(root, tree)
+    has_similar = bool(difflib.get_close_matches(key, known, n=1))
+    return (
+        # The section calls the key by another name.
+        _ask_for([name for name in names if name in known])
+        # Other kinds of this plug-in have the key.
+        or (_describe_kinds(names, [str(loc[0])]) if len(loc) == 2 else "")
+        # Other sections have the key.
+        or _ask_for(_find_named(names, keys))
+        # Kinds of other plug-ins have the key.
+        or _describe_kinds(names, list(root.model_fields))
+        # Only other sections have a similar key.
+        or ("" if has_similar else _ask_for(_find_closest(key, keys)))
+        # No other section helps: the keys of this one.
+        or list_choices(key, known)
+    )
 
 
-def _describe_kinds(key: str, sections: Sequence[str]) -> str:
-    """Name the kinds of the plug-ins in ``sections`` that have ``key``, or else a synonym; empty if none has."""
-    for name in (key, *SYNONYMS.get(key, ())):
+def _list_synonyms(name: str) -> Sequence[str]:
+    return name, *SYNONYMS.get(name, ())
+
+
+def _ask_for(names: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+def _describe_kinds(names: Sequence[str], sections: Sequence[str]) -> str:
+    """Name the kinds of the plug-ins in ``sections`` that have the first of ``names`` that any has; empty if none."""
+    for name in names:
         found = []
         for section in sections:
             table = TABLES.get(section, {})
             kinds = [repr(kind) for kind in table if name in import_plugin(table, kind).model_fields]
             found += [f"{section}.kind = {' or '.join(kinds)}"] if kinds else []
         if found:
-            return f"{'it' if name == key else repr(name)} is a key of {', or of '.join(found)}"
+            return f"{'it' if name == names[0] else repr(name)} is a key of {', or of '.join(found)}"
     return ""
 
 
 def find_keys(name: str, root: type[Section], tree: Mapping[str, Any]) -> list[str]:
-    """The dotted keys whose last part is ``name`` or a synonym, else the closest name; keys of agents come last.
+    """The dotted keys whose last part is ``name`` or a synonym, else the closest name; keys of agents come last."""
+    keys = _list_keys(root, tree)
+    return _find_named(_list_synonyms(name), keys) or _find_closest(name, keys)
+
+
+def _list_keys(root: type[Section], tree: Mapping[str, Any]) -> list[str]:
+    """All dotted keys, those of agents last.
 
     Only plug-ins that ``tree`` chooses have keys. Rows of baselines have none, because a command writes them.
     """
     keys = [key for key, _ in walk_fields(root, tree) if not key.startswith("baselines.rows")]
-    by_name = {key.rpartition(".")[2]: key for key in keys}
-    meant = [known for known in (name, *SYNONYMS.get(name, ())) if known in by_name]
-    closest = meant or difflib.get_close_matches(name, list(by_name), n=1)
-    found = [key for key in keys if key.rpartition(".")[2] in closest]
-    return sorted(found, key=lambda key: re.search(r"\.\d+\.", key) is not None)
+    return sorted(keys, key=lambda key: re.search(r"\.\d+\.", key) is not None)
+
+
+def _find_named(names: Sequence[str], keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if key.rpartition(".")[2] in names]
+
+
+def _find_closest(name: str, keys: Sequence[str]) -> list[str]:
+    known = {key.rpartition(".")[2] for key in keys}
+    return _find_named(difflib.get_close_matches(name, known, n=1), keys)
 
 
 def walk_fields(model: type[Section], tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -42,12 +42,6 @@ def list_config_warnings(config: RunConfig) -> list[str]:
             "matters; set algo.update_epochs to 2 or more"
         )
     found += _list_unused_options(config)
-    if config.algo.max_sampling_gap is not None and config.train.lag:
-        found.append(
-            "algo.max_sampling_gap has no effect after the first iteration, because with train.lag = "
-            f"{config.train.lag} later samples are never of the newest weights; set train.lag = 0, or leave the "
-            "limit out and watch update/sampling_gap"
-        )
     if long_warmup := config.optim.describe_long_warmup(config.train.num_iterations):
         found.append(long_warmup)
     return found

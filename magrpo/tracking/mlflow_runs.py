@@ -32,7 +32,7 @@ from magrpo.tracking.connection import (
 from magrpo.tracking.experiment_view import missing_tags, view_link
 from magrpo.tracking.outbox import FINAL, FOLDER_TAG, Outbox, OutboxTracker, Record, find_beginning, find_folder_id
 from magrpo.tracking.traces import deliver_traces, trace_record
-from magrpo.types import Trajectory, TurnTimes
+from magrpo.types import Trajectory
 
 if TYPE_CHECKING:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -295,9 +295,9 @@ class MlflowTracker(OutboxTracker):
         self._mlflow = MlflowSink(self.uri, config.experiment, run_id, artifacts, tag, began_s, folder_id)
         super().__init__(outbox, self._mlflow)
 
-    def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
+    def trace(self, trajectory: Trajectory, step: int, interval: tuple[float, float]) -> None:
         """Record a trajectory for delivery as an MLflow trace (:mod:`magrpo.tracking.traces`)."""
-        self.append_record(trace_record(trajectory, step, times))
+        self.append_record(trace_record(trajectory, step, interval))
 
     def watch_system(self) -> None:
         """Let MLflow sample the use of the machine from :meth:`record_start` to :meth:`record_end`."""

@@ -3,8 +3,8 @@
 MLflow usually creates spans during the work and queues them in memory. Here a whole trace is built from a record of the
 outbox. Its ids derive from the run and the trajectory, so delivering it again replaces it.
 
-A span shows the time of the stage, not of a single completion, because the engine answers all prompts of a turn as one
-batch. Spans of one batch begin nanoseconds apart, which keeps them in order.
+Every span shows the time of the evaluation, which works on batches, not that of a single completion. Spans begin
+nanoseconds apart, which keeps them in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from magrpo.errors import first_line
 from magrpo.tracking.connection import RecordRefused
 from magrpo.tracking.outbox import Record
-from magrpo.types import Action, ExecutionReport, Trajectory, TrajectoryStep, TurnTimes
+from magrpo.types import Action, ExecutionReport, Trajectory, TrajectoryStep
 
 if TYPE_CHECKING:
     from mlflow.entities import Feedback, Span, TraceInfo
@@ -29,19 +29,20 @@ _HOPELESS = frozenset(range(400, 500)) - {401, 403, 408, 429}
 """HTTP statuses after which sending the same trace again is pointless."""
 
 
-def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> Record:
-    """Make the record of a trajectory of iteration ``step``: plain JSON that does not need the files of the run."""
+def trace_record(trajectory: Trajectory, step: int, interval: tuple[float, float]) -> Record:
+    """Make the record of a trajectory of iteration ``step``: plain JSON that does not need the files of the run.
+
+    ``interval``: begin and end of the stage that sampled it, in seconds since 1970.
+    """
     turns = [
         {
-            "rollout": list(when.rollout),
-            "score": list(when.score),
             "answers": list(_answer_records(taken)),
             "reports": {name: _execution_record(report) for name, report in taken.turn.reports.items()},
             "reward": taken.turn.reward.total,
             "parts": dict(taken.turn.reward.parts),
             "masked": taken.turn.masked,
         }
-        for taken, when in zip(trajectory.steps, times, strict=True)
+        for taken in trajectory.steps
     ]
     return {
         "kind": "trace",
@@ -51,6 +52,7 @@ def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) 
         "split": trajectory.split,
         "mode": trajectory.mode,
         "path": list(trajectory.path),
+        "interval": list(interval),
         "turns": turns,
     }
 
@@ -134,25 +136,24 @@ def _make_spans(trace: str, record: Record) -> list[Span]:
     spans: list[Span] = []
 
     def add_span(*facts: Any, parent: int = 0, failed: bool = False) -> None:
-        spans.append(_make_span(trace, len(spans), *facts, parent=parent, failed=failed))
+        span = _make_span(trace, len(spans), record["interval"], *facts, parent=parent, failed=failed)
+        spans.append(span)
 
     completions = {agent: text for turn in turns for agent, text in _completions(turn).items()}
     outputs = {"rewards": [turn["reward"] for turn in turns if _is_priced(turn)], "completions": completions}
     attributes = {key: record[key] for key in ("task_id", "split", "mode", "path")} | {"iteration": record["step"]}
     inputs = {"problem": record["problem"]}
-    add_span(record["task_id"], "CHAIN", _work_interval(record), inputs, outputs, attributes)
+    add_span(record["task_id"], "CHAIN", inputs, outputs, attributes)
     for index, turn in enumerate(turns, start=1):
         suffix = f" turn {index}" if len(turns) > 1 else ""
         first = len(spans)
         for said in turn["answers"]:
             parent = 0 if said["extends"] < 0 else first + said["extends"]
-            described = _describe_answer(said)
-            add_span(f"{said['agent']}{suffix}", "CHAT_MODEL", turn["rollout"], *described, parent=parent)
+            add_span(f"{said['agent']}{suffix}", "CHAT_MODEL", *_describe_answer(said), parent=parent)
         if _is_priced(turn):
             outputs = {key: turn[key] for key in ("reward", "parts", "reports")}
             inputs, attributes = {"completions": _completions(turn)}, {"masked": turn["masked"]}
-            facts = (turn["score"], inputs, outputs, attributes)
-            add_span(f"score{suffix}", "EVALUATOR", *facts, failed=turn["masked"])
+            add_span(f"score{suffix}", "EVALUATOR", inputs, outputs, attributes, failed=turn["masked"])
     return spans
 
 
@@ -172,9 +173,9 @@ def _describe_answer(said: Record) -> tuple[Record, Record, Record]:
 def _make_span(
     trace: str,
     number: int,
+    interval: Sequence[float],
     title: str,
     kind: str,
-    times: Sequence[float],
     inputs: Record,
     outputs: Record,
     attributes: Record,
@@ -192,7 +193,7 @@ def _make_span(
         "mlflow.spanOutputs": outputs,
         **attributes,
     }
-    began, ended = (round(seconds * 1e9) for seconds in times)
+    began, ended = (round(seconds * 1e9) for seconds in interval)
     return Span.from_dict(
         {
             "trace_id": _encode(trace.removeprefix("tr-")),
@@ -214,7 +215,7 @@ def _encode(digits: str) -> str:
 def _make_info(name: str, record: Record, experiment_id: str, mlflow_run_id: str) -> TraceInfo:
     from mlflow.entities import TraceInfo, TraceLocation, TraceState  # takes seconds
 
-    began, ended = (round(seconds * 1000) for seconds in _work_interval(record))
+    began, ended = (round(seconds * 1000) for seconds in record["interval"])
     last = record["turns"][-1]
     tags = {"iteration": record["step"], "split": record["split"], "mode": record["mode"]}
     answer = ", ".join(f"{key} {value:g}" for key, value in {"reward": last["reward"], **last["parts"]}.items())
@@ -248,11 +249,6 @@ def _feedback(name: str, turn: Record, time_ms: int) -> Iterator[Feedback]:
         )
         feedback.assessment_id = "a-" + _hash(name, key)
         yield feedback
-
-
-def _work_interval(record: Record) -> tuple[float, float]:
-    """The start and end of a trajectory, in seconds since 1970."""
-    return record["turns"][0]["rollout"][0], record["turns"][-1]["score"][1]
 
 
 def _is_priced(turn: Record) -> bool:

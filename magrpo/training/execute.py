@@ -93,7 +93,7 @@ def _close_run(config: RunConfig, store: RunStore, result: Result, observers: Se
             from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
 
             write_run_agents(store)
-    publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
+    publish_report(store)
     promotion = register_team(store, result.outcome, result.mlflow_run_id)
     if promotion is not None and promotion.promoted and promotion.fresh:
         for observer in observers:

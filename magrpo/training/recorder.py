@@ -14,7 +14,7 @@ from magrpo.run.store import Pointer, RunStore, merge_metrics, read_records
 from magrpo.text import format_count
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.wall_time import read_wall_time
-from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
+from magrpo.types import Trajectory
 
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description, in Markdown."""
@@ -82,8 +82,6 @@ class RunRecorder:
         self._config, self._store, self._tracker = config, store, tracker
         self._on_evaluation = on_evaluation
         self._checkpoint: Pointer | None = None
-        self._outputs: dict[str, Pointer] = {}
-        """Outputs of the current iteration so far, by the step's label."""
         self._metrics: dict[str, float] = {}
         """Metrics of the current iteration so far."""
 
@@ -109,11 +107,9 @@ class RunRecorder:
             for path in sorted(folder.glob("*.*")):
                 tracker.artifact(path, "" if path.suffix == ".html" else "report")
         else:
-            self._outputs[step.label] = pointer
             merge_metrics(self._metrics, store.metrics(pointer))
             if step.stage == "update":
                 self._checkpoint = pointer
-                self._trace_training(step.iteration)
             else:
                 tracker.artifact(folder, pointer["dir"])
         if step.stage == "evaluate":
@@ -130,23 +126,7 @@ class RunRecorder:
 
     def _finish_iteration(self, number: int) -> None:
         self._tracker.metrics(self._metrics, number)
-        self._metrics, self._outputs = {}, {}
-
-    def _trace_training(self, iteration: int) -> None:
-        """Record the first trajectory of some of the iteration's problems, if an evaluation follows it."""
-        tracking, store = self._config.tracking, self._store
-        if not tracking.traces or not steps.evaluates_after(self._config, iteration):
-            return
-        turns = [
-            (self._outputs[f"rollout{name.removeprefix('score')}"], pointer)
-            for name, pointer in self._outputs.items()
-            if name.startswith("score.")
-        ]
-        levels = [files.read_scored(store.folder(scored)) for _, scored in turns]
-        times = [TurnTimes(store.work_interval(sampled), store.work_interval(scored)) for sampled, scored in turns]
-        for root in spread_evenly(levels[0], tracking.traces):
-            trajectory = first_trajectory(root, levels)
-            self._tracker.trace(trajectory, iteration, times[: len(trajectory.steps)])
+        self._metrics = {}
 
     def _trace_evaluation(self, iteration: int, evaluation: Pointer) -> None:
         """Record the first sampled trajectory of some held-out problems, the same ones at every evaluation of a run."""
@@ -156,23 +136,9 @@ class RunRecorder:
         sampled = [t for t in trajectories if (t.split, t.mode) == ("test", "sampled")]
         interval = self._store.work_interval(evaluation)
         for trajectory in spread_evenly(sampled, self._config.tracking.traces):
-            self._tracker.trace(trajectory, iteration, [TurnTimes(interval, interval)] * len(trajectory.steps))
+            self._tracker.trace(trajectory, iteration, interval)
 
 
 def spread_evenly(items: Sequence[ItemT], count: int) -> Sequence[ItemT]:
     """Return at most ``count`` of the items, evenly spaced, starting with the first."""
     return items[:: max(1, len(items) // count)][:count]
-
-
-def first_trajectory(
-    root: RolloutGroup[ScoredTurn], levels: Sequence[Sequence[RolloutGroup[ScoredTurn]]]
-) -> Trajectory:
-    """Follow the trajectory from ``root`` along the first continued joint action of each node to its end."""
-    nodes = [root]
-    for level in levels[1:]:
-        parent = root.problem.task_id, nodes[-1].path
-        children = [node for node in level if (node.problem.task_id, node.path[:-1]) == parent]
-        nodes += children[:1]
-    path = (*nodes[-1].path, 0)
-    taken = tuple(TrajectoryStep.of(node, index) for node, index in zip(nodes, path, strict=True))
-    return Trajectory(root.problem, "train", "sampled", path, taken)

@@ -46,10 +46,6 @@ class NonFiniteLoss(RuntimeError):
     """The loss or its gradient is not a finite number; the message names the saved batch and remedies."""
 
 
-class SamplingGapTooLarge(RuntimeError):
-    """The samples were drawn from other weights than they claim, or in another precision; the message has remedies."""
-
-
 @dataclass(slots=True)
 class _AgentsPlan:
     """The batches of agents whose gradients are computed at the same time, and what their epochs leave."""
@@ -268,10 +264,8 @@ class Updater:
         logps: dict[str, Sequence[Tensor]] = {}
         for batch, part in zip(plan.batches, parts, strict=True):
             sums = self.gradients.add_ranks(batch, part)
-            if epoch == 1:
-                self._check_sampling_gap(batch, sums)
-                if self.algo.update_epochs > 1:
-                    logps[batch.agent] = self.gradients.share_logps(batch, part.logps)
+            if epoch == 1 and self.algo.update_epochs > 1:
+                logps[batch.agent] = self.gradients.share_logps(batch, part.logps)
             totals = self._step(batch, sums)
             if epoch > 1:  # in which the policy's own change would hide whether the engine held its weights
                 before = plan.totals[batch.agent]
@@ -324,24 +318,6 @@ class Updater:
             for batch, table in zip(batches, tables, strict=True):
                 constants[batch.agent]["ref_logps"] = self.gradients.share_logps(batch, table)
         return batches, constants
-
-    def _check_sampling_gap(self, batch: AgentBatch, sums: Tensor) -> None:
-        """Refuse samples of the current weights whose log-probabilities are too far from the trainer's."""
-        limit, version = self.algo.max_sampling_gap, self.policy.version
-        if limit is None or any(sample.policy_version != version for sample in batch.samples):
-            return
-        by_name = dict(zip(self.gradients.sum_names, sums.sum(1).tolist(), strict=True))
-        if not by_name["tokens"]:
-            return
-        gap = by_name["sampling_gap"] / by_name["tokens"]
-        if gap > limit:
-            self.policy.clear_gradients(batch.agent)
-            raise SamplingGapTooLarge(
-                f"update {version + 1}, agent {batch.agent!r}: the engine's log-probabilities are {gap:.3g} from the "
-                f"trainer's, above algo.max_sampling_gap = {limit:g}; the step was not taken. The engine holds other "
-                "weights, or computes in another precision: sample again with magrpo resume RUN --from-stage rollout, "
-                'set model.dtype = "float32", or raise the limit'
-            )
 
     def _step(self, batch: AgentBatch, sums: Tensor) -> dict[str, float]:
         """Take one optimizer step with the accumulated gradient; returns metric sums, loss and gradient norm."""

@@ -5,7 +5,7 @@ import re
 import shutil
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Annotated, Any, Literal
 
@@ -24,6 +24,8 @@ from pipelines.arguments import CONFIGS, Overrides, complete_configs, list_shipp
 
 TOP = "(top level)"
 """Title for the keys outside sections."""
+TITLE = "Keys of a configuration file (CONFIG) and of overrides (section.key=value):"
+"""Title for all keys of a configuration."""
 
 
 def _complete_topics(context: CompletionContext) -> Iterator[str]:
@@ -56,13 +58,13 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
     if topic is None:
         print_wrapped(_format_overview())
     elif topic == "all":
-        print_wrapped(format_config_help())
+        print_wrapped(format_keys(TITLE, RunConfig))
     elif topic == "place":
-        print_wrapped(format_place_help())
+        print_wrapped(format_keys("Keys of a place (the cluster file), for --place FILE:", Place))
     elif explains_keys and of_place:
-        print_wrapped(_format_topic(topic.removeprefix("place."), _list_place_sections()))
+        print_wrapped(_format_topic(topic.removeprefix("place."), _list_sections(Place)))
     elif explains_keys:
-        print_wrapped(_format_topic(topic, _list_sections()))
+        print_wrapped(_format_topic(topic, _list_sections(RunConfig)))
     elif topic in list_shipped() or is_file:
         print("\n".join(_format_values(load_config(locate_config(topic), overrides))))
     elif name == "place":
@@ -122,7 +124,7 @@ def _format_overview() -> str:
     return "\n".join(lines)
 
 
-def _format_topic(topic: str, sections: Iterable[tuple[str, dict[str, FieldInfo]]]) -> str:
+def _format_topic(topic: str, sections: list[tuple[str, dict[str, FieldInfo]]]) -> str:
     """Format the keys of one of the ``sections``, or one key."""
     # Messages name keys of one agent agents.0.model or agents.helper.model, and items of a list by their number.
     name, *parts = [part for part in topic.split(".") if not part.isdigit()]
@@ -143,20 +145,11 @@ def _format_topic(topic: str, sections: Iterable[tuple[str, dict[str, FieldInfo]
     return "\n".join(lines[1:])
 
 
-def format_config_help() -> str:
-    """Format one line for each key, ``section.key  type  default``, with its meaning below."""
-    lines = ["Keys of a configuration file (CONFIG) and of overrides (section.key=value):"]
-    for section, fields in _list_sections():
+def format_keys(title: str, root: type[BaseModel]) -> str:
+    """Format one line for each key of ``root`` by section, with its type, default and, below, its meaning."""
+    lines = [title]
+    for section, fields in _list_sections(root):
         lines += ["", section, *_format_fields(fields)]
-    return "\n".join(lines)
-
-
-def format_place_help() -> str:
-    """Format one line for each key of a place, with its meaning below."""
-    (_, own), *tables = _list_place_sections()
-    lines = ["Keys of a place (the cluster file), for --place FILE:", *_format_fields(own)]
-    for title, fields in tables:
-        lines += ["", title, *_format_fields(fields)]
     return "\n".join(lines)
 
 
@@ -185,33 +178,22 @@ def _format_fields(fields: dict[str, FieldInfo]) -> Iterator[str]:
             yield f"      {' '.join(field.description.split())}"
 
 
-def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
-    """Yield every section with its keys; a plug-in section appears once for each kind."""
+def _list_sections(root: type[BaseModel]) -> list[tuple[str, dict[str, FieldInfo]]]:
+    """The keys outside sections, then every section with its keys; a plug-in appears once for each kind."""
+    sections: list[tuple[str, dict[str, FieldInfo]]] = []
     top: dict[str, FieldInfo] = {}
-    for name, field in RunConfig.model_fields.items():
+    for name, field in root.model_fields.items():
         if name == "agents":
-            yield "[[agents]]", AgentConfig.model_fields
+            sections.append(("[[agents]]", AgentConfig.model_fields))
         elif name in TABLES:
             for kind in TABLES[name]:
                 fields = import_plugin(TABLES[name], kind).model_fields
-                yield f'[{name}] kind = "{kind}"', {key: field for key, field in fields.items() if key != "kind"}
+                sections.append((f'[{name}] kind = "{kind}"', {key: fields[key] for key in fields if key != "kind"}))
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield f"[{name}]", field.annotation.model_fields
+            sections.append((f"[{name}]", field.annotation.model_fields))
         else:
             top[name] = field
-    yield TOP, top
-
-
-def _list_place_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
-    """Yield the keys of a place outside sections, then every section with its keys."""
-    models = {name: field.annotation for name, field in Place.model_fields.items()}
-    tables = {
-        name: model.model_fields
-        for name, model in models.items()
-        if isinstance(model, type) and issubclass(model, BaseModel)
-    }
-    yield TOP, {name: field for name, field in Place.model_fields.items() if name not in tables}
-    yield from ((f"[{name}]", fields) for name, fields in tables.items())
+    return [(TOP, top), *sections]
 
 
 def _format_type(annotation: Any) -> str:

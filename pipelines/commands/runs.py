@@ -29,7 +29,7 @@ from pipelines.arguments import Json, Root, RunId
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 MAX_KEYS = 4
-"""Largest number of differing keys that describe the runs; if more differ, problems and models describe them."""
+"""Largest number of differing keys that describe the runs of a task; if more differ, none is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,29 +133,18 @@ def _describe_summary(run: Summary) -> dict[str, object]:
     }
 
 
-def _describe_configs(configs: Sequence[Mapping[str, object]]) -> tuple[str, list[str]]:
-    """Return the title of a column, and a text for each configuration that says how it differs from the others.
-
-    Where many keys differ, problems and models describe the runs, followed by differences among runs equal in these.
-    """
-    if values := _list_differences(configs):
-        return "differs in", values
+def _describe_configs(configs: Sequence[Mapping[str, object]]) -> list[str]:
+    """Describe each configuration by its task and, if they are few, the keys that differ between runs of this task."""
     tasks = [_describe_task(config) for config in configs]
-    lines = dict.fromkeys(range(len(configs)), "")
-    for task in set(tasks):
-        alike = [number for number, other in enumerate(tasks) if other == task]
-        differences = _list_differences([configs[number] for number in alike])
-        if differences:  # empty if none differ, or too many
-            lines |= zip(alike, differences, strict=True)
-    return "task", [f"{task}\n{lines[number]}".rstrip() for number, task in enumerate(tasks)]
-
-
-def _list_differences(configs: Sequence[Mapping[str, object]]) -> list[str]:
-    """List each configuration's differing ``key=value`` lines; empty if none differ, or many do."""
-    keys = list_differing_keys(configs)
-    if not 0 < len(keys) <= MAX_KEYS:
-        return []
-    return ["\n".join(f"{key}={config.get(key, '(none)')}" for key in keys) for config in configs]
+    differing = {
+        task: list_differing_keys([config for config, other in zip(configs, tasks, strict=True) if other == task])
+        for task in set(tasks)
+    }
+    described = []
+    for config, task in zip(configs, tasks, strict=True):
+        keys = differing[task] if len(differing[task]) <= MAX_KEYS else []
+        described.append("\n".join([task, *(f"{key}={config.get(key, '(none)')}" for key in keys)]))
+    return described
 
 
 def _describe_task(config: Mapping[str, object]) -> str:
@@ -167,7 +156,7 @@ def _describe_task(config: Mapping[str, object]) -> str:
 
 def format_runs(runs: Sequence[Summary], width: int) -> Table:
     """Tabulate the runs; below 100 columns without start and configuration, below 80 also without duration."""
-    title, described = _describe_configs([run.config for run in runs])
+    described = _describe_configs([run.config for run in runs])
     columns = [
         Column("run", overflow="fold"),
         Column("state"),
@@ -175,7 +164,7 @@ def format_runs(runs: Sequence[Summary], width: int) -> Table:
         Column("held-out return", justify="right"),
         Column("took", justify="right", no_wrap=True),
         Column("started", no_wrap=True),
-        Column(title, overflow="fold"),
+        Column("task", overflow="fold"),
     ]
     if width < 80:
         columns = columns[:4]

@@ -88,21 +88,7 @@ def test_a_function_brings_asserts_and_examples() -> None:
         (">>> f(1)\nhello\n>>> f(2)\nnan\n>>> f(3)  # a half\nFraction(1, 2)", ["assert f(3) == Fraction(1, 2)"]),
         (">>> f(1)  # doctest: +SKIP\n2\n>>> f(0)\nTraceback (most recent call last):\nValueError: 0", []),
         (">>> f(2)\n[[1, 0],\n [0, 1]]", ["assert f(2) == [[1, 0], [0, 1]]"]),
-        (">>> print(f(2))\n[0, 1]\n>>> print(f(1), 2)\n1 2\n>>> print(f(3))\n0 ...", ["assert str(f(2)) == '[0, 1]'"]),
-        (">>> print(f(2))\na\nb", ["assert str(f(2)) == 'a\\nb'"]),
-        (
-            ">>> n = 3\n>>> f(1)\n2\n>>> m = n + 1\n>>> f(m)\n5\n>>> l = 7",
-            ["assert f(1) == 2", "n = 3", "m = n + 1", "assert f(m) == 5"],
-        ),
-        (
-            ">>> xs = [2]\n>>> xs.append(f(2))\n>>> print(xs, 2)\n[2, 3] 2\n>>> xs\n[2, 3]",
-            ["xs = [2]", "xs.append(f(2))", "print(xs, 2)", "assert xs == [2, 3]"],
-        ),
-        (">>> from mine import f, g\n>>> from mine import *\n>>> n = 3\n>>> f(n)\n4", ["n = 3", "assert f(n) == 4"]),
-        (
-            ">>> import math\n>>> def one(n):\n...     return 1\n>>> f(one(math.pi))\n2",
-            ["import math", "def one(n):", "    return 1", "assert f(one(math.pi)) == 2"],
-        ),
+        (">>> print(f(2))\n[0, 1]\n>>> n = 3\n>>> f(n)\n4\n>>> abs(f(1))\n2", ["assert abs(f(1)) == 2"]),
     ],
 )
 def test_examples_become_tests_that_a_correct_function_can_pass(examples: str, tests: list[str]) -> None:

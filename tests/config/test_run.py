@@ -586,13 +586,6 @@ def test_every_option_of_an_example_has_an_effect(example: Path) -> None:
     assert not [warning for warning in list_config_warnings(load_config(example)) if "no effect" in warning]
 
 
-def test_a_limit_of_the_sampling_gap_warns_of_a_lag(path: Path) -> None:
-    gap, lag = "algo.max_sampling_gap=0.1", ["train.lag=1", "algo.importance_cap=2"]
-    assert list_config_warnings(load_config(path, [gap])) == list_config_warnings(load_config(path, lag)) == []
-    [unused] = list_config_warnings(load_config(path, [gap, *lag]))
-    assert "has no effect after the first iteration, because with train.lag = 1" in unused
-
-
 def test_a_temperature_that_vllm_would_raise_is_refused(path: Path) -> None:
     """It samples at 0.01 instead, while the update would divide by the temperature given."""
     assert load_config(path, ["rollout.temperature=0.01"]).rollout.temperature == 0.01

@@ -115,12 +115,6 @@ def test_a_try_is_as_many_turns_as_the_environment_has() -> None:
     ]
 
 
-def test_tries_need_an_oracle_and_exclude_votes() -> None:
-    for options in ({}, {"stop_above": 1.0, "votes": "best"}):
-        with pytest.raises(ValueError, match="max_tries needs stop_above"):
-            run(ScriptedEngine(answer), max_tries=2, **options)
-
-
 def test_timed_problems_are_spread_over_the_split() -> None:
     assert [one.task_id for one in run(ScriptedEngine(answer), timed_problems=1)[1]] == ["b"]
 

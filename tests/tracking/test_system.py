@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -25,13 +23,6 @@ MACHINE = (
     "system/network_transmit_megabytes",
     "system/system_memory_usage_megabytes",
     "system/system_memory_usage_percentage",
-)
-GPU = (
-    "memory_usage_megabytes",
-    "memory_usage_percentage",
-    "power_usage_percentage",
-    "power_usage_watts",
-    "utilization_percentage",
 )
 
 
@@ -82,30 +73,6 @@ def test_samples_of_a_resumed_run_follow_earlier_ones_and_end_with_it(tmp_path: 
     assert 0 < run.data.metrics["system/system_memory_usage_percentage"] < 100
     time.sleep(0.2)  # four samples' worth
     assert list_steps(tmp_path) == steps
-
-
-@pytest.mark.slow
-def test_a_gpu_is_sampled_where_nvml_finds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = types.ModuleType("pynvml")
-    answers = {
-        "nvmlInit": None,
-        "nvmlDeviceGetCount": 1,
-        "nvmlDeviceGetHandleByIndex": "gpu",
-        "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(used=3e9, total=12e9),
-        "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=80),
-        "nvmlDeviceGetPowerUsage": 300_000,
-        "nvmlDeviceGetEnforcedPowerLimit": 600_000,
-    }
-    for name, answer in answers.items():
-        setattr(nvml, name, lambda *_, answer=answer: answer)
-    nvml.NVMLError = RuntimeError  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr("mlflow.system_metrics.metrics.gpu_monitor.pynvml", nvml, raising=False)
-    sample_run(tmp_path, 1)
-    run = find_run(tmp_path)
-    assert run is not None
-    assert set(run.data.metrics) == {*MACHINE, *(f"system/gpu_0_{key}" for key in GPU)}
-    assert run.data.metrics["system/gpu_0_utilization_percentage"] == 80
 
 
 def test_records_delivered_later_start_no_samples(tmp_path: Path) -> None:

@@ -27,13 +27,12 @@ from magrpo.types import (
     ScoredTurn,
     Trajectory,
     TrajectoryStep,
-    TurnTimes,
 )
 from tests.servers import serve_mlflow
 
 AGENTS = ("helper", "main")
 REPORT = ExecutionReport("wrong", (Case("pass"), Case("wrong", "f(2) gave 3")), "namespaces")
-TIMES = (TurnTimes((1000.0, 1002.0), (1002.0, 1003.5)), TurnTimes((1004.0, 1005.0), (1005.0, 1006.0)))
+INTERVAL = (1000.0, 1006.0)
 
 
 def step(turn: int, reward: float, *, masked: bool = False) -> TrajectoryStep:
@@ -51,7 +50,7 @@ def record(uri: str, root: Path, trajectories: Sequence[Trajectory]) -> str:
     """Record trajectories of iteration 20 in the run ``run-1``; returns MLflow's id of the experiment."""
     tracker = MlflowTracker(TrackingConfig(uri=uri), root, "run-1", root / "run-1")
     for trajectory in trajectories:
-        tracker.trace(trajectory, 20, TIMES[: len(trajectory.steps)])
+        tracker.trace(trajectory, 20, INTERVAL)
     tracker.close("FINISHED")
     assert tracker.num_undelivered == 0
     experiment = MlflowClient(uri).get_experiment_by_name("magrpo")
@@ -125,11 +124,11 @@ def test_a_server_without_traces_refuses_them_and_holds_up_nothing(monkeypatch: 
 
     monkeypatch.setattr("mlflow.tracing.client.TracingClient.log_spans", too_old)
     with pytest.raises(RecordRefused, match="not supported"):
-        deliver_traces("http://127.0.0.1:1", "1", "run", [trace_record(TRAJECTORY, 1, TIMES)])
+        deliver_traces("http://127.0.0.1:1", "1", "run", [trace_record(TRAJECTORY, 1, INTERVAL)])
 
 
 def test_a_record_is_small_and_plain() -> None:
-    text = json.dumps(trace_record(TRAJECTORY, 1, TIMES))
+    text = json.dumps(trace_record(TRAJECTORY, 1, INTERVAL))
     assert "token_ids" not in text
     assert len(text) < 3000
 
@@ -152,7 +151,7 @@ def test_a_server_whose_experiment_is_deleted_gets_the_traces_later(tmp_path: Pa
         client = MlflowClient(uri)
         client.delete_experiment(sink.experiment_id)
         with pytest.raises(Unavailable, match="mlflow experiments restore"):
-            sink.deliver([trace_record(TRAJECTORY, 1, TIMES)])
+            sink.deliver([trace_record(TRAJECTORY, 1, INTERVAL)])
         client.restore_experiment(sink.experiment_id)
-        sink.deliver([trace_record(TRAJECTORY, 1, TIMES)])
+        sink.deliver([trace_record(TRAJECTORY, 1, INTERVAL)])
         assert len(traces(uri, sink.experiment_id)) == 1

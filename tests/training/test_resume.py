@@ -245,13 +245,10 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert run.info.end_time - run.info.start_time == pytest.approx(1000 * wall_time.seconds)
     assert f"- took {format_wall_time(wall_time)}" in tags["mlflow.note.content"]
     report = (store.path / "report.html").read_text()
-    assert f"Took {format_wall_time(wall_time)}." in report
-    assert f"/runs/{run.info.run_id}?" in report
     rebuild_report(store)
     assert (store.path / "report.html").read_text() == report
     assert "magrpo.rewound" not in tags
-    # Two problems of each evaluation, and two of the rollout of the iteration that is evaluated.
-    assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2", "2", "2"]
+    assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2"]  # two of each evaluation
     assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
     assert {key: tags.get(key) for key in collect_provenance()} == collect_provenance()
     prepared = store.path / "stages" / "00000" / "prepare"

@@ -132,14 +132,14 @@ def test_nodes_at_which_only_untrained_agents_act_prefer_nothing(base: Path, tmp
     assert losses[0] == losses[1]
 
 
-def test_pushes_that_all_cancel_leave_no_sampling_gap_to_check(base: Path, tmp_path: Path) -> None:
-    algo = {"loss": "madpo", "update_epochs": 2, "max_sampling_gap": 0.1}
+def test_pushes_that_all_cancel_leave_a_sampling_gap_of_0(base: Path, tmp_path: Path) -> None:
+    algo = {"loss": "madpo", "update_epochs": 2}
     updater = make(base, tmp_path, algo=algo, agents=("helper", "main"))
     crossed = {"helper": (0, 0, 1, 1), "main": (0, 1, 0, 1)}
     samples = {agent: make_samples(seed, groups=1, size=2) for seed, agent in enumerate(crossed)}
     still = {agent: [replace(one, advantage=0.0) for one in members] for agent, members in samples.items()}
     metrics = updater.update(still, None, [Comparison((1.0, 0.0, 0.0, 1.0), crossed)])
-    assert metrics["update/preference_accuracy"] == 0.5
+    assert (metrics["update/preference_accuracy"], metrics["update/sampling_gap"]) == (0.5, 0.0)
 
 
 def test_one_epoch_needs_no_comparison(base: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from magrpo.model.lineup import Lineup
 from magrpo.process.faults import is_out_of_memory
 from magrpo.types import Request, Sample, SamplingParams
 from magrpo.updates.optimizers import learning_rate
-from magrpo.updates.updater import NonFiniteLoss, SamplingGapTooLarge, Updater
+from magrpo.updates.updater import NonFiniteLoss, Updater
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config, unmarked_base
 from tests.updates.updating import (
@@ -434,16 +434,7 @@ def test_the_metrics_of_importance_weights_by_hand(base: Path, dump: Path) -> No
     assert before == {name: value for name, value in metrics.items() if "importance" not in name}
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_samples_of_other_weights_are_refused(base: Path, dump: Path, epochs: int) -> None:
-    """Unless they say that they are older, as those of a run with a lag are; nothing is trained."""
-    samples = make_samples()
-    updater = make(base, dump, algo={"max_sampling_gap": 0.01, "update_epochs": epochs})
-    before = {name: p.detach().clone() for name, p in updater.policy.parameters("main").items()}
-    with pytest.raises(SamplingGapTooLarge, match=r"update 1, agent 'main': .* above algo.max_sampling_gap = 0.01"):
-        updater.update({"main": samples})
-    assert all(torch.equal(p, before[name]) for name, p in updater.policy.parameters("main").items())
-    exact = [replace(s, sampling_logps=tuple(naive_logps(updater, "main", s).tolist())) for s in samples]
-    assert updater.update({"main": exact})["update/sampling_gap"] < 1e-5, "of the first epoch alone"
-    assert updater.policy.version == 1
-    updater.update({"main": samples})
+def test_the_sampling_gap_is_that_of_the_first_epoch_alone(base: Path, dump: Path) -> None:
+    updater = make(base, dump, algo={"update_epochs": 2})
+    exact = [replace(s, sampling_logps=tuple(naive_logps(updater, "main", s).tolist())) for s in make_samples()]
+    assert updater.update({"main": exact})["update/sampling_gap"] < 1e-5
