@@ -173,40 +173,6 @@ def test_a_truncated_draw_is_one_from_logits_without_the_rest(
             torch.testing.assert_close(logps[row], full[token])
 
 
-@given(seed=st.integers(0, 10**6), top_k=st.integers(0, 5), top_p=st.sampled_from([0.1, 0.5, 1.0]))
-def test_only_kept_tokens_are_drawn(seed: int, top_k: int, top_p: float) -> None:
-    logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(8, 200)) * 3).float()
-    params = SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=1)
-    tokens, _ = draw(logits, requests(*[params] * 8))
-    kept = kept_tokens(logits.softmax(-1), torch.full((8,), top_p), torch.full((8,), top_k))
-    assert kept[torch.arange(8), tokens].all()
-
-
-@given(seed=st.integers(0, 10**6), top_k=st.integers(0, 5), top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]))
-def test_a_recorded_support_is_what_was_kept_and_normalises_the_logps(seed: int, top_k: int, top_p: float) -> None:
-    logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(6, 200)) * 3).float()
-    plain = SamplingParams(temperature=0.7, top_k=top_k, top_p=top_p, max_new_tokens=1)
-    params = [replace(plain, keep_support=True), plain, replace(plain, keep_support=True, temperature=0.0)] * 2
-    tokens, logps, support = TokenSampler(requests(*params), torch.device("cpu"))(logits, torch.arange(6), 0)
-    full = (logits / torch.tensor([0.7, 0.7, 1.0] * 2)[:, None]).log_softmax(-1)
-    kept = kept_tokens(full.exp(), torch.full((6,), top_p), torch.full((6,), top_k))
-    assert list(support) == ([0, 3] if plain.truncates else [])
-    for row in range(6):
-        ids = support.get(row, list(range(200)))
-        if row in support:
-            assert ids == kept[row].nonzero().squeeze(-1).tolist()
-        assert int(tokens[row]) in ids
-        expected = full[row, tokens[row]] - full[row, ids].logsumexp(-1)
-        assert float(logps[row]) == pytest.approx(float(expected), abs=1e-5)
-
-
-def test_recording_changes_no_token() -> None:
-    logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(1)) * 2
-    plain = SamplingParams(top_k=20, top_p=0.8, max_new_tokens=1)
-    recording = replace(plain, keep_support=True)
-    assert draw(logits, requests(*[plain] * 64))[0] == draw(logits, requests(*[recording] * 64))[0]
-
-
 def test_a_request_draws_the_same_numbers_in_any_batch_and_room() -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
     asked = requests(*[SamplingParams(max_new_tokens=n) for n in (4, 40, 7)])

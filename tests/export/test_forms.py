@@ -27,8 +27,10 @@ SHORT = ["train.num_iterations=1", "eval.max_problems=2", "eval.num_samples=1"]
 CHAT = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{{ '[me]' if add_generation_prompt }}"
 
 
-def run_micro(folder: Path, *overrides: str, chat_template: str | None = None) -> RunStore:
-    tiny_base(folder / "base", tiny_config(max_length=64), chat_template=chat_template)
+def run_micro(folder: Path, *overrides: str, chat_template: str | None = None, **generation: int) -> RunStore:
+    base = tiny_base(folder / "base", tiny_config(max_length=64), chat_template=chat_template)
+    if generation:
+        (base / GENERATION_CONFIG).write_text(json.dumps(generation))
     with blank_pictures():
         store, _, _ = run_locally(load_config(write_config(folder), [*SHORT, *overrides]))
     return store
@@ -45,7 +47,7 @@ def check_snippet(folder: Path) -> str:
 
 @pytest.mark.parametrize("chat_template", [None, CHAT])
 def test_a_full_copy_and_an_adapter_answer_side_by_side(tmp_path: Path, chat_template: str | None) -> None:
-    store = run_micro(tmp_path, "agents.0.weights=full", chat_template=chat_template)
+    store = run_micro(tmp_path, "agents.0.weights=full", chat_template=chat_template, eos_token_id=PAD)
     agents = write_run_agents(store)
     card = check_snippet(agents)
     assert "isinstance(model, PeftModel)" in card
@@ -60,6 +62,10 @@ def test_a_full_copy_and_an_adapter_answer_side_by_side(tmp_path: Path, chat_tem
     )
     assert (agents / "helper" / "chat_template.jinja").read_text() == (chat_template or PLAIN)
     assert store.find("00001/update") is not None, "the committed files are as they were"
+    assert 'ends = {"helper": [2, 0], "main": [2, 0]}' in card, "the tokenizer's token and the generation config's"
+    write_agents(TrainedTeam.of(store, merged=True), tmp_path / "merged")
+    for copy in (agents / "helper", tmp_path / "merged" / "main"):
+        assert GenerationConfig.from_pretrained(copy).eos_token_id == [EOS, PAD]
 
 
 PLAIN = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
@@ -97,19 +103,6 @@ def test_a_base_whose_sampling_transformers_would_not_save_can_be_trained_and_me
     for folder in (folders["full"], tmp_path / "merged"):
         saved = GenerationConfig.from_pretrained(folder)
         assert (saved.eos_token_id, saved.pad_token_id, saved.temperature) == ([EOS], PAD, None)
-
-
-def test_exported_agents_end_where_training_does(tmp_path: Path) -> None:
-    """At the tokenizer's token and at that of the generation config."""
-    base = tiny_base(tmp_path / "base", tiny_config(max_length=64))
-    (base / GENERATION_CONFIG).write_text(json.dumps({"eos_token_id": PAD}))
-    with blank_pictures():
-        store, _, _ = run_locally(load_config(write_config(tmp_path), [*SHORT, "agents.0.weights=full"]))
-    write_run_agents(store)
-    write_agents(TrainedTeam.of(store, merged=True), tmp_path / "merged")
-    assert 'ends = {"helper": [2, 0], "main": [2, 0]}' in check_snippet(store.path / "agents")
-    for folder in (store.path / "agents" / "helper", tmp_path / "merged" / "main"):
-        assert GenerationConfig.from_pretrained(folder).eos_token_id == [EOS, PAD]
 
 
 def test_bases_have_their_name_where_they_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from magrpo.errors import ConfigError
 
-COUNT = 1000
-"""Mutants of each kind."""
+with_counts = pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
+"""For tests of ``count`` mutants; the many begin with the few."""
 LONGEST_LINE = 2000
 """Characters of a line of a message, with the paths that it names."""
 MOST_LINES = 25
@@ -110,8 +112,8 @@ def dump_lines(rows: list[Any]) -> bytes:
 def count_outcomes(
     seed: str,
     use: Callable[[random.Random], object],
+    count: int,
     errors: tuple[type[Exception], ...] = (ConfigError,),
-    count: int = COUNT,
 ) -> Counter[str]:
     """Use ``count`` mutants, each drawn by ``use`` from a generator of its own; how many were accepted and refused.
 

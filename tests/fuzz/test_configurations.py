@@ -16,7 +16,7 @@ from magrpo.planning.sizes import estimate_work
 from magrpo.run.config_diff import flatten_config
 from magrpo.run.steps import steps
 from magrpo.run.store import CONFIG, RunStore
-from tests.fuzz.mutations import COUNT, ODD_VALUES, count_outcomes, mutate_bytes, mutate_tree
+from tests.fuzz.mutations import ODD_VALUES, count_outcomes, mutate_bytes, mutate_tree, with_counts
 
 CONFIGS = sorted((Path(__file__).parents[2] / "pipelines" / "configs").glob("*.toml"))
 TEXTS = [path.read_bytes() for path in CONFIGS]
@@ -39,25 +39,28 @@ def inspect_config(config: RunConfig) -> None:
         assert steps(config)
 
 
-def test_files(tmp_path: Path) -> None:
+@with_counts
+def test_files(tmp_path: Path, count: int) -> None:
     path = tmp_path / "run.toml"
 
     def use(rng: random.Random) -> None:
         path.write_bytes(mutate_bytes(rng.choice(TEXTS), rng))
         inspect_config(load_config(path))
 
-    assert count_outcomes("configuration files", use).total() == COUNT
+    assert count_outcomes("configuration files", use, count).total() == count
 
 
-def test_trees() -> None:
+@with_counts
+def test_trees(count: int) -> None:
     def use(rng: random.Random) -> None:
         tree = mutate_tree(rng.choice(TREES), rng)
         inspect_config(validate_config(RunConfig, tree if isinstance(tree, dict) else {"x": tree}, (), "tree"))
 
-    assert count_outcomes("configuration trees", use).total() == COUNT
+    assert count_outcomes("configuration trees", use, count).total() == count
 
 
-def test_overrides() -> None:
+@with_counts
+def test_overrides(count: int) -> None:
     def write_override(rng: random.Random) -> str:
         value = rng.choice(ODD_VALUES)
         text = value if isinstance(value, str) else json.dumps(value)
@@ -67,10 +70,11 @@ def test_overrides() -> None:
     def use(rng: random.Random) -> None:
         inspect_config(load_config(rng.choice(CONFIGS), [write_override(rng) for _ in range(rng.randint(1, 3))]))
 
-    assert count_outcomes("overrides", use).total() == COUNT
+    assert count_outcomes("overrides", use, count).total() == count
 
 
-def test_resolved_configurations(tmp_path: Path) -> None:
+@with_counts
+def test_resolved_configurations(tmp_path: Path, count: int) -> None:
     resolved = [load_config(path).resolved(secrets=True) for path in CONFIGS]
 
     def use(rng: random.Random) -> None:
@@ -82,7 +86,7 @@ def test_resolved_configurations(tmp_path: Path) -> None:
         (tmp_path / CONFIG).write_bytes(data)
         inspect_config(RunStore(tmp_path, ".").config())
 
-    assert count_outcomes("resolved configurations", use).total() == COUNT
+    assert count_outcomes("resolved configurations", use, count).total() == count
 
 
 @pytest.mark.parametrize("name", [*map(str, ODD_VALUES)])

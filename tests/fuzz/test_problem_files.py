@@ -17,7 +17,7 @@ from magrpo.plugins import build_plugin
 from magrpo.run.store import write_records
 from magrpo.stages.prepare import prepare
 from pipelines.commands.score import score_files
-from tests.fuzz.mutations import COUNT, count_outcomes, dump_lines, mutate_bytes, mutate_tree
+from tests.fuzz.mutations import count_outcomes, dump_lines, mutate_bytes, mutate_tree, with_counts
 from tests.problems.test_evalplus import LOOP, check, mbpp_plus
 from tests.problems.test_files import mbpp, row
 from tests.problems.test_livecodebench import lcb, lcb_method
@@ -71,7 +71,8 @@ def load_problems(kind: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_problem_files(kind: str, tmp_path: Path) -> None:
+@with_counts
+def test_problem_files(kind: str, tmp_path: Path, count: int) -> None:
     def use(rng: random.Random) -> None:
         form = rng.choice(FORMATS)
         path = tmp_path / f"mutant.{form}"
@@ -83,10 +84,11 @@ def test_problem_files(kind: str, tmp_path: Path) -> None:
             path.write_bytes(mutate_bytes(path.read_bytes(), rng))
         load_problems(kind, path)
 
-    assert count_outcomes(f"problem files of {kind}", use, count=COUNT // 2).total() == COUNT // 2
+    assert count_outcomes(f"problem files of {kind}", use, count // 2).total() == count // 2
 
 
-def test_files_to_score(tmp_path: Path) -> None:
+@with_counts
+def test_files_to_score(tmp_path: Path, count: int) -> None:
     def use(rng: random.Random) -> None:
         paths = [tmp_path / "problems.jsonl", tmp_path / "completions.jsonl"]
         contents: list[Any] = [PROBLEMS, COMPLETIONS]
@@ -100,4 +102,4 @@ def test_files_to_score(tmp_path: Path) -> None:
         options = ["sandbox.kind=tests.plugins:Sandbox"]
         assert score_files(*options, problems=paths[0], completions=paths[1], output=tmp_path / "out.jsonl") == 0
 
-    assert count_outcomes("files to score", use).total() == COUNT
+    assert count_outcomes("files to score", use, count).total() == count

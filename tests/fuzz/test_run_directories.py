@@ -19,7 +19,7 @@ from magrpo.run.store import CONFIG, RunStore
 from magrpo.tracking.outbox import RECORDS, encode_record
 from magrpo.tracking.wall_time import read_wall_time
 from pipelines.commands.runs import summarize_folder
-from tests.fuzz.mutations import COUNT, count_outcomes, mutate_bytes, mutate_tree
+from tests.fuzz.mutations import count_outcomes, mutate_bytes, mutate_tree, with_counts
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
 
 RECORDED = [
@@ -111,7 +111,8 @@ def resume_run(path: Path) -> None:
             read_stage(store, step)
 
 
-def test_run_directories(finished: Path) -> None:
+@with_counts
+def test_run_directories(finished: Path, count: int) -> None:
     paths = sorted(file for file in finished.rglob("*") if file.is_file())
     paths += [file for file in paths if file.name in (MANIFEST, CONFIG)] * 3
     paths += [finished / name for name in (RECORDS, files.PLACE, files.START)] * 5
@@ -120,4 +121,4 @@ def test_run_directories(finished: Path) -> None:
         with mutated_file(rng.choice(paths), rng):
             rng.choice((inspect_run, resume_run))(finished)
 
-    assert count_outcomes("run directories", use).total() == COUNT
+    assert count_outcomes("run directories", use, count).total() == count

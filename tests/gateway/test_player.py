@@ -279,11 +279,15 @@ def open_player(lineup: Lineup, **fields: Any) -> EpisodePlayer:
     return EpisodePlayer(AgentProgram(**{"run": "acting:solve", **fields}), lineup)
 
 
-@pytest.fixture(scope="module", params=["reused processes", "fresh processes"])
+@pytest.fixture(scope="module", params=["reused processes"])
 def player(request: pytest.FixtureRequest, folder: Path, lineup: Lineup) -> Iterator[EpisodePlayer]:
     player = open_player(lineup, fresh_processes=request.param == "fresh processes")
     yield player
     player.close()
+
+
+with_both_players = pytest.mark.parametrize("player", ["reused processes", "fresh processes"], indirect=True)
+"""For tests to which it matters whether a process plays one episode or many."""
 
 
 FindProcess = Callable[[], psutil.Process]
@@ -345,6 +349,7 @@ def test_a_history_that_was_rewritten_begins_anew(player: EpisodePlayer, lineup:
     assert [episode.prompt_ids(number) for number in range(3)] == [request.prompt_ids for request in model.requests]
 
 
+@with_both_players
 def test_a_process_plays_many_episodes_or_one(player: EpisodePlayer, model: FakeModel) -> None:
     played = [play_one(player, model, "where").result for _ in range(3)]
     pids, called = [one["pid"] for one in played], [one["called"] for one in played]
@@ -367,6 +372,7 @@ def test_episodes_of_other_problems_and_stages_have_other_seeds(player: EpisodeP
     assert len(set(seeds)) == 3
 
 
+@with_both_players
 def test_a_stage_that_is_played_again_gives_the_same_episodes(player: EpisodePlayer, lineup: Lineup) -> None:
     prompts = ("talk 3", "two", "ask", "fail", "talk 2")
     model = FakeModel(lineup, lambda request, prompt: str(request.seed))
@@ -465,6 +471,7 @@ def test_a_program_that_closes_every_file_fails_alone(player: EpisodePlayer, mod
     assert play_one(player, model, "ask").status == "finished"
 
 
+@with_both_players
 @pytest.mark.parametrize("prompt", ["leave_child", "leave_children"])
 def test_processes_that_a_program_leaves_behind_are_killed(
     player: EpisodePlayer, model: FakeModel, tmp_path: Path, prompt: str
@@ -474,6 +481,7 @@ def test_processes_that_a_program_leaves_behind_are_killed(
     wait_until(lambda: not find_marked(mark))
 
 
+@with_both_players
 def test_a_daemon_that_a_program_leaves_behind_is_killed(
     player: EpisodePlayer, model: FakeModel, tmp_path: Path
 ) -> None:

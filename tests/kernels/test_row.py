@@ -137,6 +137,7 @@ def test_hidden_states_in_chunks_give_what_whole_logits_give(
     truth = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     result = group_policy_loss(ours[0], ours[1], *records(temperature=0.7, impl="torch", **arguments), bias=ours[2])
     expected, logps = loss_by_definition(truth[0] @ truth[1].t() + truth[2], temperature=0.7, **arguments)
+    torch.testing.assert_close(result.loss, expected)
     for gradient, wanted in zip(
         torch.autograd.grad(-2 * result.loss, ours), torch.autograd.grad(-2 * expected, truth), strict=True
     ):
@@ -144,10 +145,8 @@ def test_hidden_states_in_chunks_give_what_whole_logits_give(
     torch.testing.assert_close(result.logps, logps)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(7, 5), (64, 704), (3, 151_936)])
-def test_softmax_may_overwrite_its_input(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    logits = 5 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+def test_softmax_may_overwrite_its_input() -> None:
+    logits = 5 * torch.randn(3, 151_936, generator=torch.Generator().manual_seed(0))
     logits[:, ::3] = -torch.inf  # outside the support
     expected = logits.softmax(1)
     assert torch.equal(torch.softmax(logits, 1, out=logits), expected)
@@ -160,15 +159,6 @@ def test_logps_of_a_large_vocabulary_are_exact_to_rounding() -> None:
     exact = logits.double().log_softmax(1).gather(1, inputs.token_ids[:, None]).squeeze(1)
     logps = policy_loss_from_logits(logits, inputs, LossOptions(impl="torch")).logps
     torch.testing.assert_close(logps.double(), exact, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("support", [False, True])
-def test_gradcheck(support: bool) -> None:
-    hidden, weight, bias, arguments = head_case(support=support)
-    tensors = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
-    assert torch.autograd.gradcheck(
-        lambda h, w, b: group_policy_loss(h, w, *records(impl="torch", **arguments), bias=b).loss, tensors
-    )
 
 
 def test_only_what_trains_gets_a_gradient_and_backward_may_run_twice() -> None:
@@ -300,13 +290,6 @@ def test_capped_logits_are_not_capped_again() -> None:
     with pytest.raises(ValueError, match="soft_cap is for logits from hidden states"):
         policy_loss_from_logits(
             torch.zeros(1, 2), token_inputs(torch.tensor([0]), torch.ones(1)), LossOptions(soft_cap=30.0)
-        )
-    with pytest.raises(ValueError, match="soft_cap must be positive"):
-        group_policy_loss(
-            torch.zeros(1, 2),
-            torch.zeros(3, 2),
-            token_inputs(torch.tensor([0]), torch.ones(1)),
-            LossOptions(soft_cap=0.0),
         )
 
 

@@ -39,7 +39,7 @@ def run_layer(layer: LoraLinear, inputs: Tensor, slopes: Tensor, *, fused: bool)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24), (1, 1, 24)])
+@pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_it_computes_what_peft_computes(
     dtype: torch.dtype, tolerance: float, shape: tuple[int, ...], bias: bool
@@ -50,13 +50,6 @@ def test_it_computes_what_peft_computes(
     for part in PARTS:
         assert ours[part].dtype == theirs[part].dtype
         torch.testing.assert_close(ours[part], theirs[part], rtol=tolerance, atol=tolerance * 10)
-
-
-def test_the_gradient_is_that_of_finite_differences() -> None:
-    layer = make_layer(torch.float64, bias=True).double()
-    down, up = layer.lora_A["one"].weight, layer.lora_B["one"].weight
-    x = torch.randn(3, 24, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *_: layer(x), (x, down, up))
 
 
 def test_the_other_adapter_and_none_are_peft_s() -> None:

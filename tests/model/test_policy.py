@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import os
 import shutil
@@ -12,16 +13,18 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import is_progress_bar_enabled
 
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
 from magrpo.errors import ConfigError
 from magrpo.model.collate import collate
 from magrpo.model.forward import LogitMap, can_share_prompts, find_logit_map, head_weights, hidden_states
-from magrpo.model.lineup import Lineup
+from magrpo.model.lineup import Lineup, load_pretrained, trim_heap
 from magrpo.model.policy import Policy
 from magrpo.types import Message, Observation, Sample
 from tests.tiny import BOS, EOS, tiny_base, tiny_config
@@ -452,61 +455,47 @@ def test_large_logits_in_half_precision_are_known(tmp_path: Path, weights: str) 
         assert find_logit_map(model, policy.dtype) == LogitMap()
 
 
-# Trims its heap, then loads weights three times: by transformers, by magrpo, and by magrpo without bars of downloads.
-FRESH = """
-import sys
-import psutil, torch
-from magrpo.model.lineup import trim_heap
+class BarsSeen:
+    """Loads nothing, but keeps whether transformers and the hub would show bars."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, bool]] = []
+
+    def from_pretrained(self, *_: object, **__: object) -> None:
+        self.seen.append((is_progress_bar_enabled(), not are_progress_bars_disabled()))
+
+
+def test_weights_load_without_a_bar_and_downloads_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
+    hub = sys.modules[are_progress_bars_disabled.__module__]
+    monkeypatch.setattr(hub, "HF_HUB_DISABLE_PROGRESS_BARS", None)
+    bars = BarsSeen()
+    for shows_downloads in (True, False):
+        monkeypatch.setattr(hub, "progress_bar_states", {"_global": shows_downloads})
+        load_pretrained(bars, "model", AgentConfig(name="helper", role="helper", model="owner/name"))
+        assert are_progress_bars_disabled() != shows_downloads
+    assert bars.seen == [(False, True), (False, False)]
+
+
+# Frees large blocks between small ones that live on, as after an update.
+HEAP = """
+import psutil
 
 freed, kept = [], []
 for _ in range(6400):
-    freed.append(torch.ones(2**14))  # 64 KiB, which glibc takes from its heap
-    kept.append(torch.ones(16))
+    freed.append(b"x" * 2**16)  # 64 KiB, which glibc takes from its heap
+    kept.append(b"x" * 2**10)
 freed.clear()
 print(psutil.Process().memory_info().rss)
 trim_heap()
 print(psutil.Process().memory_info().rss)
-
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
-from transformers import AutoModelForCausalLM
-from magrpo.config.agents import AgentConfig
-from magrpo.model.lineup import load_pretrained
-
-AutoModelForCausalLM.from_pretrained(sys.argv[1])
-print("===", file=sys.stderr, flush=True)
-agent = AgentConfig(name="helper", role="helper", model=sys.argv[1])
-load_pretrained(AutoModelForCausalLM, "model", agent)
-print(are_progress_bars_disabled())
-disable_progress_bars()
-load_pretrained(AutoModelForCausalLM, "model", agent)
-print(are_progress_bars_disabled())
 """
 
 
-@pytest.fixture(scope="module")
-def fresh(base: Path) -> subprocess.CompletedProcess[str]:
-    """What a process of its own said. In this one's heap, holes of earlier tests would take the small tensors; and bars
-    are a state of the process, in which tqdm has read its environment when it was imported."""
-    environment = {name: value for name, value in os.environ.items() if "PROGRESS_BARS" not in name}
-    return subprocess.run(
-        [sys.executable, "-c", FRESH, str(base)],
-        env=environment | {"TQDM_DELAY": "0"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-
-
-def test_weights_load_without_a_bar_and_downloads_keep_theirs(fresh: subprocess.CompletedProcess[str]) -> None:
-    by_transformers, by_magrpo = fresh.stderr.split("===\n")
-    assert "Loading weights" in by_transformers, "transformers shows one by itself"
-    assert "Loading weights" not in by_magrpo
-    assert fresh.stdout.split()[2:] == ["False", "True"]
-
-
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
-def test_freed_memory_goes_back_to_the_system(fresh: subprocess.CompletedProcess[str]) -> None:
-    """As after an update: small tensors that live on lie above large ones that do not."""
-    before, after = (int(line) / 2**20 for line in fresh.stdout.split()[:2])
+def test_freed_memory_goes_back_to_the_system() -> None:
+    """In a process of its own: in the heap of this one, holes of earlier tests would take the small blocks."""
+    source = f"import ctypes\n{inspect.getsource(trim_heap)}{HEAP}"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    before, after = (int(line) / 2**20 for line in done.stdout.split())
     assert after < before - 300

@@ -73,24 +73,21 @@ def test_an_adapter_of_peft_that_is_taken_computes_what_peft_computes(
         assert torch.allclose(model(input_ids=IDS).logits, logits(policy, "main"), rtol=1e-5, atol=1e-5)
 
 
+def refuse_adapter(base: Path, folder: Path) -> str:
+    """The error about the adapter in ``folder``, which names its configuration and the agent."""
+    with pytest.raises(ConfigError, match=re.escape(f"{folder}/adapter_config.json: ")) as caught:
+        open_policy(base, main="lora").load(1, {"main": folder})
+    assert "agent 'main'" in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"lora_alpha": 64}, "set lora.alpha = 64.0 (now 32.0)"),
         ({"use_rslora": True}, "set lora.alpha = 64.0 (now 32.0)"),
         ({"r": 2, "lora_alpha": 8}, "set lora.rank = 2 (now 4) and lora.alpha = 8.0 (now 32.0)"),
-        ({"r": 2}, "set lora.rank = 2 (now 4)"),
-        ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern = {'q_proj': 64} changes"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern = {'q_proj': 2} changes"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' changes"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4' changes"),
-        ({"init_lora_weights": "olora"}, "init_lora_weights = 'olora' changes"),
-        ({"use_dora": True}, "use_dora = True changes"),
-        ({"bias": "all"}, "bias = 'all' changes"),
-        ({"modules_to_save": ["norm"]}, "modules_to_save = ['norm'] changes"),
-        ({"trainable_token_indices": [3]}, "trainable_token_indices = [3] changes"),
-        ({"layers_to_transform": [0]}, "layers_to_transform = [0] changes"),
-        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens = [5] changes"),
     ],
     ids=str,
 )
@@ -99,21 +96,28 @@ def test_an_adapter_of_another_function_is_refused_by_key(
 ) -> None:
     """Most of them have the names and shapes of the agent's own: their log-probabilities would be off by 2 to 13."""
     folder = make_adapter(base, tmp_path / "adapter", **options)
-    with pytest.raises(ConfigError, match=re.escape(f"{folder}/adapter_config.json: ")) as caught:
-        open_policy(base, main="lora").load(1, {"main": folder})
-    assert message in str(caught.value)
-    assert "agent 'main'" in str(caught.value)
+    assert message in refuse_adapter(base, folder)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"r": 2}, "set lora.rank = 2 (now 4)"),
+        ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern = {'q_proj': 64} changes"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern = {'q_proj': 2} changes"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4' changes"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights = 'olora' changes"),
+        ({"use_dora": True}, "use_dora = True changes"),
+        ({"bias": "all"}, "bias = 'all' changes"),
+        ({"modules_to_save": ["norm"]}, "modules_to_save = ['norm'] changes"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices = [3] changes"),
+        ({"layers_to_transform": [0]}, "layers_to_transform = [0] changes"),
+        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens = [5] changes"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out = True changes"),
         ({"lora_bias": True}, "lora_bias = True changes"),
         ({"peft_type": "IA3"}, "peft_type = 'IA3' changes"),
         ({"of_a_later_peft": "variant"}, "of_a_later_peft = 'variant' changes"),
         ({"init_lora_weights": ["pissa"]}, "init_lora_weights = ['pissa'] changes"),
-        ({"r": "four"}, "r and lora_alpha must be numbers, not 'four' and 32"),
     ],
     ids=str,
 )
@@ -121,8 +125,7 @@ def test_what_only_a_configuration_says_is_refused(
     base: Path, adapter: Path, change: dict[str, Any], message: str
 ) -> None:
     change_json(adapter / "adapter_config.json", **change)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        open_policy(base, main="lora").load(1, {"main": adapter})
+    assert message in refuse_adapter(base, adapter)
 
 
 def test_agents_of_another_scale_are_refused_when_a_policy_opens(base: Path, tmp_path: Path) -> None:
@@ -215,6 +218,12 @@ def take_list(adapter: Path, whole: Path) -> Path:
     return adapter
 
 
+def take_word(adapter: Path, whole: Path) -> Path:
+    del whole
+    change_json(adapter / "adapter_config.json", r="four")
+    return adapter
+
+
 KINDS: dict[str, tuple[str, Callable[[Path, Path], Path], str]] = {
     "whole model": ("lora", lambda _, whole: whole, 'it contains a whole model: .* weights = "full"'),
     "folder of a team": ("lora", take_parent, r"no adapter_config.json; use .*/team/main"),
@@ -225,6 +234,7 @@ KINDS: dict[str, tuple[str, Callable[[Path, Path], Path], str]] = {
     ),
     "cut": ("lora", take_cut, "adapter_config.json: cannot be read: JSONDecodeError"),
     "list": ("lora", take_list, "adapter_config.json: is not an adapter configuration"),
+    "word": ("lora", take_word, "adapter_config.json: r and lora_alpha must be numbers, not 'four' and 32"),
     "adapter": ("full", lambda adapter, _: adapter, "contains an adapter, but agent 'main' has weights = \"full\""),
 }
 

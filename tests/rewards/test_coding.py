@@ -443,24 +443,43 @@ def test_what_really_runs(sandbox: Sandbox) -> None:
     assert found == {name: expected for name, (_, _, expected) in CASES.items()}
 
 
+def list_statements(source: str) -> set[str]:
+    """The statements of a program, each once, without the docstrings of functions, which may be indented anew."""
+    body = ast.parse(source).body
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            node.body = [part for part in node.body if not is_text(part)]
+    return {ast.dump(node) for node in body}
+
+
+def is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
 def test_humaneval_canonical_solutions_pass_as_the_main_agents_completion(sandbox: Sandbox) -> None:
     rows = read_problems()
     assert len(rows) == 164
     problems = [Problem(*(row[key] for key in ("task_id", "prompt", "entry_point", "test"))) for row in rows]
     bodies = [(problem, "", row["canonical_solution"]) for problem, row in zip(problems, rows, strict=True)]
     whole = [(problem, "", f"```python\n{problem.prompt}{body}```") for problem, _, body in bodies]
-    scored = run(sandbox, [*bodies, *whole])  # together, because programs that come out equal run once
-    failed = {p.task_id: s.reports for p, s in zip(problems * 2, scored, strict=True) if not REWARD.passed(s.reports)}
+    for (problem, _, body), (_, _, module) in zip(bodies, whole, strict=True):
+        for text in (body, module):
+            program = combine_completions(problem.prompt, problem.entry_point, "", text)
+            assert list_statements(program.source) == list_statements(problem.prompt + body), problem.task_id
+    some = bodies[::8] + whole[::8]
+    scored = run(sandbox, some)  # together, because programs that come out equal run once
+    failed = {p.task_id: s.reports for (p, _, _), s in zip(some, scored, strict=True) if not REWARD.passed(s.reports)}
     assert not failed
     assert {item.reward.total for item in scored} == {0.6 + 0.5 + 1.0}
 
 
 def test_agreeing_conventions_on_coopcode_earn_what_they_should(sandbox: Sandbox) -> None:
-    problems = CoopCode(kind="coopcode", num_train=180, num_test=3, num_ood=3).load()["train"][::9]
-    for convention, expected in {"first": 4.0, "last": 4.0, "all": 3.0, "nothing": 2.5}.items():
-        completions = [
-            tuple(write_completion(parse_composition(problem), role, convention) for role in ("helper", "main"))
-            for problem in problems
-        ]
-        scored = run(sandbox, [(p, helper, main) for p, (helper, main) in zip(problems, completions, strict=True)])
-        assert [item.reward.total for item in scored] == [expected] * len(problems)
+    problems = CoopCode(kind="coopcode", num_train=180, num_test=3, num_ood=3).load()["train"][::27]
+    expected = {"first": 4.0, "last": 4.0, "all": 3.0, "nothing": 2.5}
+    written = [
+        (problem, *(write_completion(parse_composition(problem), role, convention) for role in ("helper", "main")))
+        for convention in expected
+        for problem in problems
+    ]
+    totals = [item.reward.total for item in run(sandbox, written)]
+    assert totals == [total for total in expected.values() for _ in problems]

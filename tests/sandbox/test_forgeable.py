@@ -247,25 +247,6 @@ def test_plain_data_leaves_the_test_apart(pool: Pool, name: str) -> None:
     assert not report.forgeable
 
 
-def test_arrays_of_objects_and_types_of_numpy_are_compared_in_the_programs_process() -> None:
-    head = "import numpy as np\n"
-    source = f"{head}def f(n):\n    return [np.array([1, None]), np.dtype('f8'), np.array([1, 2])][n]\n"
-    numpy = open_pool(workers=1, packages=["numpy"])
-    objects, types, numbers = numpy.run(
-        [
-            Execution(source, "f", head + test)
-            for test in (
-                "assert (f(0) == np.array([1, None])).all()\nassert (f(0) == [1, None]).all()",
-                "assert f(1) == np.float64\nassert f(1) == 'float64'",
-                "assert (f(2) == np.array([1, 2])).all()",
-            )
-        ]
-    )
-    numpy.close()
-    assert [(report.status, report.forgeable) for report in (objects, types)] == [("pass", True)] * 2
-    assert (numbers.status, numbers.forgeable) == ("pass", False)
-
-
 FRAMES = [
     '[2, "ok", ["opaque", "x", true, 1], [], 0]', '[2, "ok", ["opaque"], [], 0]', '[2, "ok", 1, [[-1, ["l"]]], 0]',
     '[2, "ok", 1, [[9, ["l"]]], 0]', '[2, "ok", 1, [["x", ["l"]]], 0]', '[2, "ok", ["n", "P", [[]], 1], [], 0]',

@@ -25,10 +25,6 @@ def test_passes_with_namespaces(pool: Pool, name: str) -> None:
     assert report.status == "pass", report.cases
 
 
-def test_corpus_is_large_enough() -> None:
-    assert len(PROGRAMS) + len(NEEDS_NAMESPACES) + 1 >= 25
-
-
 def test_numpy_when_not_allowed(pool: Pool) -> None:
     program, both = Execution(NUMPY.source, "f", "assert f(2) == 2.0"), NUMPY
     for_program, for_test = pool.run([program, both])

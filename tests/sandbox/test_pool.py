@@ -57,9 +57,9 @@ def single() -> Iterator[Pool]:
     pool.close()
 
 
-def test_workers_are_recycled() -> None:
+def test_workers_are_recycled(single: Pool) -> None:
     workers = set()
-    with contextlib.closing(open_pool(workers=1)) as pool:
+    with contextlib.closing(Pool(single.spec, 1)) as pool:
         pool.recycle_after = 2
         for k in range(6):
             [report] = pool.run([right(k)])
@@ -214,7 +214,7 @@ def test_a_machine_without_descriptors_costs_no_place(single: Pool, monkeypatch:
     assert [report.status for report in single.run([right(1), right(2)])] == ["pass"] * 2
 
 
-def test_a_process_with_many_open_files_has_a_sandbox() -> None:
+def test_a_process_with_many_open_files_has_a_sandbox(single: Pool) -> None:
     """``select`` takes no descriptor above 1023, and every worker opens two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < 1200:
@@ -224,7 +224,7 @@ def test_a_process_with_many_open_files_has_a_sandbox() -> None:
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         while opened.enter_context(open(os.devnull)).fileno() < 1030:  # noqa: PTH123
             pass
-        pool = opened.enter_context(contextlib.closing(open_pool(workers=1)))
+        pool = opened.enter_context(contextlib.closing(Pool(single.spec, 1)))
         [report] = pool.run([right()])
     assert report.status == "pass"
 

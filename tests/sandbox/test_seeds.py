@@ -1,4 +1,4 @@
-"""Random numbers: equal programs draw equal ones, and a seed that the test sets reaches the program."""
+"""Random numbers: equal programs draw equal ones, and a seed that the test sets reaches the program. Also arrays."""
 
 from __future__ import annotations
 
@@ -77,3 +77,16 @@ def f():
 """
     [report] = numpy_pool.run([Execution(source, "f", "assert f() == 3")])
     assert report.status == "pass", report.cases
+
+
+def test_arrays_of_objects_and_types_of_numpy_are_compared_in_the_programs_process(numpy_pool: Pool) -> None:
+    head = "import numpy as np\n"
+    source = f"{head}def f(n):\n    return [np.array([1, None]), np.dtype('f8'), np.array([1, 2])][n]\n"
+    tests = (
+        "assert (f(0) == np.array([1, None])).all()\nassert (f(0) == [1, None]).all()",
+        "assert f(1) == np.float64\nassert f(1) == 'float64'",
+        "assert (f(2) == np.array([1, 2])).all()",
+    )
+    reports = numpy_pool.run([Execution(source, "f", head + test) for test in tests])
+    assert {report.status for report in reports} == {"pass"}
+    assert [report.forgeable for report in reports] == [True, True, False]

@@ -64,18 +64,20 @@ class Policies:
 
     def _list_tokens(self, tokens: tuple[int, ...]) -> Iterator[Played]:
         """Every episode that begins with ``tokens``."""
-        steps, reward = self._replay(tokens)
+        left = iter(tokens)
+        steps, reward = self._play(lambda _: next(left, None))
         if reward is not None:
             yield steps, reward
             return
         for token in range(TOKENS):
             yield from self._list_tokens((*tokens, token))
 
-    def _replay(self, tokens: Sequence[int]) -> tuple[list[tuple[Step, int]], JointReward | None]:
+    def _play(self, choose: Callable[[Step], int | None]) -> tuple[list[tuple[Step, int]], JointReward | None]:
+        """Play until the program returns its reward, or ``choose`` gives no token."""
         program, steps = self.program(), []
         step = next(program)
         try:
-            for token in tokens:
+            while (token := choose(step)) is not None:
                 steps.append((step, token))
                 step = program.send(token)
         except StopIteration as end:
@@ -84,19 +86,9 @@ class Policies:
         return steps, None
 
     def draw_episode(self, rng: random.Random) -> Played:
-        tokens: list[int] = []
-        program = self.program()
-        step = next(program)
-        steps = []
-        while True:
-            token = rng.choices(range(TOKENS), self.tables[step])[0]
-            tokens.append(token)
-            steps.append((step, token))
-            try:
-                step = program.send(token)
-            except StopIteration as end:
-                reward, local = end.value
-                return steps, JointReward(reward, {}, dict(local))
+        steps, reward = self._play(lambda step: rng.choices(range(TOKENS), self.tables[step])[0])
+        assert reward is not None
+        return steps, reward
 
     def exact_gradient(self, agent: str) -> NDArray[np.float64]:
         """Of the expected return of ``agent`` with respect to its logits: ``(R, TOKENS)``, R all steps of the game."""

@@ -12,7 +12,6 @@ from magrpo.config.sections import EvalConfig, RolloutConfig
 from magrpo.plugins import Plugin
 from magrpo.stages.backend import Backend
 from magrpo.stages.baseline import Behaviour, baseline, count_votes, elect_rows, time_answers
-from magrpo.stages.evaluate import spread_problems
 from magrpo.types import EvalReport, EvalRow, Interval, Problem, Request, TimedAnswer
 from tests.fakes import ScriptedEngine, ScriptedSandbox, render
 from tests.plugins import Env, Reward, TakingTurns
@@ -25,9 +24,7 @@ def answer(request: Request) -> str:
     return "good" if "easy" in prompt or request.seed % 3 == 0 else "bad"
 
 
-def run(
-    engine: ScriptedEngine, env: Plugin | None = None, timed_problems: int = 2, **options: object
-) -> tuple[EvalReport, list[TimedAnswer]]:
+def run(engine: ScriptedEngine, env: Plugin | None = None, **options: object) -> tuple[EvalReport, list[TimedAnswer]]:
     """The report and timed answers of a row, under thresholds for training and evaluation that must not stop it."""
     row = BaselineRow(
         name="row",
@@ -46,8 +43,7 @@ def run(
     config, rollout_config = EvalConfig(num_samples=4, stop_above=-1.0), RolloutConfig(termination_threshold=-1.0)
     num_votes = 1 if row.votes == "none" else 3
     report = baseline(row, backend, SPLITS, config, rollout_config, num_votes)
-    to_time = spread_problems(SPLITS["test"], timed_problems)
-    return report, time_answers(row, backend, to_time, config, rollout_config, num_votes)
+    return report, time_answers(row, backend, SPLITS["test"], config, rollout_config, num_votes)
 
 
 def test_every_trajectory_takes_all_turns_and_problems_are_timed_alone() -> None:
@@ -113,10 +109,6 @@ def test_a_try_is_as_many_turns_as_the_environment_has() -> None:
     assert [{bytes(r.prompt_ids) for r in batch} for batch in batches[:2]] == [
         {bytes(r.prompt_ids) for r in batch} for batch in batches[2:]
     ]
-
-
-def test_timed_problems_are_spread_over_the_split() -> None:
-    assert [one.task_id for one in run(ScriptedEngine(answer), timed_problems=1)[1]] == ["b"]
 
 
 def row(index: int, value: float, text: str) -> EvalRow:

@@ -157,11 +157,6 @@ def test_a_subset_of_pairs_is_balanced(num_agents: int, group_size: int, rounds:
         assert len(set(counts.values())) == 1
 
 
-def test_unbalanced_pairs_are_refused() -> None:
-    with pytest.raises(ValueError, match="multiple of group_size"):
-        RolloutConfig(group_size=4, crossed_pairs=6)
-
-
 def test_only_those_whose_turn_it_is_are_asked() -> None:
     config = RolloutConfig(group_size=2, joint_mode="crossed", termination_threshold=-1.0)
     engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 97}")
