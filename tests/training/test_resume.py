@@ -252,7 +252,7 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert "magrpo.rewound" not in tags
     # Two problems of each evaluation, and two of the rollout of the iteration that is evaluated.
     assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2", "2", "2"]
-    assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
+    assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow", "prefect")} <= set(tags)
     assert {key: tags.get(key) for key in collect_provenance()} == collect_provenance()
     prepared = store.path / "stages" / "00000" / "prepare"
     kind = store.config().problems.kind
