@@ -313,7 +313,7 @@ def _measure_pass(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> f
     if type(described) not in LIKE_LAYERS:
         return _measure_model_pass(_build_model(agent, lora, dtype))
     one, two = (_measure_model_pass(_build_model(agent, lora, dtype, num_layers)) for num_layers in (1, 2))
-    return one + (described.num_hidden_layers - 1) * (two - one)
+    return one + (int(described.num_hidden_layers) - 1) * (two - one)
 
 
 def _measure_model_pass(model: PreTrainedModel) -> float:
