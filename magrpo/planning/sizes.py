@@ -10,7 +10,15 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, trained_holders, weight_holders
@@ -34,6 +42,8 @@ Measured: 31 for Llama models in float32 on a CPU. Section 4.1 of arXiv 2205.051
 attention scores: a gated feed-forward and rotary positions keep more.
 """
 
+LIKE_LAYERS = (LlamaConfig, Qwen2Config, Qwen3Config)
+"""Configurations of models each of whose layers keeps as much for the backward pass as every other."""
 RECORD_BYTES = 50
 """Bytes of a sampled token in the files of rollout, score and credit; measured: 28 in large batches, 110 in tiny."""
 POLICY = ("frozen parameters", "adapters", "full copies")
@@ -299,12 +309,20 @@ def count_token_activations(config: RunConfig, dtype_bytes: int) -> float:
 @lru_cache(maxsize=16)
 def _measure_pass(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> float:
     """Bytes that a token holds until backward if nothing is computed again."""
-    model = _build_model(agent, lora, dtype)
+    described = _read_description(agent)
+    if type(described) not in LIKE_LAYERS:
+        return _measure_model_pass(_build_model(agent, lora, dtype))
+    one, two = (_measure_model_pass(_build_model(agent, lora, dtype, num_layers)) for num_layers in (1, 2))
+    return one + (int(described.num_hidden_layers) - 1) * (two - one)
+
+
+def _measure_model_pass(model: PreTrainedModel) -> float:
+    """As :func:`_measure_pass`, with all layers of ``model``."""
     try:
         per_token_64, per_token_128 = (_count_kept(model, length) / length for length in (64, 128))
     except RuntimeError:  # its forward pass depends on values
         text = model.config.get_text_config()
-        return float(ACTIVATIONS * text.num_hidden_layers * text.hidden_size * dtype.itemsize)
+        return float(ACTIVATIONS * text.num_hidden_layers * text.hidden_size * model.dtype.itemsize)
     # The bytes of a token are a + b * length. Attention scores and masks, which fast kernels do not keep, grow with the
     # square of the length and make up b. The line through both measurements is a at length 0.
     return 2 * per_token_64 - per_token_128
@@ -383,10 +401,16 @@ def _count_cached(text: PreTrainedConfig) -> int:
     return int(2 * text.num_hidden_layers * heads * width)
 
 
-def _build_model(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The agent's model on meta tensors, its adapter included. Raises ConfigError if it cannot be made."""
-    located = agent.model_copy(update={"model": locate_model(agent.model)})
-    described = load_pretrained(AutoConfig, "the configuration of", located)
+def _build_model(
+    agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype, num_layers: int | None = None
+) -> PreTrainedModel:
+    """The agent's model on meta tensors, its adapter included, or only its first layers.
+
+    Raises ConfigError if it cannot be made.
+    """
+    described = _read_description(agent)
+    if num_layers is not None:
+        described.num_hidden_layers = num_layers
     with torch.device("meta"):
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(described, dtype=dtype)  # type: ignore[no-untyped-call]
@@ -394,5 +418,14 @@ def _build_model(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> Pr
             raise ConfigError(f"agent {agent.name!r}: {agent.model!r} cannot be built: {quote_error(error)}") from error
         if agent.weights != "full":
             model.requires_grad_(False)
-            add_adapter(model, None, located, lora, 0)
+            add_adapter(model, None, _locate_base(agent), lora, 0)
     return nn.Module.train(model, False)
+
+
+def _read_description(agent: AgentConfig) -> PreTrainedConfig:
+    described: PreTrainedConfig = load_pretrained(AutoConfig, "the configuration of", _locate_base(agent))
+    return described
+
+
+def _locate_base(agent: AgentConfig) -> AgentConfig:
+    return agent.model_copy(update={"model": locate_model(agent.model)})

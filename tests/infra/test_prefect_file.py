@@ -1,16 +1,19 @@
-"""``infra/prefect.yaml`` as Prefect reads it, against the flow that it deploys."""
+"""``infra/prefect.yaml`` and ``infra/automations.yaml`` as Prefect reads them, against the flows that they name."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
 from prefect import Flow
 from prefect.cli.deploy._models import PrefectYamlModel
+from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
+from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
@@ -31,9 +34,13 @@ def test_prefect_reads_it() -> None:
         PrefectYamlModel.model_validate({**FILE, "deployments": [{"name": 3, "entrypoint": 3}]})
 
 
-def test_the_automations_watch_every_flow() -> None:
-    automations = yaml.safe_load((ROOT / "infra" / "automations.yaml").read_text())["automations"]
-    for automation in automations:
+def test_prefect_reads_the_automations_and_they_watch_every_flow() -> None:
+    """As its command reads the file, and then its server what the command sends."""
+    text = (ROOT / "infra" / "automations.yaml").read_text()
+    for automation in yaml.safe_load(text.replace("BLOCK_ID", str(UUID(int=0))))["automations"]:
+        AutomationCreate.model_validate(AutomationCore.model_validate(automation).model_dump(mode="json"))
+        with pytest.raises(ValidationError):
+            AutomationCore.model_validate({**automation, "actions": [{"type": "unknown"}]})
         watched = automation["trigger"]["match_related"]["prefect.resource.name"]
         assert sorted(watched) == sorted([scheduled.name, study.name, train.name])
 

@@ -146,6 +146,14 @@ def run_locally(config: RunConfig, name: str | None = None) -> tuple[RunStore, M
     return store, tracker, outcome
 
 
+def resume_locally(store: RunStore) -> None:
+    """Resume a run as a new process does, which trusts no file; recorded in memory."""
+    store = RunStore.open(store.path.parent, store.run_id)
+    config, tracker = store.config(), MemoryTracker()
+    with open_stages(config, store, tracker) as stages:
+        run_steps(config, store, stages.run_step, RunRecorder(config, store, tracker))
+
+
 @contextmanager
 def open_stages(config: RunConfig, store: RunStore, tracker: MemoryTracker) -> Iterator[StageRunner]:
     """The stages of a run, shown on the console."""

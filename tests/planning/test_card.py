@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from transformers import MambaConfig, Qwen2Config, Qwen3Config
@@ -12,11 +13,18 @@ from magrpo.errors import ConfigError
 from magrpo.model.collate import collate
 from magrpo.model.forward import hidden_states
 from magrpo.planning.card import CONTEXT, GIB, count_decoded_at_once, estimate_card, settle_micro_batches
-from magrpo.planning.sizes import ACTIVATIONS_OF, KV_CACHE, count_token_activations, estimate_memory, sum_held_at_once
+from magrpo.planning.sizes import (
+    ACTIVATIONS_OF,
+    KV_CACHE,
+    _measure_pass,
+    count_token_activations,
+    estimate_memory,
+    sum_held_at_once,
+)
 from pipelines.arguments import locate_config
 from pipelines.commands.dry_run import show_plan
 from tests.fakes import FakeGpu
-from tests.tiny import tiny_base, tiny_tokenizer
+from tests.tiny import tiny_base, tiny_config, tiny_tokenizer
 from tests.updates.updating import make, make_samples, saved_sizes
 
 QWEN25_3B = Qwen2Config(
@@ -86,6 +94,20 @@ def test_activations_on_meta_tensors_are_those_that_an_update_keeps(tmp_path: Pa
     else:
         assert counted == pytest.approx(per_token, rel=0.2)
     assert states.requires_grad
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_one_layer_and_two_tell_what_all_like_layers_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Literal["llama", "qwen2", "qwen3"], weights: str
+) -> None:
+    tiny_config(family, num_layers=3).save_pretrained(tmp_path)
+    agents = [f"agents.{i}.{value}" for i in range(2) for value in (f"model={tmp_path}", f"weights={weights}")]
+    config = load_config(locate_config("embedded"), agents)
+    told = count_token_activations(config, 2)
+    monkeypatch.setattr("magrpo.planning.sizes.LIKE_LAYERS", ())
+    _measure_pass.cache_clear()
+    assert count_token_activations(config, 2) == told
 
 
 @pytest.mark.parametrize("path", FOR_GPUS, ids=lambda path: path.stem)

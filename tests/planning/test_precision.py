@@ -10,10 +10,10 @@ from magrpo.errors import ConfigError
 from magrpo.planning.precision import settle_dtype
 from magrpo.run.store import RunStore
 from magrpo.training.execute import execute
-from magrpo.training.loop import RunStep
 from pipelines.arguments import locate_config
 from tests.pipelines.micro import write_config
 from tests.tiny import tiny_config
+from tests.training.test_execute import Reached, stop_before_loop
 
 
 def embedded(folder: Path, *overrides: str) -> RunConfig:
@@ -75,20 +75,13 @@ def test_a_small_base_stays_in_float32(base: Path) -> None:
     assert settle_dtype(embedded(base), pytest.fail, measure_fast).model.dtype == "auto"
 
 
-class Reached(Exception):
-    """The loop would begin."""
-
-
 def test_a_run_keeps_the_precision_that_it_started_with(tmp_path: Path, large: Path) -> None:
     agents = [f"agents.{i}.model={large}" for i in (0, 1)]
     store = RunStore.create(load_config(write_config(tmp_path), [*agents, "model.dtype=auto"]), "kept")
 
-    def begin(_: RunStep) -> RunStep:
-        raise Reached
-
     def attempt() -> str:
         with pytest.raises(Reached):
-            execute(store.path.parent, "kept", begin, {})
+            execute(store.path.parent, "kept", stop_before_loop, {})
         return store.config().model.dtype
 
     started_with = attempt()

@@ -114,6 +114,7 @@ def test_a_killed_child_leaves_no_process(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
     grandchild = read_process(child.receive())
     family = [grandchild, *grandchild.parents()[:1]]
+    assert os.getsid(grandchild.pid) != os.getsid(0), "an interrupt from the terminal reaches them"
     child.kill()
     assert_all_end(family)
 
@@ -145,13 +146,6 @@ def test_a_child_whose_parent_has_ended_exits_at_once(tmp_path: Path) -> None:
     program = "import os; from magrpo.process.parent import exit_with_parent; exit_with_parent(1); print('on')"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
-
-
-def test_an_interrupt_from_the_terminal_does_not_reach_the_child(tmp_path: Path) -> None:
-    child = start(FAMILY, tmp_path)
-    grandchild = read_process(child.receive())
-    assert os.getsid(grandchild.pid) != os.getsid(0)
-    child.kill()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import shutil
 import signal
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
@@ -27,6 +26,7 @@ from magrpo.progress.state import Attempt, RunState, describe_error, observe_att
 from magrpo.rewards.coding import CodingReward
 from magrpo.run.config_diff import flatten_config
 from magrpo.run.store import RunStore
+from pipelines.cli import main
 from pipelines.commands.dry_run import show_plan
 from tests.pipelines.micro import command, fail_stage, write_config
 from tests.pipelines.receiver import Receiver, receiving
@@ -48,14 +48,6 @@ def make_attempt(config: RunConfig, receiver: Receiver) -> Attempt:
 
 def notify(url: str) -> None:
     os.environ["MAGRPO_NOTIFY_URLS"] = url
-
-
-def fill_disk(url: str) -> None:
-    def fail(_: Path) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    notify(url)
-    patch("magrpo.run.store.hash_file", fail).start()
 
 
 def fail_untold(url: str) -> None:
@@ -141,11 +133,14 @@ def test_a_run_that_is_refused_before_it_sampled_is_told_without_a_command_to_re
     assert "the prompt is too long" in receiver.posted[0]["reason"]
 
 
-def test_a_full_disk_is_told_with_the_run_and_the_remedy(tmp_path: Path) -> None:
-    path = write_config(tmp_path, iterations=1)
+def test_a_full_disk_is_told_with_the_run_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("magrpo.run.store.hash_file", fail)
     with receiving() as receiver:
-        arguments = ["train", str(path), "--name", "run", "--local"]
-        assert command(arguments, tmp_path / "log", partial(fill_disk, receiver.url)) == 1
+        monkeypatch.setenv("MAGRPO_NOTIFY_URLS", receiver.url)
+        assert main(["train", str(write_config(tmp_path, iterations=1)), "--name", "run", "--local"]) == 1
     [posted] = receiver.posted
     assert posted["reason"].startswith(f"OSError: {tmp_path}/runs/run: No space left on device; free some space")
 

@@ -39,6 +39,7 @@ def run_holder(store: RunStore) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_run_that_another_process_holds_is_refused_with_its_id(store: RunStore) -> None:
     assert not is_held(store.path)
+    assert list(store.path.iterdir()) == [], "asking makes no file"
     with run_holder(store) as process:
         assert is_held(store.path)
         with pytest.raises(ConfigError, match=f"^run run: process {process.pid} is working on it already$"):
@@ -58,8 +59,3 @@ def test_a_killed_process_leaves_the_run_free_while_its_child_lives(store: RunSt
         assert not is_held(store.path)
         with hold_run(store):
             assert is_held(store.path)
-
-
-def test_asking_makes_no_file(store: RunStore) -> None:
-    assert not is_held(store.path)
-    assert list(store.path.iterdir()) == []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from magrpo.config.run import RunConfig, load_config
-from magrpo.run.steps import CHECKPOINT, SAMPLING_STAGES, STAGES, TRAINING_STAGES, StageSpec, Step, steps
+from magrpo.run.steps import CHECKPOINT, STAGES, StageSpec, Step, steps
 from magrpo.training.stages import load_writer
 
 
@@ -18,11 +18,6 @@ def test_a_stage_names_a_writer_sections_and_inputs(spec: StageSpec) -> None:
     assert "StageContext" in str(parameter.annotation)
     assert set(spec.sections) <= RunConfig.model_fields.keys()
     assert set(spec.inputs) <= {*STAGES, CHECKPOINT}
-
-
-def test_every_iteration_samples_before_it_updates() -> None:
-    assert TRAINING_STAGES == ("rollout", "score", "critic", "credit", "update")
-    assert SAMPLING_STAGES == ("rollout", "score", "critic", "credit")
 
 
 def inputs_of(every: Sequence[Step], name: str) -> tuple[str, ...]:

@@ -11,13 +11,11 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
 from magrpo.process.environment import shorten_path
-from magrpo.run.manifest import MANIFEST, digest
+from magrpo.run.manifest import MANIFEST
 from magrpo.run.store import RunStore, read_records, write_records
 from magrpo.types import (
     Action,
@@ -343,12 +341,6 @@ def test_turns_and_scored_turns_are_told_apart(tmp_path: Path) -> None:
     group = RolloutGroup(Problem("t", "p"), (), (), {}, {}, (Turn({"a": 0}),))
     write_records(tmp_path / "g.jsonl.gz", [group])
     assert isinstance(read_records(tmp_path / "g.jsonl.gz", RolloutGroup[Turn])[0].turns[0], Turn)
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_floats_survive_exactly(value: float) -> None:
-    assert json.loads(json.dumps(value)) == value
-    assert digest(value) == digest(json.loads(json.dumps(value)))
 
 
 def test_an_error_of_the_disk_reaches_the_writer() -> None:

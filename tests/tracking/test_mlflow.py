@@ -26,7 +26,6 @@ from magrpo.tracking.experiment_view import experiment_tags, missing_tags, view_
 from magrpo.tracking.mlflow_runs import PARENT_FOLDER_TAG, PARENT_TAG, STUDY_TAG, MlflowSink, MlflowTracker
 from magrpo.tracking.model_registry import ModelRegistry
 from magrpo.tracking.outbox import Outbox, Record, find_folder_id
-from magrpo.tracking.provenance import collect_provenance
 from tests.databases import write_database
 from tests.servers import serve_mlflow
 
@@ -289,13 +288,6 @@ def test_where_runs_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert tracking_uri(TrackingConfig(), tmp_path) == "http://tracking:5000"
     assert tracking_uri(TrackingConfig(uri="sqlite:///x.db"), tmp_path) == "sqlite:///x.db"
     assert hide_password("https://me:secret@host:5000/x") == "https://***@host:5000/x"
-
-
-def test_provenance_names_the_libraries() -> None:
-    tags = collect_provenance()
-    assert tags["version.python"].startswith("3.")
-    assert {"version.torch", "version.mlflow", "version.prefect"} <= set(tags)
-    assert tags.get("git.dirty", "false") in {"true", "false"}
 
 
 def test_a_long_card_is_cut_where_a_section_begins() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,12 +95,16 @@ def again(root: Path) -> None:
     (root / "run-1" / "tracking.sent").unlink()
 
 
-def test_a_trajectory_becomes_one_trace_however_often_it_is_delivered(tmp_path: Path, uri: str) -> None:
+def deliver_twice(uri: str, root: Path) -> None:
     for _ in range(2):
-        experiment = record(uri, tmp_path, [TRAJECTORY])
+        experiment = record(uri, root, [TRAJECTORY])
         [trace] = traces(uri, experiment)
         check(trace, uri, experiment)
-        again(tmp_path)
+        again(root)
+
+
+def test_a_trajectory_becomes_one_trace_however_often_it_is_delivered(tmp_path: Path, uri: str) -> None:
+    deliver_twice(uri, tmp_path)
 
 
 def test_a_turn_done_again_replaces_its_trace(tmp_path: Path, uri: str) -> None:
@@ -133,25 +137,25 @@ def test_a_record_is_small_and_plain() -> None:
     assert len(text) < 3000
 
 
-@pytest.mark.slow
-def test_traces_through_a_server(tmp_path: Path) -> None:
-    with serve_mlflow(tmp_path) as uri:
-        for _ in range(2):
-            experiment = record(uri, tmp_path, [TRAJECTORY])
-            [trace] = traces(uri, experiment)
-            check(trace, uri, experiment)
-            again(tmp_path)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serve_mlflow(tmp_path_factory.mktemp("server")) as uri:
+        yield uri
 
 
 @pytest.mark.slow
-def test_a_server_whose_experiment_is_deleted_gets_the_traces_later(tmp_path: Path) -> None:
-    with serve_mlflow(tmp_path) as uri:
-        sink = MlflowSink(uri, "magrpo", "one", None, "magrpo.run_id")
-        sink.connect()
-        client = MlflowClient(uri)
-        client.delete_experiment(sink.experiment_id)
-        with pytest.raises(Unavailable, match="mlflow experiments restore"):
-            sink.deliver([trace_record(TRAJECTORY, 1, INTERVAL)])
-        client.restore_experiment(sink.experiment_id)
+def test_traces_through_a_server(tmp_path: Path, server: str) -> None:
+    deliver_twice(server, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_server_whose_experiment_is_deleted_gets_the_traces_later(server: str) -> None:
+    sink = MlflowSink(server, "deleted", "one", None, "magrpo.run_id")
+    sink.connect()
+    client = MlflowClient(server)
+    client.delete_experiment(sink.experiment_id)
+    with pytest.raises(Unavailable, match="mlflow experiments restore"):
         sink.deliver([trace_record(TRAJECTORY, 1, INTERVAL)])
-        assert len(traces(uri, sink.experiment_id)) == 1
+    client.restore_experiment(sink.experiment_id)
+    sink.deliver([trace_record(TRAJECTORY, 1, INTERVAL)])
+    assert len(traces(server, sink.experiment_id)) == 1

@@ -15,11 +15,8 @@ from magrpo.run.files import EVALUATION, OPTIMIZER, read_evaluations
 from magrpo.run.manifest import MANIFEST
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.store import RunStore
-from magrpo.training.loop import run_steps
-from magrpo.training.recorder import RunRecorder
 from pipelines.cli import main
-from tests.memory_tracker import MemoryTracker
-from tests.pipelines.micro import open_stages, write_config
+from tests.pipelines.micro import resume_locally, write_config
 from tests.training.test_resume import Runs
 
 REMEDY = "delete this folder and resume the run, which computes it again"
@@ -47,17 +44,9 @@ def flip_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def resume(store: RunStore) -> None:
-    """Resume a run as a new process does, which trusts no file."""
-    store = RunStore.open(store.path.parent, store.run_id)
-    config, tracker = store.config(), MemoryTracker()
-    with open_stages(config, store, tracker) as stages:
-        run_steps(config, store, stages.run_step, RunRecorder(config, store, tracker))
-
-
 def assert_stops(store: RunStore, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        resume(store)
+        resume_locally(store)
 
 
 def digests(store: RunStore) -> dict[str, dict[str, str]]:
@@ -97,7 +86,7 @@ def test_a_damaged_input_stops_the_resume_and_is_computed_again_once_it_is_delet
     path.unlink()
     assert_stops(copy, f"{folder}: {file} is missing; {REMEDY}")
     shutil.rmtree(folder)
-    resume(copy)
+    resume_locally(copy)
     assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
 
 
@@ -106,14 +95,14 @@ def test_a_damaged_manifest_stops_the_resume_wherever_it_is(runs: Runs, copy: Ru
     (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:40])
     assert_stops(copy, f"{folder}: {MANIFEST} is damaged; {REMEDY}")
     (folder / MANIFEST).unlink()  # what is left is no output
-    resume(copy)
+    resume_locally(copy)
     assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
 
 
 def test_a_resume_reads_only_what_it_needs(copy: RunStore) -> None:
     for path in copy.path.glob(f"stages/*/update/{OPTIMIZER}"):
         flip_byte(path)
-    resume(copy)
+    resume_locally(copy)
 
 
 def test_a_lost_checkpoint_after_a_pruned_one_takes_from_stage(runs: Runs, copy: RunStore) -> None:
@@ -131,7 +120,7 @@ def test_a_lost_checkpoint_after_a_pruned_one_takes_from_stage(runs: Runs, copy:
     repeated = steps_to_repeat(copy, copy.config(), "update:2")
     assert [str(step) for step in repeated] == ["update:1", "evaluate:2"]
     copy.set_aside([step.output for step in repeated])
-    resume(copy)
+    resume_locally(copy)
     assert digests(copy) == digests(RunStore.open(runs.root, "whole"))
 
 
@@ -146,9 +135,9 @@ def test_samples_that_came_out_differently_take_from_stage(copy: RunStore) -> No
     copy.commit("00002/credit", manifest["key"], write)
     before = copy.manifest_of("00002/update")["key"]
     with pytest.raises(ConfigError, match=r"--from-stage update:2$"):
-        resume(copy)
+        resume_locally(copy)
     copy.set_aside([step.output for step in steps_to_repeat(copy, copy.config(), "update:2")])
-    resume(copy)
+    resume_locally(copy)
     assert copy.manifest_of("00002/update")["key"] != before
 
 

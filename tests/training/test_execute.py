@@ -102,6 +102,10 @@ class Reached(Exception):
     """The loop would begin."""
 
 
+def stop_before_loop(_: RunStep) -> RunStep:
+    raise Reached
+
+
 def test_training_that_is_repeated_may_last_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where ``train.max_tokens`` ended it, and its outputs are set aside because they were made another way."""
     config = load_config(write_config(tmp_path, iterations=5), ["train.max_tokens=1000"])
@@ -141,12 +145,8 @@ def test_a_run_that_ends_during_warm_up_says_so_when_it_starts(
 ) -> None:
     config = load_config(write_config(tmp_path, iterations=2), ["optim.lr=0.01", "optim.warmup_iterations=5"])
     store = RunStore.create(config, "short")
-
-    def begin(_: RunStep) -> RunStep:
-        raise Reached
-
     with pytest.raises(Reached):
-        execute(store.path.parent, "short", begin, {})
+        execute(store.path.parent, "short", stop_before_loop, {})
     assert (
         "optim.warmup_iterations = 5 exceeds train.num_iterations = 2: the learning rate ends at 0.004, below its peak"
     ) in caplog.text

@@ -9,7 +9,6 @@ import pytest
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
 from magrpo.run.rewind import steps_to_repeat
-from magrpo.run.steps import steps
 from magrpo.run.store import RunStore
 from pipelines.cli import main
 from tests.training.test_resume import Runs
@@ -26,17 +25,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def names(runs: Runs, stage: str) -> list[str]:
     store = RunStore.open(runs.root, "whole")
     return [str(step) for step in steps_to_repeat(store, store.config(), stage)]
-
-
-def test_the_order_is_that_of_the_loop(runs: Runs) -> None:
-    config = RunStore.open(runs.root, "whole").config()
-    folders = [step.output for step in steps(config)]
-    assert len(set(folders)) == len(folders)
-    stages = runs.root / "whole" / "stages"
-    written = {str(path.relative_to(stages)): path.stat().st_ctime_ns for path in stages.glob("*/[!.]*")}
-    assert sorted(folders) == sorted(written)
-    times = [written[folder] for folder in folders if not folder.endswith("/update")]
-    assert times == sorted(times), "updates apart, whose folder changes again when its optimizer is deleted"
 
 
 def test_what_is_done_again(runs: Runs) -> None:

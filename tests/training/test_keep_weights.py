@@ -18,8 +18,8 @@ from magrpo.planning.sizes import estimate_disk
 from magrpo.run.files import WEIGHTS, kept_iterations
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.store import RunStore
-from tests.pipelines.micro import run_locally, write_config
-from tests.training.test_damage import digests, resume
+from tests.pipelines.micro import resume_locally, run_locally, write_config
+from tests.training.test_damage import digests
 
 LAGS = {0: [], 1: ["train.lag=1", "algo.importance_cap=2"]}
 
@@ -71,11 +71,11 @@ def test_a_lost_stage_that_needs_deleted_weights_is_computed_again_from_stage(co
     shutil.rmtree(copy.stage_folder(lost))
     for _ in range(2):  # a stage that needs the lost one may need deleted weights, too
         try:
-            resume(copy)
+            resume_locally(copy)
         except ConfigError as error:
             stage = str(error).rpartition("--from-stage ")[2]
             copy.set_aside([step.output for step in steps_to_repeat(copy, copy.config(), stage)])
-    resume(copy)
+    resume_locally(copy)
     assert digests(copy) == before
     assert {0, 2, 4, 5} <= set(kept_iterations(copy))
 
@@ -87,7 +87,7 @@ def test_a_lost_stage_that_needs_deleted_weights_is_computed_again_from_stage(co
 def test_a_run_resumes_from_a_stage_that_needs_deleted_weights(copy: RunStore, stage: str) -> None:
     before = digests(copy)
     copy.set_aside([step.output for step in steps_to_repeat(copy, copy.config(), stage)])
-    resume(copy)
+    resume_locally(copy)
     assert digests(copy) == before
     assert kept_iterations(copy) == [0, 2, 4, 5]
 

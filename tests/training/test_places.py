@@ -71,15 +71,21 @@ def move_in_the_middle(store: RunStore, *flags: str) -> None:
     run_magrpo("resume", store.run_id, *again)
 
 
+@pytest.fixture(scope="module")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    """A micro run in one process; its configuration is ``run.toml`` beside it."""
+    folder = tmp_path_factory.mktemp("micro")
+    return train(folder, "alone", str(write_config(folder, iterations=2)), "", "--local")
+
+
 @pytest.mark.slow
-def test_samplers_and_ranks_give_the_run_of_one_process_and_it_may_move(tmp_path: Path) -> None:
-    config = str(write_config(tmp_path, iterations=2))
-    alone = train(tmp_path, "alone", config, "", "--local")
-    shared = train(tmp_path, "shared", config, SAMPLERS + RANKS, "--local")
-    assert weights_of(shared) == weights_of(alone)
-    assert rows_of(shared) == rows_of(alone)
+def test_samplers_and_ranks_give_the_run_of_one_process_and_it_may_move(micro: RunStore) -> None:
+    root, config = micro.path.parent, str(micro.path.with_name("run.toml"))
+    shared = train(root, "shared", config, SAMPLERS + RANKS, "--local")
+    assert weights_of(shared) == weights_of(micro)
+    assert rows_of(shared) == rows_of(micro)
     move_in_the_middle(shared, "--local")
-    assert weights_of(shared) == weights_of(alone)
+    assert weights_of(shared) == weights_of(micro)
 
 
 LAGGED = ("train.lag=1", "algo.importance_cap=2")
@@ -97,10 +103,11 @@ def test_a_run_with_a_lag_is_the_same_on_a_sampler_and_ranks(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_the_middle_leaves_no_process_and_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_killed_in_the_middle_leaves_no_process_and_is_resumed_to_the_same_bits(
+    micro: RunStore, tmp_path: Path
+) -> None:
     """It is killed on samplers and ranks, and resumed in one process."""
-    config = str(write_config(tmp_path, iterations=2))
-    alone = train(tmp_path, "alone", config, "", "--local")
+    config = str(micro.path.with_name("run.toml"))
     place = tmp_path / "place.toml"
     place.write_text(SAMPLERS + RANKS)
     arguments = ["train", config, "--name", "killed", f"root={tmp_path}", "--place", str(place), "--local"]
@@ -117,8 +124,8 @@ def test_a_run_killed_in_the_middle_leaves_no_process_and_is_resumed_to_the_same
     assert driver.exitcode == -signal.SIGKILL
     assert_all_end(family)
     run_magrpo("resume", "killed", "--root", str(tmp_path), "--place", "none", "--local")
-    assert weights_of(store) == weights_of(alone)
-    assert rows_of(store) == rows_of(alone)
+    assert weights_of(store) == weights_of(micro)
+    assert rows_of(store) == rows_of(micro)
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +200,8 @@ def test_a_run_of_the_schedule_on_a_cluster_gives_the_run_of_one_process(
 
 
 @pytest.mark.slow
-def test_a_node_that_is_lost_in_a_run_changes_nothing(tmp_path: Path, cluster: Any) -> None:
-    config = str(write_config(tmp_path, iterations=2))
-    alone = train(tmp_path, "alone", config, "", "--local")
+def test_a_node_that_is_lost_in_a_run_changes_nothing(micro: RunStore, tmp_path: Path, cluster: Any) -> None:
+    config = str(micro.path.with_name("run.toml"))
     place = tmp_path / "lost.toml"
     place.write_text(f'address = "{cluster.address}"\n' + SAMPLERS)
     arguments = ["train", config, "--name", "lost", f"root={tmp_path}", "--place", str(place), "--local"]
@@ -208,5 +214,5 @@ def test_a_node_that_is_lost_in_a_run_changes_nothing(tmp_path: Path, cluster: A
     finally:
         add_node(cluster, num_cpus=4)
     assert driver.exitcode == 0, (tmp_path / "lost.log").read_text()
-    assert weights_of(store) == weights_of(alone)
-    assert rows_of(store) == rows_of(alone)
+    assert weights_of(store) == weights_of(micro)
+    assert rows_of(store) == rows_of(micro)

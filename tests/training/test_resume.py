@@ -29,12 +29,13 @@ from magrpo.reports.publish import rebuild_report
 from magrpo.reports.verdict import judge_run
 from magrpo.run.config_diff import flatten_config
 from magrpo.run.manifest import MANIFEST
+from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import SYSTEM_PREFIX
 from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.wall_time import read_wall_time
-from tests.pipelines.micro import command, magrpo, run_locally, write_config
+from tests.pipelines.micro import command, magrpo, resume_locally, run_locally, write_config
 
 TIMED = ("time/", "sandbox/")
 """Metrics of the work done: wall time, and programs run, more of them where a process has run none yet."""
@@ -128,8 +129,8 @@ class Runs:
         again = ["resume", name, "--root", str(self.root)]
         return [*(again if RunStore(self.root, name).exists() else new), *self.flags]
 
-    def assert_goes_on(self, folder: str, stage: str) -> None:
-        """A run stopped after the output of ``folder``, resumed, and begun again from ``stage`` ends as ``whole``."""
+    def stop_unrecorded(self, name: str, folder: str) -> RunStore:
+        """As :meth:`train_unrecorded`, stopped after the output of ``folder``."""
         commit = RunStore.commit
 
         def commit_and_stop(*arguments: object) -> object:
@@ -138,11 +139,18 @@ class Runs:
                 raise KeyboardInterrupt
             return pointer
 
-        with patch.object(RunStore, "commit", commit_and_stop):
-            assert magrpo(self.arguments("stopped")) == 130
-        for flags in ([], ["--from-stage", stage]):
-            assert magrpo([*self.arguments("stopped"), *flags]) == 0
-            assert self.outcome("stopped") == self.outcome("whole")
+        with patch.object(RunStore, "commit", commit_and_stop), pytest.raises(KeyboardInterrupt):
+            self.train_unrecorded(name)
+        return RunStore.open(self.root, name)
+
+    def assert_goes_on(self, folder: str, stage: str) -> None:
+        """A run stopped after the output of ``folder``, resumed, and begun again from ``stage`` ends as ``whole``."""
+        store = self.stop_unrecorded("stopped", folder)
+        resume_locally(store)
+        assert self.outcome("stopped") == self.outcome("whole")
+        store.set_aside([step.output for step in steps_to_repeat(store, store.config(), stage)])
+        resume_locally(store)
+        assert self.outcome("stopped") == self.outcome("whole")
 
     def log(self, name: str) -> Path:
         return self.root.parent / f"{name}.log"
@@ -249,7 +257,7 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert (store.path / "report.html").read_text() == report
     assert "magrpo.rewound" not in tags
     assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2"]  # two of each evaluation
-    assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
+    assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow", "prefect")} <= set(tags)
     assert {key: tags.get(key) for key in collect_provenance()} == collect_provenance()
     prepared = store.path / "stages" / "00000" / "prepare"
     kind = store.config().problems.kind
@@ -327,8 +335,8 @@ def test_a_run_goes_on_without_the_weights_it_started_from(runs: Runs, tmp_path:
     weights = tmp_path / "weights"
     shutil.copytree(runs.root / "whole" / "agents" / "helper", weights)
     started = Runs(runs.root.parent, [*runs.config, f"agents.0.start_from={weights}"])
-    assert started.train("started") == 0
-    assert started.train("moved", partial(die_after_commit, "00001/update")) == -signal.SIGKILL
+    started.train_unrecorded("started")
+    started.stop_unrecorded("moved", "00001/update")
     weights.rename(tmp_path / "elsewhere")
-    assert started.train("moved") == 0
+    assert magrpo(started.arguments("moved")) == 0
     assert started.outcome("moved") == started.outcome("started")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -37,6 +40,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, override in (("one", "train.seed=0"), ("two", "train.seed=1")):
             assert main(["train", config, override, "--local", "--name", name]) == 0
     return folder / "runs"
+
+
+class Compared(NamedTuple):
+    """What ``magrpo compare`` printed, and the folder that it wrote."""
+
+    said: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def compared(root: Path) -> Compared:
+    """Of ``one`` and ``two``, given as the shell completes folders."""
+    folder, out = root.parent / "compared", io.StringIO()
+    names = [str(root / "one"), f"{root / 'two'}/"]
+    with redirect_stdout(out):
+        assert main(["compare", *names, "--root", str(root), "--output", str(folder)]) == 0
+    return Compared(out.getvalue(), folder)
 
 
 def load(root: Path, name: str) -> EvaluatedRun:
@@ -83,11 +103,9 @@ def test_duration(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = [str(root / "one"), f"{root / 'two'}/"]  # as the shell completes them
-    assert main(["compare", *names, "--root", str(root), "--output", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    text = (tmp_path / "out" / "compare.html").read_text(encoding="utf-8")
+def test_compare_prints_and_writes(root: Path, compared: Compared) -> None:
+    said, folder = compared
+    text = (folder / "compare.html").read_text(encoding="utf-8")
     page = Page(text)
     differing = page.tables["Configuration, where it differs: 1 key"]
     assert differing[1:] == [["train.seed", "0", "1"]], "the only key that differs"
@@ -107,15 +125,14 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     assert "thousands of tokens generated in training" in text
     assert [address for address in page.loaded if not address.startswith("#")] == []
     assert text.count("<svg") == 4, "two splits over iterations and over tokens"
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html"}
+    assert {path.name for path in folder.iterdir()} == {"compare.html"}
 
 
 @needs_chromium
-def test_a_comparison_in_a_browser(root: Path, tmp_path: Path) -> None:
-    assert main(["compare", "one", "two", "--root", str(root), "--output", str(tmp_path)]) == 0
+def test_a_comparison_in_a_browser(compared: Compared) -> None:
     with open_browser() as browser:
         for width, scheme in zip(WIDTHS, reversed(SCHEMES), strict=True):  # the style sheet is that of reports
-            assert check_page(browser, tmp_path / "compare.html", width, scheme) == 4
+            assert check_page(browser, compared.folder / "compare.html", width, scheme) == 4
 
 
 def test_compare_for_scripts(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

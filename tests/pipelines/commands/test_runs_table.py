@@ -121,15 +121,12 @@ def test_an_argument_that_is_no_name_of_a_run_is_refused(
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [
-        *((["train", "embedded"], name) for name in ("prefect", "../x", "x" * 101, "[/x]")),
-        (["study", "tiny"], "../x"),
-        (["evaluate", "embedded"], "../x"),
-    ],
+    [(["train", "embedded"], "[/x]"), (["study", "tiny"], "../x"), (["evaluate", "embedded"], "../x")],
 )
 def test_a_name_that_no_run_can_have_is_refused(
     tmp_path: Path, command: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Which names these are is tested with the store."""
     assert main([*command, "--name", name, "--root", str(tmp_path / "runs")]) == 2
     assert capsys.readouterr().err.startswith(f"magrpo: run name '{name}' ")
     assert list(tmp_path.iterdir()) == []

@@ -150,12 +150,9 @@ def test_without_prefect(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_jails(tmp_path: Path) -> None:
-    """Weights, optimizer, samples and metrics of the embedded run are compared."""
-    killed_and_resumed(Runs(tmp_path, EMBEDDED), [5, 5, 5], assert_same_essence)
-
-
-@pytest.mark.slow
 def test_as_a_flow(tmp_path: Path) -> None:
-    """With a Prefect server of its own each time, from an empty database on."""
+    """With a Prefect server of its own each time, from an empty database on.
+
+    Weights, optimizer, samples and metrics of the embedded run are compared.
+    """
     killed_and_resumed(Runs(tmp_path, EMBEDDED, flags=()), [5, 5, 5], assert_same_essence)

@@ -292,6 +292,7 @@ def forget_servers(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("HOME", str(home))
 
 
+@pytest.mark.slow
 def test_the_server_accepts_the_automations(
     flows: Flows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
