@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -78,11 +79,12 @@ def test_runs_with_other_seeds_draw_other_samples_from_the_same_agents(root: Pat
 
 def test_runs_lists_the_folder_newest_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--root", str(root)]) == 0
-    lines = listed(capsys.readouterr().out)
+    said = capsys.readouterr().out
+    lines = listed(said)
     assert [name for name in lines if name in ("one", "two")] == ["two", "one"]
     first, last = (report.summary["test/sampled"]["return"].mean for report in load(root, "one").reports)
     assert lines["one"].split()[1:6] == ["finished", "1/1", f"{first:.1%}", "\u2192", f"{last:.1%}"]
-    assert "train.seed=0" in lines["one"]
+    assert re.search(r"^  one .*\n +train\.seed=0 *$", said, re.MULTILINE)
 
 
 def test_time_at_work_leaves_pauses_out() -> None:
