@@ -22,9 +22,12 @@ def module_of(call: str, *functions: Callable[..., Any]) -> Module:
 
 # Main may call ``aux.cache_clear()``: a variant without it would fail, as if it missed the work of the helper.
 def keep_attributes(stand_in: Callable[..., Any], replaced: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``stand_in`` with the attributes of ``replaced`` that it lacks."""
-    for name in set(dir(replaced)) - set(dir(stand_in)):
-        setattr(stand_in, name, getattr(replaced, name))
+    """Return ``stand_in`` with the attributes of ``replaced`` that it lacks and that can be read."""
+    from contextlib import suppress
+
+    for name in set(object.__dir__(replaced)) - set(dir(stand_in)):
+        with suppress(BaseException):  # of a property that the agents wrote
+            setattr(stand_in, name, getattr(replaced, name))
     return stand_in
 
 

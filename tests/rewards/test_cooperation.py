@@ -245,7 +245,26 @@ def test_work_done_by_one_alone_does_not(sandbox: Sandbox, hidden: str) -> None:
     assert {name: value for name, value in found.items() if value > 0.5} == {}
 
 
-def test_a_helper_with_attributes_is_judged_like_any_other(sandbox: Sandbox) -> None:
+UNREADABLE = """
+class Wrapped:
+    def __init__(self, function):
+        self.function = function
+    def __call__(self, x):
+        return self.function(x)
+    def __dir__(self):
+        raise ValueError
+    @property
+    def never(self):
+        raise ValueError
+@Wrapped"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "use"),
+    [("from functools import lru_cache\n@lru_cache", "aux.cache_clear()"), (UNREADABLE, "")],
+    ids=["used", "unreadable"],
+)
+def test_a_helper_with_attributes_is_judged_like_any_other(sandbox: Sandbox, decorator: str, use: str) -> None:
     bodies = {
         "honest": (KEEP, "return 2 * sum(aux(tuple(xs)))"),
         "identity": ("return int(x)", "return 2 * sum(aux(x) for x in xs if x > 0)", "x"),
@@ -254,8 +273,8 @@ def test_a_helper_with_attributes_is_judged_like_any_other(sandbox: Sandbox) -> 
     }
     programs = {}
     for name, (helper, main, *parameters) in bodies.items():
-        programs[name] = texts(helper, f"aux.cache_clear()\n{main}", *parameters)
-        programs[name]["helper"] = f"from functools import lru_cache\n@lru_cache\n{programs[name]['helper']}"
+        programs[name] = texts(helper, f"{use}\n{main}", *parameters)
+        programs[name]["helper"] = f"{decorator}\n{programs[name]['helper']}"
     expected = dict.fromkeys(bodies, 0.5) | {"honest": 1.5}
     assert cooperation(sandbox, programs, PROBLEM) == expected
 
