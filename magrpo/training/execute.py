@@ -141,7 +141,9 @@ def _settle_config(store: RunStore, place: Place, console: RunConsole) -> RunCon
     config = store.config()  # read after the champion and the precision, which may have changed it
     check_place(config, place, store)
     set_aside_stale(store, config)
-    return store.config()  # training may now last longer than before
+    config = store.config()  # training may now last longer than before
+    check_place(config, place, store)  # updates may have been set aside
+    return config
 
 
 def _settle_dtype(store: RunStore, place: Place, console: RunConsole) -> None:

@@ -10,8 +10,11 @@ import pytest
 
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
+from magrpo.errors import ConfigError
+from magrpo.planning.place_check import check_place
 from magrpo.planning.precision import settle_dtype
 from magrpo.progress.state import Attempt, Observer, RunState
+from magrpo.run.steps import steps
 from magrpo.run.store import RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.outbox import read_outbox
@@ -122,6 +125,19 @@ def test_training_that_is_repeated_may_last_longer(tmp_path: Path, monkeypatch: 
     with pytest.raises(Reached):
         execute(store.path.parent, "stale", lambda run_step: run_step, {}, observers=[States(states)])
     assert states[0].num_iterations == 5, "what the console shows"
+
+
+def test_updates_that_are_repeated_need_a_gpu_for_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is left until outputs are set aside because they were made another way."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = load_config(write_config(tmp_path, iterations=1), ["algo.kernel=triton", "model.device=auto"])
+    store = RunStore.create(config, "stale")
+    for step in steps(config):
+        store.commit(step.output, "another key", lambda _: {})
+    check_place(config, Place(), store)
+    with pytest.raises(ConfigError, match="needs a CUDA device"):
+        execute(store.path.parent, "stale", stop_before_loop, {})
 
 
 class States(Observer):

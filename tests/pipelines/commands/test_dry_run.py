@@ -163,6 +163,7 @@ def test_a_loss_in_triton_is_refused_on_a_cpu_before_anything_is_sampled(
 def test_a_run_without_updates_left_needs_no_triton(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the place refuses comes first, because its remedy would help."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     store, triton = RunStore.open(runs.root, "whole"), config(runs, "algo.kernel=triton", "model.device=auto")
     assert show_plan(triton, store, None) == 0
     check_given_place(triton, None, store)
