@@ -164,7 +164,10 @@ def _quote_docstring(text: str) -> str:
 
 
 def _parse_examples(prompt: str, name: str) -> list[ast.stmt]:
-    """Turn the examples in a prompt's docstrings into asserts: expressions of the function ``name`` and builtins."""
+    """Turn the examples in a prompt's docstrings into asserts.
+
+    An example is one expression of the function ``name`` and builtins, which prints nothing, and shows its value.
+    """
     found: list[ast.stmt] = []
     known = {name, *dir(builtins)} - {"print"}
     for docstring in _list_docstrings(prompt):
@@ -173,9 +176,19 @@ def _parse_examples(prompt: str, name: str) -> list[ast.stmt]:
                 shown, value = _parse_expression(example.source), _parse_value(example.want)
                 if shown is None or value is None or example.options.get(doctest.SKIP):
                     continue
-                if all(node.id in known for node in list_nodes(shown) if isinstance(node, ast.Name)):
-                    found.append(ast.Assert(ast.Compare(shown, [ast.Eq()], [value])))
+                comparison = ast.Compare(shown, [ast.Eq()], [value])
+                if _list_free_names(comparison) <= known:
+                    found.append(ast.Assert(comparison))
     return found
+
+
+def _list_free_names(expression: ast.expr) -> set[str]:
+    """The names that an expression reads and does not bind itself, as a comprehension or lambda does."""
+    nodes = list_nodes(expression)
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return {node.id for node in names} - bound
 
 
 def _parse_value(want: str) -> ast.expr | None:

@@ -85,10 +85,15 @@ def test_a_function_brings_asserts_and_examples() -> None:
     [
         (">>> f(3)\n\n>>> f(1000)\n...\n>>> f(10)\n[0, 1, ...]\n>>> f(2)\n'...'", ["assert f(2) == '...'"]),
         (">>> f(1)\n(1, 2)\n[0]\n>>> f(2)\n-1\n-2\n>>> f(3)\n'a'\n'b'", []),
-        (">>> f(1)\nhello\n>>> f(2)\nnan\n>>> f(3)  # a half\nFraction(1, 2)", ["assert f(3) == Fraction(1, 2)"]),
+        (
+            ">>> f(1)\nhello\n>>> f(2)\nnan\n>>> f(3)\nFraction(1, 2)\n>>> f(4)  # a set\nset()",
+            ["assert f(4) == set()"],
+        ),
         (">>> f(1)  # doctest: +SKIP\n2\n>>> f(0)\nTraceback (most recent call last):\nValueError: 0", []),
         (">>> f(2)\n[[1, 0],\n [0, 1]]", ["assert f(2) == [[1, 0], [0, 1]]"]),
         (">>> print(f(2))\n[0, 1]\n>>> n = 3\n>>> f(n)\n4\n>>> abs(f(1))\n2", ["assert abs(f(1)) == 2"]),
+        (">>> [f(n) for n in (1, 2)]\n[2, 3]\n>>> [n for m in f(1)]\n[2]", ["assert [f(n) for n in (1, 2)] == [2, 3]"]),
+        (">>> max((1, 2), key=lambda n: f(n))\n2", ["assert max((1, 2), key=lambda n: f(n)) == 2"]),
     ],
 )
 def test_examples_become_tests_that_a_correct_function_can_pass(examples: str, tests: list[str]) -> None:
