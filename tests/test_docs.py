@@ -194,7 +194,12 @@ def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
 
 def test_metrics_page_lists_the_samples_of_the_machine() -> None:
     listed = [key for key in metric_keys() if key.startswith("system/")]
-    assert set(MACHINE) == {key for key in listed if "gpu" not in key}
+    memory, power = (
+        ("memory_usage_megabytes", "memory_usage_percentage"),
+        ("power_usage_watts", "power_usage_percentage"),
+    )
+    gpu = [f"system/gpu_<i>_{key}" for key in (*memory, *power, "utilization_percentage")]
+    assert {*MACHINE, *gpu} == set(listed)
 
 
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ _POLL_S = 0.5
 
 
 class NotOpen(Exception):
-    """Raised by ``work`` of an actor that Ray has restarted since it was opened."""
+    """Raised by ``work`` of an actor that is not open: Ray has restarted it, or what it had opened has died."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""The wall time of a run, from the records of its attempts: one figure for the terminal and MLflow."""
+"""The wall time of a run, from the records of its attempts: one figure for the terminal, comparisons and MLflow."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -87,8 +86,8 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         Cluster("")
 
 
-def make_init(*errors: Exception) -> tuple[Callable[..., None], list[threading.Thread]]:
-    """A ``ray.init`` that raises these errors before it succeeds, and the threads that have called it."""
+def replace_init(monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> list[threading.Thread]:
+    """Let ``ray.init`` raise these errors before it succeeds; returns the threads that will have called it."""
     left, threads = list(errors), list[threading.Thread]()
 
     def init(**_: object) -> None:
@@ -96,15 +95,17 @@ def make_init(*errors: Exception) -> tuple[Callable[..., None], list[threading.T
         if left:
             raise left.pop(0)
 
-    return init, threads
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # the fixture of other tests may have connected
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    return threads
 
 
 TOO_SLOW = Exception("The current node timed out during startup. This could happen because some of the raylet failed")
 
 
 def test_ray_that_starts_too_slowly_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    init, threads = make_init(TOO_SLOW)
-    monkeypatch.setattr("ray.init", init)
+    threads = replace_init(monkeypatch, TOO_SLOW)
     cluster = Cluster("")
     first, second = threads
     assert not first.is_alive(), "the kernel ends what it has started"
@@ -114,16 +115,14 @@ def test_ray_that_starts_too_slowly_is_started_once_more(monkeypatch: pytest.Mon
 
 
 def test_ray_that_starts_too_slowly_again_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    init, threads = make_init(TOO_SLOW, TOO_SLOW)
-    monkeypatch.setattr("ray.init", init)
+    threads = replace_init(monkeypatch, TOO_SLOW, TOO_SLOW)
     with pytest.raises(ConfigError, match=r"Ray did not start .*raylet\.out"):
         Cluster("")
     assert not any(thread.is_alive() for thread in threads)
 
 
 def test_another_error_of_rays_start_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    init, threads = make_init(RuntimeError("no disk"))
-    monkeypatch.setattr("ray.init", init)
+    threads = replace_init(monkeypatch, RuntimeError("no disk"))
     with pytest.raises(RuntimeError, match="no disk"):
         Cluster("")
     assert len(threads) == 1

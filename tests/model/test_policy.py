@@ -484,7 +484,7 @@ import psutil
 freed, kept = [], []
 for _ in range(6400):
     freed.append(b"x" * 2**16)  # 64 KiB, which glibc takes from its heap
-    kept.append(b"x" * 2**10)
+    kept.append(bytes(2**10))  # no constant, which would be one object
 freed.clear()
 print(psutil.Process().memory_info().rss)
 trim_heap()
