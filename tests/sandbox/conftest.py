@@ -10,7 +10,7 @@ import pytest
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import Pool, PoolSandbox
 from magrpo.sandboxes.worker import Worker
-from magrpo.types import Execution, ExecutionReport, IsolationLevel
+from magrpo.types import Execution, ExecutionReport
 
 LEVELS = ["namespaces", "namespaces-flat", "landlock"]
 MAIN_LEVELS = ["namespaces", pytest.param("namespaces-flat", marks=pytest.mark.slow), "landlock"]
@@ -20,23 +20,13 @@ RIGHT = "def f(n):\n    return n + 1\n"
 """A program that passes the test ``CHECK`` in full."""
 
 
-FOUND: dict[tuple[object, ...], IsolationLevel] = {}
-"""The level that was found for a level that was asked for and the limits that decide."""
-
-
 def open_pool(**options: object) -> Pool:
-    """A pool of the level that is asked for, which is looked for once; a skipped test where it cannot be had."""
-    plugin = PoolSandbox.model_validate({"kind": "pool", **options})
-    key = plugin.level, plugin.memory_mib, plugin.processes
-    with pytest.MonkeyPatch.context() as patch:
-        if key in FOUND:
-            patch.setattr("magrpo.sandboxes.pool.choose_level", lambda *_: FOUND[key])
-        try:
-            pool = plugin.open()
-        except SandboxError as error:
-            pytest.skip(str(error))
-    assert plugin.level in ("auto", pool.level)
-    FOUND[key] = IsolationLevel(pool.level, {})
+    """A pool of the level that is asked for, or a skipped test where it cannot be had."""
+    try:
+        pool = PoolSandbox.model_validate({"kind": "pool", **options}).open()
+    except SandboxError as error:
+        pytest.skip(str(error))
+    assert options.get("level", "auto") in ("auto", pool.level)
     return pool
 
 
