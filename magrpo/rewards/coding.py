@@ -297,14 +297,14 @@ def _make_variants(modules: Sequence[Module], entry_point: str, reads: bool) -> 
     unpack = f"__keep__, __unpack__ = unpacker({entry_point}, {packs_lists(helper.source, HELPER)})"
     forward = Module((), f"{head}\n    return __unpack__(__keep__({arguments}), {call})")
     variants = {"wrapper": join_modules([*modules, module_of(unpack, unpacker), forward])}
-    for name, stand_in, arguments in (
+    for name, stand_in, given in (
         (UNREADABLE, unreadable_result, f"{HELPER}, {reads}"),
         ("identity", first_argument, HELPER),
         ("constant", first_result, HELPER),
         ("empty", empty_result, HELPER),
     ):
-        call = f"{HELPER} = keep_attributes({stand_in.__name__}({arguments}), {HELPER})"
-        replacement = module_of(call, stand_in, keep_attributes)
+        rebinding = f"{HELPER} = keep_attributes({stand_in.__name__}({given}), {HELPER})"
+        replacement = module_of(rebinding, stand_in, keep_attributes)
         variants[name] = join_modules([above, helper, replacement, main])
     return variants
 
