@@ -8,6 +8,7 @@ tables hold dotted paths, so that a heavy library is loaded only if its plug-in 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
@@ -105,10 +106,22 @@ def import_plugin(table: Mapping[str, str], kind: str) -> type[Plugin]:
     try:
         cls = getattr(import_module(module_name), class_name)
     except _UNIMPORTABLE as error:
-        raise ValueError(f"cannot load kind {quote_value(kind)}: {quote_error(error)}") from error
+        reason = _explain_import(error, module_name, class_name)
+        raise ValueError(f"cannot load kind {quote_value(kind)}: {reason}") from error
     if not (isinstance(cls, type) and issubclass(cls, Plugin)):
         raise ValueError(f"kind {quote_value(kind)} is not a subclass of magrpo.plugins.Plugin")
     return cls
+
+
+def _explain_import(error: BaseException, module_name: str, class_name: str) -> str:
+    """Explain why a class could not be imported, with the remedy if its module was not found."""
+    place = "must be in the current folder or in one on PYTHONPATH"
+    if module_name.endswith(".py"):
+        module = quote_value(f"{Path(module_name).stem}:{class_name}")
+        return f"name the module, {module}, not its file; it {place}"
+    if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+        return f"{quote_error(error)}; a module of your own {place}"
+    return quote_error(error)
 
 
 def build_plugin(section: str, value: Any) -> Any:

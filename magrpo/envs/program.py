@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from magrpo.plugins import Plugin
 from magrpo.types import Observation, PastTurn, Problem
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_FILE_FUNCTION = re.compile(r"(\S+\.py):([A-Za-z_]\w*)")
+"""What a user may write in place of ``module:function``."""
 _SCRIPTS = (".py", ".sh", ".js")
 """Ends of the names of files that an interpreter runs."""
 
@@ -76,6 +79,8 @@ class AgentProgram(Plugin):
             raise ValueError(f"cannot be read as a command: {error}") from None
         if not words:
             raise ValueError('must be "module:function" or a command')
+        if as_file := _FILE_FUNCTION.fullmatch(value):
+            raise ValueError(f'name the module, "{Path(as_file[1]).stem}:{as_file[2]}", not its file')
         return value
 
     @property
@@ -94,6 +99,16 @@ class AgentProgram(Plugin):
                 raise _name_missing(f"env.response_template = {str(self.response_template)!r}")
             paths.append(self.response_template)
         return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+
+    def check_found(self) -> None:
+        """Raise ConfigError if the program, or a file that it names, is not found from the working directory."""
+        self.read_sources()
+        command = "" if self.is_function else shlex.split(self.run)[0]
+        if command and shutil.which(command) is None:
+            raise ConfigError(
+                f"env.run = {self.run!r}: there is no program {command!r}, neither on PATH nor from {Path.cwd()}; "
+                "install it, or give its path"
+            )
 
     def _find_module(self) -> list[Path]:
         """The file of the module, if it has one: in the working directory, or where Python finds it."""

@@ -1,4 +1,4 @@
-"""Checks the problems and models of a run before anything starts: within seconds, and without heavy libraries."""
+"""Checks the problems, models and program of a run before anything starts, in seconds and without heavy libraries."""
 
 import difflib
 import logging
@@ -9,6 +9,7 @@ from pathlib import Path
 from magrpo.assets import FOLDER, locate_model, looks_like_folder
 from magrpo.config.agents import AgentConfig, LoraConfig
 from magrpo.config.run import RunConfig
+from magrpo.envs.program import AgentProgram
 from magrpo.errors import ConfigError
 from magrpo.files import hub
 from magrpo.interfaces import ChecksSource
@@ -17,10 +18,12 @@ from magrpo.stages.prepare import prepare
 
 
 def check_inputs(config: RunConfig, *, for_plan: bool = False) -> None:
-    """Raise ConfigError if problems or models of the run are missing, or its file of problems is unusable.
+    """Raise ConfigError if problems, models or the program of the run are missing, or its problems are unusable.
 
     Problem sets that are generated, or not downloaded yet, are not loaded; a plan does not require the latter.
     """
+    if isinstance(config.env, AgentProgram):
+        config.env.check_found()
     on_hub = _check_folders(config)
     missing_data = _read_problems(config)
     if on_hub or missing_data:

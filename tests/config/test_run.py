@@ -178,6 +178,15 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("agents.0.role=boss", r"needs one agent for each role \['helper', 'main'\], got \['boss', 'main'\]"),
         ("problems.kind=coopcod", "problems: unknown kind 'coopcod': did you mean 'coopcode'"),
         ("problems.kind=tests.plugins:Missing", "cannot load kind 'tests.plugins:Missing'"),
+        (
+            "env.kind=my/envs.py:Mine",
+            "env: cannot load kind 'my/envs.py:Mine': name the module, 'envs:Mine', not its file; it must be in the "
+            "current folder or in one on PYTHONPATH",
+        ),
+        (
+            "env.kind=no_such_module:Mine",
+            "No module named 'no_such_module'; a module of your own must be in the current folder or in one on PYTHON",
+        ),
         ("problems.kind=tests.plugins:NotAPlugin", "is not a subclass of magrpo.plugins.Plugin"),
         ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
         ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),

@@ -90,6 +90,24 @@ def test_a_broken_file_is_refused_before_anything_starts(
     assert not root.exists()
 
 
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]], ids=["run", "plan"])
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ("no_such_module:play", "module no_such_module is not found from "),
+        ("python no_such_script.py {problem_file}", "no_such_script.py is not found from "),
+        ("./no_such_program", "there is no program './no_such_program', neither on PATH nor from "),
+    ],
+)
+def test_a_program_that_is_not_found_is_refused_before_anything_starts(
+    run: str, message: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "runs"
+    assert cli.main(["train", "embedded_program", f"env.run={run}", f"root={root}", *flags]) == 2
+    assert f"env.run = {run!r}: {message}" in capsys.readouterr().err
+    assert not root.exists()
+
+
 # The command line where the libraries that a mistake need not wait for cannot be imported.
 WITHOUT_LIBRARIES = """
 import sys
