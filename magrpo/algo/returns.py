@@ -183,14 +183,25 @@ def join_ties(returns: Sequence[float]) -> list[float]:
     return [joined[value] for value in returns]
 
 
-def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:
-    """The share of a node's variance of returns that one agent's choice explains (eta squared); None: no variance."""
+def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int, num_partners: int) -> float | None:
+    """The share of a node's variance of returns that one agent's choice explains (eta squared); None: no variance.
+
+    ``num_partners``: the number of joint actions of each completion if all were sampled. Where fewer were, the means of
+    completions also differ by the luck of their partners. What is expected of that is subtracted, so that the share of
+    a choice without effect is 0 on average, and may be below 0.
+    """
     overall = exact_mean(returns)
     total = math.fsum((value - overall) ** 2 for value in returns)
     if max(returns) == min(returns) or total == 0.0:
         return None
     means = completion_returns(returns, picks, group_size)
     between = math.fsum((means[pick] - overall) ** 2 for pick in picks)  # type: ignore[operator]  # picked: has a return
+    num_picked = len(set(picks))
+    unsampled = 1 - len(returns) / (num_picked * num_partners)
+    if unsampled > 0 and len(returns) > num_picked:
+        # The variance of a mean of some partners' returns, drawn without replacement, times their number, for each
+        # completion. All partners occur equally often, so that the overall mean does not vary.
+        between -= unsampled * num_picked * (total - between) / (len(returns) - num_picked)
     return between / total
 
 

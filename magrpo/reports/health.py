@@ -261,7 +261,12 @@ def _find_opening(report: EvalReport, agent: str) -> tuple[str, float]:
 
 
 def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
-    """Find parts of the reward that were equal within every group in the newest iterations, though not nearly full."""
+    """Find parts of the reward that were equal within every group in the newest iterations, though not nearly full.
+
+    Without siblings as baseline, agents learn from equal rewards, too.
+    """
+    if not config.all_have_baselines:
+        return
     credits, scores = _series(metrics, "credit"), _series(metrics, "score")
     maxima = config.reward.maxima
     for part, maximum in maxima.items():

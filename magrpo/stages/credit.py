@@ -1,5 +1,6 @@
 """Credit: returns over the trees of one iteration, and the advantage of every completion over its siblings."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev
@@ -27,7 +28,7 @@ from magrpo.run.files import COMPARISONS, list_outputs, read_values, samples_fil
 from magrpo.run.store import write_records
 from magrpo.stages.context import Metrics, StageContext
 from magrpo.stages.rollout import has_ended
-from magrpo.types import PENDING, Action, Comparison, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Action, Comparison, JointReward, RolloutGroup, Sample, ScoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +142,11 @@ def credit(
     if any(group.episodes for group in groups):
         by_agent = {agent: rules.estimator_of(agent) for agent in agents}
         samples, metrics = credit_episodes(groups, by_agent, algo.normalize, algo.siblings)
-        return samples, _reward_metrics(groups) | metrics
+        return samples, _reward_metrics(groups, rules) | metrics
     forest = _Forest(groups, rules)
     nodes = forest.value_nodes(JOINT)
     has_local = any(turn.reward.local for group in groups for turn in group.turns)
-    metrics = _reward_metrics(groups)
+    metrics = _reward_metrics(groups, rules)
     if any(group.path for group in groups):
         metrics["reward/return"] = mean_or_zero(
             [value for node in nodes if not node.group.path for value in node.returns]
@@ -168,11 +169,12 @@ def credit(
 def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -> tuple[list[Sample], list[bool]]:
     """Compare the returns of the agent's completions within each group of siblings.
 
-    Returns the agent's samples, and for each group whether all returns are equal, so that nothing can be learnt from
-    it.
+    Returns the agent's samples, and for each group whether nothing can be learnt from it: all returns are equal or,
+    without siblings as baseline, all advantages are 0.
     """
     estimator = rules.estimator_of(agent)
     has_critic = ESTIMATORS[estimator].critic != "none"
+    has_baseline = ESTIMATORS[estimator].has_baseline
     samples: list[Sample] = []
     groups_equal: list[bool] = []
     for number, group in enumerate(groups):
@@ -187,7 +189,7 @@ def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -
         # Without the advantages of episodes that ended earlier, which have no completion here to train.
         for completion, advantage in zip(completions, advantages[: len(completions)], strict=True):
             samples.append(_build_sample(agent, completion, advantage, number))
-        groups_equal.append(not any(advantages) if has_critic else max(returns) == min(returns))
+        groups_equal.append(max(returns) == min(returns) if has_baseline else not any(advantages))
     return samples, groups_equal
 
 
@@ -298,7 +300,7 @@ def _build_sample(agent: str, completion: _Completion, advantage: float, group: 
     )
 
 
-def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, float]:
+def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]], rules: CreditRules) -> dict[str, float]:
     """Means over unmasked, priced joint actions: over all turns and, if there are several, over each turn."""
     num_turns = sum(len(group.turns) for group in groups)
     unmasked = [(len(group.path), turn.reward) for group in groups for turn in group.turns if not turn.masked]
@@ -307,9 +309,13 @@ def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, flo
         "reward/joint": mean_or_zero([reward.total for _, reward in priced]),
         "reward/masked_frac": 1 - len(unmasked) / num_turns if num_turns else 0.0,
     }
+    compared = _list_compared(groups, rules.rollout.tree)
     for part in dict.fromkeys(name for _, reward in priced for name in reward.parts):
         metrics[f"reward/{part}"] = mean_or_zero([reward.parts.get(part, 0.0) for _, reward in priced])
-        metrics[f"signal/{part}"] = _share_of_groups_with_signal(groups, part)
+        if compared:
+            metrics[f"signal/{part}"] = fmean(
+                len({reward.parts.get(part, 0.0) for reward in one}) > 1 for one in compared
+            )
     depths = sorted({depth for depth, _ in priced})
     if len(depths) > 1:
         for depth in depths:
@@ -318,15 +324,17 @@ def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, flo
     return metrics
 
 
-def _share_of_groups_with_signal(groups: Sequence[RolloutGroup[ScoredTurn]], part: str) -> float:
-    """The share of nodes whose joint actions differ in a part of the reward; only there can training change it."""
-    differs = []
+def _list_compared(groups: Sequence[RolloutGroup[ScoredTurn]], tree: str) -> list[list[JointReward]]:
+    """The rewards that completions are compared by: those of a node or, in chains, of a problem's nodes at one turn.
+
+    Training can change a part of the reward only where such rewards differ in it. A single reward is left out.
+    """
+    by_place: dict[tuple[str, object], list[JointReward]] = {}
     for group in groups:
+        place = group.problem.task_id, len(group.path) if tree == "chains" else group.path
         rewards = [turn.reward for turn in group.turns if not turn.masked and turn.reward != PENDING]
-        if len(rewards) > 1:
-            values = [reward.parts.get(part, 0.0) for reward in rewards]
-            differs.append(min(values) != max(values))
-    return mean_or_zero(differs)
+        by_place.setdefault(place, []).extend(rewards)
+    return [rewards for rewards in by_place.values() if len(rewards) > 1]
 
 
 def _influence_metric(agent: str, nodes: Sequence[_ValuedNode]) -> Mapping[str, float]:
@@ -336,9 +344,11 @@ def _influence_metric(agent: str, nodes: Sequence[_ValuedNode]) -> Mapping[str, 
         if agent in node.group.actions:
             picks = [turn.picks[agent] for turn in node.turns]
             if len(picks) > len(set(picks)):
-                shares.append(influence_share(node.returns, picks, len(node.group.actions[agent])))
+                sizes = {name: len(actions) for name, actions in node.group.actions.items()}
+                num_partners = math.prod(sizes.values()) // sizes[agent]
+                shares.append(influence_share(node.returns, picks, sizes[agent], num_partners))
     defined = [share for share in shares if share is not None]
-    return {f"credit/{agent}/influence": fmean(defined)} if defined else {}
+    return {f"credit/{agent}/influence": max(0.0, fmean(defined))} if defined else {}
 
 
 def prefer_joint_actions(
@@ -372,7 +382,7 @@ def prefer_joint_actions(
                     samples[agent].append(replace(sample, counts=node.weight / len(set(picks))))
             positions[agent] = tuple(found[pick] for pick in picks)
         comparisons.append(Comparison(tuple(returns), positions))
-    metrics = _reward_metrics(groups)
+    metrics = _reward_metrics(groups, rules)
     for agent in agents:
         advantages = [sample.advantage for sample in samples[agent]]
         metrics[f"credit/{agent}/advantage_std"] = pstdev(advantages or [0.0])

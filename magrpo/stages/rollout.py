@@ -273,7 +273,7 @@ def write_groups(context: StageContext) -> Metrics:
         backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
         groups = rollout(nodes, context.team, backend, config.rollout, seed)
     write_records(context.folder / GROUPS, groups)
-    metrics = _measure_groups(groups)
+    metrics = measure_groups(groups)
     if config.train.lag:
         metrics["rollout/lag"] = float(step.iteration - 1 - checkpoint_iteration(checkpoint))
     return metrics
@@ -289,7 +289,7 @@ def _write_selection(context: StageContext, problems: Pointer, checkpoint: Point
     backend = context.open_backend(context.resources.serve_checkpoint(checkpoint))
     selection = select_problems(drawn, context.team, backend, config, seed)
     write_records(context.folder / GROUPS, selection.groups)
-    metrics = _measure_groups(selection.groups)
+    metrics = measure_groups(selection.groups)
     dropped_tokens = count_sampled(selection.dropped)
     metrics["rollout/tokens"] += dropped_tokens
     metrics["rollout/joint_actions"] += sum(len(group.turns) for group in selection.dropped)
@@ -305,10 +305,14 @@ def count_sampled(groups: Sequence[RolloutGroup[Turn]]) -> int:
     return sum(len(action.token_ids) for group in groups for action in list_actions(group))
 
 
-def _measure_groups(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:
+def measure_groups(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:
+    """The metrics ``rollout/`` of sampled nodes."""
     actions = [action for group in groups for action in list_actions(group)]
     num_tokens = count_sampled(groups)
     num_cut_off = sum(action.finish_reason == "length" for action in actions)
+    # A program that set a lower limit, or stop strings, ended these itself (Call.ends_early).
+    calls = [call for group in groups for episode in group.episodes for call in episode.calls]
+    num_cut_off -= sum(call.ends_early and call.action.finish_reason == "length" for call in calls)
     return (
         answer_metrics(groups)
         | episode_metrics(groups)

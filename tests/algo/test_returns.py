@@ -107,13 +107,15 @@ def test_crossed_credit_by_hand() -> None:
     assert completion_returns(returns, first, 2) == [2.0, 7.0]
     assert completion_returns(returns, second, 2) == [3.0, 6.0]
     # Overall mean 4.5, total (12.25 + 2.25 + 0.25 + 20.25) = 35; first 4 * 2.5^2 = 25, second 4 * 1.5^2 = 9.
-    assert influence_share(returns, first, 2) == pytest.approx(25 / 35)
-    assert influence_share(returns, second, 2) == pytest.approx(9 / 35)
+    assert influence_share(returns, first, 2, 2) == pytest.approx(25 / 35)
+    assert influence_share(returns, second, 2, 2) == pytest.approx(9 / 35)
+    # With half of four partners each, the luck of partners explains half of 2 * (35 - 25) / (4 - 2) of the 25.
+    assert influence_share(returns, first, 2, 4) == pytest.approx((25 - 0.5 * 10) / 35)
 
 
 def test_a_completion_in_no_joint_action_has_no_return() -> None:
     assert completion_returns([2.0], [1], 3) == [None, 2.0, None]
-    assert influence_share([2.0, 2.0], [0, 1], 2) is None
+    assert influence_share([2.0, 2.0], [0, 1], 2, 1) is None
 
 
 @given(st.lists(rewards, min_size=2, max_size=12), st.integers(0, 2**32))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magrpo.config.sections import AlgoConfig, RolloutConfig
+from magrpo.stages.rollout import joint_actions
 from magrpo.types import (
     PENDING,
     Action,
@@ -225,6 +227,37 @@ def test_crossed_credit_is_the_mean_over_partners() -> None:
     assert advantages(samples["main"]) == [-1.5, 1.5]
     assert metrics["credit/helper/influence"] == pytest.approx(25 / 35)
     assert metrics["credit/main/influence"] == pytest.approx(9 / 35)
+
+
+@pytest.mark.parametrize("pairs", [None, 32, 16])
+def test_an_agent_without_effect_has_no_influence_however_few_pairs_are_scored(pairs: int | None) -> None:
+    nodes = []
+    for number in range(60):
+        earned = random.Random(number)
+        rewards = [earned.choice((0.0, 1.0, 2.0, 4.0)) for _ in range(8)]
+        picks = joint_actions(2, 8, "crossed", pairs, number)
+        nodes.append(group(f"t{number}", [((h, m), rewards[m]) for h, m in picks], size=8))
+    _, metrics = credit_with(nodes, ALGO, AGENTS)
+    assert metrics["credit/helper/influence"] == pytest.approx(0.0, abs=0.05)
+    assert metrics["credit/main/influence"] == pytest.approx(1.0)
+
+
+def test_a_part_differs_in_chains_where_it_differs_between_the_chains_of_a_problem() -> None:
+    """Two agents in turn: the first one's answers are not priced, and each of the second one's is alone at its node."""
+    levels = [pending("a"), pending("b")]
+    levels += [group("a", [((0,), float(i))], size=1, path=(i,), agents=("main",)) for i in range(2)]
+    levels += [group("b", [((0,), 3.0)], size=1, path=(i,), agents=("main",)) for i in range(2)]
+    _, metrics = credit_with(levels, ALGO, AGENTS, rollout=CHAINS, num_turns=2)
+    assert metrics["signal/tests"] == 0.5
+    _, metrics = credit_with(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    assert "signal/tests" not in metrics, "in a tree, the nodes of a turn are not compared"
+
+
+def test_returns_without_siblings_as_baseline_teach_though_they_are_equal() -> None:
+    alone = [group("a", aligned(2.0), size=1), group("b", aligned(2.0, 2.0)), group("c", aligned(0.0, 0.0))]
+    samples, metrics = credit_with(alone, AlgoConfig(estimator="mareinforce"), AGENTS)
+    assert advantages(samples["main"]) == [2.0, 2.0, 2.0, 0.0, 0.0]
+    assert metrics["reward/frac_groups_equal"] == pytest.approx(1 / 3), "all but the group that earned nothing"
 
 
 def test_lenient_credit_is_that_with_the_better_partners() -> None:

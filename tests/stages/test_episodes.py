@@ -27,7 +27,7 @@ from magrpo.stages.backend import Backend, Team
 from magrpo.stages.baseline import time_answers
 from magrpo.stages.episodes import episode_metrics
 from magrpo.stages.evaluate import evaluate
-from magrpo.stages.rollout import rollout, root_nodes
+from magrpo.stages.rollout import measure_groups, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.types import (
     PENALTY,
@@ -190,9 +190,11 @@ def test_metrics_say_how_episodes_ended() -> None:
         "rollout/overruled_frac": 0.2,
     }
     assert answer_metrics(groups)["rollout/c/cut_off_frac"] == 0.5
+    assert measure_groups(groups)["rollout/cut_off_frac"] > 0
     chosen = [replace(call, ends_early=True) for call in calls]
     groups = play(make_team(), made(WELL, calls=chosen))
     assert answer_metrics(groups)["rollout/c/cut_off_frac"] == 0, "the program chose where its answers end"
+    assert measure_groups(groups)["rollout/cut_off_frac"] == 0
     assert episode_metrics([]) == {}
 
 

@@ -312,6 +312,9 @@ def test_a_part_without_signal_counts_from_the_iteration_in_which_it_last_varied
     assert list_findings(metrics[:-2], [], config) == [], "four iterations of six are too few"
     full = [(i, stage, values | {"reward/first": 1.0}) for i, stage, values in metrics]
     assert list_findings(full, [], config) == [], "what is full has been learned"
+    agents = [agent.model_copy(update={"estimator": "iac"}) for agent in config.agents]
+    critics = config.model_copy(update={"agents": agents})
+    assert list_findings(metrics, [], critics) == [], "equal rewards teach where siblings are no baseline"
 
 
 def test_answers_that_are_cut_in_training_only_are_found(tmp_path: Path) -> None:
