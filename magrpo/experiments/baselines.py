@@ -180,6 +180,8 @@ def parse_names(text: str) -> list[str]:
     needed = {REFERENCE}
     if any(BASELINES[name].votes != "none" for name in names):
         needed.add("single")
+    if "partners" in names:
+        needed.add("magrpo")  # the table of cross-play has the run's own team, too
     return [name for name in BASELINES if name in needed or name in names]
 
 

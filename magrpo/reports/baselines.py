@@ -24,6 +24,7 @@ from magrpo.reports.evaluations import (
     interval_of_table,
     interval_over_seeds,
     measure_texts,
+    shared_keys,
     subtract_means,
 )
 from magrpo.reports.page import Banner, PageSection, Pictures, write_page
@@ -308,7 +309,9 @@ class BaselineTable:
         runs = list(dict.fromkeys(first for first, _ in returns))
         if len(runs) < 2 or len(returns) < len(runs) ** 2 or self._num_runs > 1:
             return
-        tasks = returns[runs[0], runs[0]]  # rows are evaluated on the same problems
+        tasks = shared_keys(list(returns.values()))  # the sandbox may have failed on a problem in some rows
+        if not tasks:
+            return
         values = cross_play_values([[[returns[a, b][task_id] for task_id in tasks] for b in runs] for a in runs])
         difference = figures.format_difference(interval_of_table(values, self.config.eval.seed))
         maximum = _name_maximum(self._ranked_quantity)

@@ -53,6 +53,12 @@ def list_differences(runs: Sequence[EvaluatedRun]) -> dict[str, list[object]]:
     return {key: [config.get(key, "(none)") for config in configs] for key in list_differing_keys(configs)}
 
 
+def returns_compare(first: EvaluatedRun, second: EvaluatedRun) -> bool:
+    """Whether returns of the two can be subtracted: the same problems, rewards and penalties, and the same oracle."""
+    same_oracle = first.config.eval.stop_above == second.config.eval.stop_above
+    return same_oracle and share_problems(first, second) and score_alike(first.config, second.config)
+
+
 def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
     """Judge the second run against the first.
 

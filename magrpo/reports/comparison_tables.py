@@ -7,13 +7,12 @@ from magrpo.reports.budget import UNITS
 from magrpo.reports.comparison import (
     compare_means,
     list_differences,
-    share_problems,
+    returns_compare,
 )
 from magrpo.reports.evaluations import EvaluatedRun, shared_keys
 from magrpo.reports.page import PageSection
 from magrpo.reports.tables import ReportTable
 from magrpo.reports.verdict import judge_run
-from magrpo.run.comparability import score_alike
 from magrpo.run.steps import STAGES, TRAINING_STAGES
 from magrpo.run.store import merge_metrics
 from magrpo.text import format_count
@@ -36,7 +35,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[PageSection]:
     configuration = ReportTable(title, ("key", *labels), rows, note, text=True)
     finding = f"{title}: {format_count(len(rows), 'keys')}" if rows else ""
     yield PageSection(configuration, finding, folded=len(rows) > NUM_KEYS)
-    comparable = [run for run in runs[1:] if share_problems(runs[0], run) and score_alike(runs[0].config, run.config)]
+    comparable = [run for run in runs[1:] if returns_compare(runs[0], run)]
     if comparable:
         yield PageSection(_return_differences(runs[0], comparable, keys), folded=True)
     for key in keys:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,31 @@ def test_the_cross_play_table_names_the_role_of_the_first_agent(config: RunConfi
     assert rows[0].env.roles() == ("solo",)
     [table] = BaselineTable(config, results).cross_play_tables()
     assert table.title.startswith("Cross-play: helper from the run of the row")
+
+
+@pytest.mark.parametrize("share", ["some problems", "no problem"])
+def test_the_cross_play_table_covers_the_problems_that_all_rows_have(
+    config: RunConfig, reports: list[EvalReport], share: str
+) -> None:
+    """The sandbox failed on the others in some rows. ``partners`` alone gives the run's own team, too."""
+    run, partner = (make_team(name, config.agents) for name in ("a", "b"))
+    teams = Teams("a", RunTeam("the run", config.agents), run, None, (partner,))
+    rows = with_baselines(config, parse_names("partners"), teams).baselines.rows
+    first = min(row.task_id for row in reports[0].rows if row.split == "test")
+
+    def leave_out(problems: Callable[[str], bool]) -> EvalReport:
+        kept = tuple(row for row in reports[0].rows if row.split != "test" or not problems(row.task_id))
+        return replace(reports[0], rows=kept)
+
+    measured = {"partners_b_b": leave_out(lambda task_id: task_id == first)}
+    if share == "no problem":
+        measured["partners_a_b"] = leave_out(lambda task_id: task_id != first)
+    results = [
+        BaselineResult(row, measured.get(row.name, reports[0]), (), config.reward.maxima, comparable=True)
+        for row in rows
+    ]
+    tables = list(BaselineTable(config, results).cross_play_tables())
+    assert len(tables) == (share == "some problems")
 
 
 @pytest.mark.parametrize(
