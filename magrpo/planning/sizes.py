@@ -23,6 +23,7 @@ from transformers import (
 from magrpo.assets import locate_model
 from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig, trained_holders, weight_holders
 from magrpo.config.run import RunConfig, count_levels
+from magrpo.config.sections import RolloutConfig
 from magrpo.engines.local.llama_steps import KNOWN_MODELS
 from magrpo.errors import ConfigError, quote_error
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
@@ -79,13 +80,27 @@ class IterationSize:
 def estimate_work(config: RunConfig) -> IterationSize:
     """Count the nodes of all trees of an iteration, if no episode ends early."""
     rollout = config.rollout
-    levels = list(count_levels(rollout, config.count_acting()))
-    completions, joint_actions = (sum(counts) * rollout.problems_per_iteration for counts in zip(*levels, strict=True))
+    completions, joint_actions = _count_samples(rollout, config, rollout.problems_per_iteration)
+    scored = joint_actions
+    if rollout.probe_size is not None:
+        probing = rollout.model_copy(update={"group_size": rollout.probe_size})
+        spare = (rollout.max_draws - 1) * rollout.problems_per_iteration
+        spare_completions, spare_joint_actions = _count_samples(probing, config, spare)
+        completions += spare_completions
+        joint_actions += spare_joint_actions
+        # The programs of a probe run when it is judged, and again as part of its group.
+        scored = joint_actions + _count_samples(probing, config, rollout.problems_per_iteration)[1]
     programs = None
     if isinstance(config.reward, HasMaxExecutions):
         has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests
-        programs = joint_actions * config.reward.max_executions * (2 if has_hidden_tests else 1)
+        programs = scored * config.reward.max_executions * (2 if has_hidden_tests else 1)
     return IterationSize(completions, completions * rollout.max_new_tokens, joint_actions, programs)
+
+
+def _count_samples(rollout: RolloutConfig, config: RunConfig, num_problems: int) -> tuple[int, int]:
+    """The completions and the joint actions in the trees of some problems."""
+    completions, joint_actions = zip(*count_levels(rollout, config.count_acting()), strict=True)
+    return sum(completions) * num_problems, sum(joint_actions) * num_problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,10 @@ def test_counts_of_several_turns_and_crossed_actions(runs: Runs) -> None:
     two = estimate_work(config(runs, "env.num_turns=2", "rollout.tree=full", "rollout.joint_mode=crossed"))
     # 2 problems; 4 completions of 2 agents and 16 joint actions a node
     assert (two.completions, two.joint_actions) == ((2 + 32) * 4 * 2, (2 + 32) * 16)
+    probed = estimate_work(
+        config(runs, "rollout.joint_mode=crossed", "rollout.probe_size=2", "rollout.max_draws=3")
+    )  # 4 further problems with 2 completions of 2 agents, and 4 joint actions
+    assert (probed.completions, probed.joint_actions) == (2 * 4 * 2 + 4 * 2 * 2, 2 * 16 + 4 * 4)
     chains = estimate_work(config(runs, "env.num_turns=3", "rollout.joint_mode=crossed"))
     assert (chains.completions, chains.joint_actions) == (2 * 4 * 2 + 2 * (2 * 16 * 2), 3 * 2 * 16)
 
