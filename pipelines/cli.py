@@ -393,7 +393,7 @@ def study(
     from pipelines.commands.study import list_study_runs, start_study
 
     chosen = load_study(file, name, root, locate_config)
-    return list_study_runs(chosen) if dry_run else start_study(chosen, place, workers, local=local)
+    return list_study_runs(chosen, place) if dry_run else start_study(chosen, place, workers, local=local)
 
 
 @app.command(usage="Usage: magrpo evaluate RUN [KEY=VALUE...] [OPTIONS]", help_epilogue="", **place_in_help("evaluate"))

@@ -30,7 +30,7 @@ from magrpo.config.validate import read_toml, validate_config
 from magrpo.envs.program import AgentProgram
 from magrpo.errors import check_name, quote_value
 from magrpo.files.paths import expand_home
-from magrpo.interfaces import TakesReturned
+from magrpo.interfaces import HasMaxExecutions, TakesReturned
 from magrpo.plugins import Section, plugin_field
 from magrpo.seeds import derive_seed
 from magrpo.types import PENALTY
@@ -185,7 +185,22 @@ class RunConfig(Section):
                 f"env: {self.env.kind!r} has the roles {wanted}, but the roles that act in its {self.env.num_turns} "
                 f"turns are {sorted(acting)}; see acting() and num_turns"
             )
+        if isinstance(self.reward, TakesReturned):
+            raise ValueError(
+                f"reward: kind {self.reward.kind!r} is for programs, which return their own rewards: choose another, "
+                'or env.kind = "program"'
+            )
         check_priced_roles(self.reward, self.env, list_roles(self.env))
+        return self
+
+    @model_validator(mode="after")
+    def _programs_can_run(self) -> RunConfig:
+        runs_programs = isinstance(self.reward, HasMaxExecutions) and self.reward.max_executions > 0
+        if runs_programs and self.sandbox.kind == "none":
+            raise ValueError(
+                f'sandbox: kind "none" runs no programs, but the reward {self.reward.kind!r} needs them run: set '
+                'sandbox.kind = "pool"'
+            )
         return self
 
     def _check_program(self, env: AgentProgram) -> None:

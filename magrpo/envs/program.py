@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -103,6 +104,9 @@ class AgentProgram(Plugin):
     def check_found(self) -> None:
         """Raise ConfigError if the program, or a file that it names, is not found from the working directory."""
         self.read_sources()
+        module, _, function = self.run.partition(":")
+        if self.is_function and not all(_may_define(path, function) for path in self._find_module()):
+            raise ConfigError(f"env.run = {self.run!r}: module {module} defines no {function!r}")
         command = "" if self.is_function else shlex.split(self.run)[0]
         if command and shutil.which(command) is None:
             raise ConfigError(
@@ -164,6 +168,18 @@ class AgentProgram(Plugin):
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """Never called."""
         raise TypeError("a program writes the prompts of its agents itself")
+
+
+def _may_define(path: Path, name: str) -> bool:
+    """Whether a module can have an attribute of this name, by its text; without certainty, True."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):  # its import will say so, with the line
+        return True
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    names |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    return not names.isdisjoint({name, "*", "__getattr__", "globals"})
 
 
 def _name_missing(what: str) -> ConfigError:

@@ -17,7 +17,7 @@ from magrpo.config.services import RegistryConfig
 from magrpo.config.validate import validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.experiments.baselines import RunTeam, Teams, parse_names, with_baselines
-from magrpo.planning.place_check import check_place
+from magrpo.planning.place_check import check_device, check_place
 from magrpo.run.files import checkpoint_weights, choose_checkpoint
 from magrpo.run.store import RunStore, name_after
 from magrpo.tracking.connection import check_tracking
@@ -111,6 +111,7 @@ def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore
     """Create a run directory. Raises ConfigError before that if its place, tracking store or experiment is unusable."""
     check_tracking(config.tracking, config.root)
     check_place(config, source.place or Place())
+    check_device(config, source.place or Place())
     return RunStore.create(config, name)
 
 

@@ -21,7 +21,7 @@ from magrpo.config.study import Arm, StudyConfig, StudyRun, name_rate, name_repo
 from magrpo.config.validate import read_toml, validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
-from magrpo.planning.place_check import check_place
+from magrpo.planning.place_check import check_device, check_place
 from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
 from magrpo.run.comparability import pass_alike, score_alike
 from magrpo.run.config_diff import flatten_config, flatten_tree
@@ -106,6 +106,12 @@ class Study:
     def read_finished(self, rates: Mapping[str, float | None]) -> list[StudiedRun]:
         """Read the finished runs, pilots first; ``rates`` are those that :meth:`choose_rates` chose."""
         return self._read_finished([*self.list_pilots(), *self.list_ready(rates)])
+
+    def list_unfinished(self) -> list[StudyRun]:
+        """List the pilots and the reported runs that are left to execute."""
+        rates = self.choose_rates()
+        finished = {run.run_id for run in self.read_finished(rates)}
+        return [run for run in [*self.list_pilots(), *self.list_reported(rates)] if run.run_id not in finished]
 
     def read_remembered(self) -> list[StudiedRun]:
         """Read the runs of the table whose folders are gone, whether or not their arm is ready."""
@@ -258,7 +264,12 @@ def _show(values: dict[str, object], key: str) -> str:
     return json.dumps(values[key]) if key in values else "(none)"
 
 
-def check_study_place(study: Study, place: Place | None) -> None:
-    """Raise ConfigError if a run of the study cannot run at ``place``."""
+def check_study_place(study: Study, place: Place | None, *, for_plan: bool = False) -> None:
+    """Raise ConfigError if a run of the study that is left cannot run at ``place``; a plan requires no GPU here."""
+    unfinished = {run.arm for run in study.list_unfinished()}
     for run in study.list_samples():
-        check_place(study.configure_run(run), place or Place())
+        if run.arm in unfinished:
+            config = study.configure_run(run)
+            check_place(config, place or Place())
+            if not for_plan:
+                check_device(config, place or Place())

@@ -43,7 +43,7 @@ class Chat:
     def __post_init__(self) -> None:
         """Raise ConfigError if the response template of the configuration is unusable."""
         if self.response_template is not None:
-            template = _read_response_template(self.response_template)
+            template = read_response_template(self.response_template)
             self._templates = {self.lineup.base(agent): template for agent in self.lineup.agents}
 
     def read_text(self, agent: str, token_ids: Sequence[int]) -> str:
@@ -145,7 +145,7 @@ def decode_pieces(
     return pieces
 
 
-def _read_response_template(path: Path) -> Mapping[str, Any]:
+def read_response_template(path: Path) -> Mapping[str, Any]:
     """Read a response template. Raises ConfigError, naming the file, if it is unusable."""
     from transformers.utils.chat_parsing import response_templates  # only programs with tools need it
 
@@ -153,5 +153,7 @@ def _read_response_template(path: Path) -> Mapping[str, Any]:
         template: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         response_templates.load_response_template(template)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"env.response_template = {str(path)!r}: {quote_error(error)}") from None
+        raise ConfigError(
+            f"env.response_template = {str(path)!r}: {quote_error(error)}; correct the file, or leave the key out"
+        ) from None
     return template

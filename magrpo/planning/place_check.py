@@ -23,6 +23,14 @@ def check_place(config: RunConfig, place: Place, store: RunStore | None = None, 
         _check_triton(config, store, from_stage)
 
 
+def check_device(config: RunConfig, place: Place) -> None:
+    """Raise ConfigError if this process would hold models on a GPU, but the machine has none."""
+    if config.model.device == "cuda" and not place.is_elsewhere:
+        from magrpo.model.lineup import device_of  # torch, transformers
+
+        device_of(config.model)
+
+
 def _check_triton(config: RunConfig, store: RunStore | None, from_stage: str | None) -> None:
     """Raise ConfigError if updates that are left would compute a loss in Triton on a CPU."""
     from magrpo.planning.sizes import find_planned_device  # torch, transformers

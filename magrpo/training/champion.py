@@ -53,7 +53,8 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
         return
     if given:
         raise ConfigError(
-            f"agent {next(iter(given))!r}: start_from cannot be combined with registry.continue_from_champion"
+            f"agent {next(iter(given))!r}: start_from cannot be combined with registry.continue_from_champion: remove "
+            "one of them"
         )
     registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
     champion = _fetch_champion(registry, store.path / FETCHED)

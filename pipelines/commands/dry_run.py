@@ -38,8 +38,9 @@ from magrpo.run.rewind import list_remaining_steps, steps_to_repeat
 from magrpo.run.steps import Step, steps
 from magrpo.run.store import RunStore
 from magrpo.sandboxes import SandboxError
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import check_tracking, tracking_uri
 from pipelines.commands.first_prompts import describe_problems, read_planned_problems
+from pipelines.commands.inputs import check_repeated_inputs
 from pipelines.commands.plan_lines import format_entry, format_line, print_lines
 
 
@@ -51,6 +52,7 @@ def show_plan(
     The models and files of a new run are checked already (:mod:`pipelines.commands.inputs`).
     """
     place = given_place or (read_place(store) if store else Place())
+    check_tracking(config.tracking, config.root)
     check_place(config, place, store, from_stage)
     prepared = store.find(Step("prepare", 0).output) if store else None
     precision: list[str] = []
@@ -61,6 +63,7 @@ def show_plan(
     committed = read_problems(store.folder(prepared)) if store and prepared else None
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
+    check_repeated_inputs(repeated, config)
     remaining = list_remaining_steps(config, store, from_stage)
     root = store.path.parent if store else config.root
     print_lines(_list_stages(planned))

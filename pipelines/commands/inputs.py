@@ -14,6 +14,7 @@ from magrpo.errors import ConfigError
 from magrpo.files import hub
 from magrpo.interfaces import ChecksSource
 from magrpo.progress.activity import show_activity
+from magrpo.run.steps import Step
 from magrpo.stages.prepare import prepare
 
 
@@ -24,12 +25,25 @@ def check_inputs(config: RunConfig, *, for_plan: bool = False) -> None:
     """
     if isinstance(config.env, AgentProgram):
         config.env.check_found()
+        if config.env.response_template is not None:
+            from magrpo.gateway.chat import read_response_template  # transformers
+
+            read_response_template(config.env.response_template)
     on_hub = _check_folders(config)
     missing_data = _read_problems(config)
     if on_hub or missing_data:
         obstacle = _contact_hub(on_hub)
         if missing_data and obstacle and not for_plan:
             raise ConfigError(f"problems: {missing_data}, and {obstacle}; give a local copy: problems.source=FILE")
+
+
+def check_repeated_inputs(repeated: Sequence[Step], config: RunConfig) -> None:
+    """Raise ConfigError if an input that these steps of a run read again is missing or unusable."""
+    stages = {step.stage for step in repeated}
+    if "prepare" in stages:
+        check_inputs(config)
+    elif "start" in stages:
+        _check_folders(config)
 
 
 def _read_problems(config: RunConfig) -> str:
@@ -64,10 +78,20 @@ def _check_folders(config: RunConfig) -> list[AgentConfig]:
 def _check_start(agent: AgentConfig, folder: Path, lora: LoraConfig) -> None:
     if not folder.is_dir():
         raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no such folder")
-    if agent.weights != "full":
-        from magrpo.model.lora import check_adapter  # peft
+    if agent.weights == "full":
+        if (folder / "adapter_config.json").is_file():
+            raise ConfigError(
+                f'agent {agent.name!r}: start_from = {folder}: holds an adapter, but the agent has weights = "full": '
+                "give the folder of a whole model, or leave weights out"
+            )
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no model, it has no config.json")
+        return
+    from magrpo.model.lora import check_adapter  # peft
 
-        check_adapter(folder, agent, lora)
+    check_adapter(folder, agent, lora)
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no adapter_model.safetensors in it")
 
 
 def _contact_hub(agents: Sequence[AgentConfig]) -> str:

@@ -15,9 +15,10 @@ from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.run.files import keep_place
 from magrpo.run.lock import hold_run
 from magrpo.text import format_count
+from magrpo.tracking.connection import check_tracking
 from pipelines.arguments import STUDIES
 from pipelines.commands.inputs import check_inputs
-from pipelines.commands.train import check_given_place, report_interrupt
+from pipelines.commands.train import report_interrupt
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 
@@ -31,8 +32,9 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
     """
     for run in study.list_samples():
         config = study.configure_run(run)
-        check_given_place(config, place)
+        check_tracking(config.tracking, config.root)
         check_inputs(config)
+    check_study_place(study, place)
     record = fix_study(study)
     keep_place(study.folder_store, place)
     console = open_console()
@@ -90,11 +92,13 @@ def _run_flow(study: Study, workers: int) -> str:
     return ""
 
 
-def list_study_runs(study: Study) -> int:
+def list_study_runs(study: Study, place: Place | None) -> int:
     """Check what a study needs; print its runs and mark the finished ones; return the exit code."""
     for run in study.list_samples():
-        check_inputs(study.configure_run(run), for_plan=True)
-    check_study_place(study, None)
+        config = study.configure_run(run)
+        check_tracking(config.tracking, config.root)
+        check_inputs(config, for_plan=True)
+    check_study_place(study, place, for_plan=True)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     rates = study.choose_rates()
     finished = {run.run_id for run in study.read_finished(rates)}

@@ -10,21 +10,21 @@ from rich.console import Console
 from magrpo.config.place import Place, load_place
 from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
-from magrpo.planning.place_check import check_place
+from magrpo.planning.place_check import check_device, check_place
 from magrpo.process.environment import is_quiet, shorten_path
 from magrpo.process.signals import describe_interrupt, find_exit_code
 from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.progress.state import was_refused
-from magrpo.run.files import keep_place
+from magrpo.run.files import keep_place, read_place
 from magrpo.run.lock import hold_file, hold_run
-from magrpo.run.rewind import steps_to_repeat
+from magrpo.run.rewind import list_remaining_steps, steps_to_repeat
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.text import format_count
 from magrpo.tracking.connection import check_tracking
 from magrpo.training.closing import print_closing
 from magrpo.training.removal import remove_run
-from pipelines.commands.inputs import check_inputs
+from pipelines.commands.inputs import check_inputs, check_repeated_inputs
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
@@ -39,15 +39,14 @@ def check_given_place(
     """
     check_tracking(config.tracking, config.root)
     check_place(config, place or Place(), store, from_stage)
+    remaining = [step.spec for step in list_remaining_steps(config, store, from_stage)]
+    if any(spec.shows_prompts or spec.writes_checkpoint for spec in remaining):  # these need the models
+        check_device(config, place or (read_place(store) if store else Place()))
 
 
 def start_run(config: RunConfig, name: str | None, place: Place | None, *, local: bool) -> int:
     """Start a run of ``config``; return the exit code. Raises ConfigError before creating a folder if it cannot run."""
     check_given_place(config, place)
-    if config.model.device == "cuda" and not (place is not None and place.is_elsewhere):
-        from magrpo.model.lineup import device_of  # torch, transformers
-
-        device_of(config.model)
     check_inputs(config)
     return launch_run(RunStore.create(config, name), place, local=local, is_new=True, is_checked=True)
 
@@ -86,8 +85,10 @@ def launch_run(
 def resume_run(store: RunStore, from_stage: str | None, place: Place | None, *, local: bool) -> int:
     """Resume the run in ``store``, rewound to ``from_stage`` if given; return the exit code."""
     # First, so that nothing is set aside for a place where the run cannot run.
-    check_given_place(store.config(), place, store, from_stage)
+    config = store.config()
+    check_given_place(config, place, store, from_stage)
     if from_stage is not None:
+        check_repeated_inputs(steps_to_repeat(store, config, from_stage), config)
         rewind_run(store, from_stage)
     return launch_run(store, place, local=local)
 

@@ -142,13 +142,17 @@ def test_only_samplers_and_ranks_together_spare_the_driver_a_gpu() -> None:
             ['model.device = "auto"', "by this machine's GPUs", 'model.device = "cuda" or "cpu"'],
         ),
         ({"jails": {"nodes": 2}}, [], ["jails.nodes = 2", "this machine is one node", "set address"]),
-        ({"jails": {"nodes": 1}}, ['sandbox={kind="none"}'], ["jails.nodes", 'sandbox.kind = "none"']),
     ],
 )
 def test_a_misfit_names_the_keys_and_the_remedy(place: dict[str, object], changes: list[str], words: list[str]) -> None:
     config = load_config(locate_config("embedded"), changes)
     [misfit] = find_misfits(config, Place.model_validate(place))
     assert [word for word in words if word not in misfit] == []
+
+
+def test_jails_are_of_no_use_to_texts() -> None:
+    [misfit] = find_misfits(load_config(locate_config("tldr_cpu")), Place.model_validate({"jails": {"nodes": 1}}))
+    assert 'jails.nodes has no effect with sandbox.kind = "none"' in misfit
 
 
 def test_actors_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,7 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("agents.0.role=boss", r"needs one agent for each role \['helper', 'main'\], got \['boss', 'main'\]"),
         ("problems.kind=coopcod", "problems: unknown kind 'coopcod': did you mean 'coopcode'"),
         ("problems.kind=tests.plugins:Missing", "cannot load kind 'tests.plugins:Missing'"),
+        ("reward.kind=returned", "kind .returned. is for programs, which return their own rewards: choose another, or"),
         (
             "env.kind=my/envs.py:Mine",
             "env: cannot load kind 'my/envs.py:Mine': name the module, 'envs:Mine', not its file; it must be in the "
@@ -327,6 +328,15 @@ def test_a_plugin_whose_module_fails_is_named(
     with pytest.raises(ConfigError, match=f"problems: cannot load kind '{name}:Mine': {message}") as caught:
         load_config(path, [f"problems.kind={name}:Mine"])
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_reward_that_runs_programs_needs_a_sandbox() -> None:
+    embedded = next(path for path in CONFIGS if path.stem == "embedded")
+    message = (
+        'sandbox: kind "none" runs no programs, but the reward \'coding\' needs them run: set sandbox.kind = "pool"'
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_config(embedded, ["sandbox={kind='none'}"])
 
 
 @pytest.mark.parametrize("scale", ["0", "-1", "inf", "nan", "1e999"])

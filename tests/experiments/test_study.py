@@ -18,10 +18,11 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from magrpo.algo.stats import seed_interval
+from magrpo.config.place import Place
 from magrpo.config.run import load_config
 from magrpo.config.study import StudyConfig
 from magrpo.errors import ConfigError
-from magrpo.experiments.study import Study, fix_study, load_study
+from magrpo.experiments.study import Study, check_study_place, fix_study, load_study
 from magrpo.experiments.study_runs import execute_run, run_study
 from magrpo.process.children import list_family
 from magrpo.process.signals import EndedBySignal
@@ -204,6 +205,25 @@ def test_the_runs_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["study", str(path), "--dry-run"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*pilots, *reported]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mlflow.db"], "nothing new"
+
+
+def test_a_plan_of_a_study_checks_its_place_and_tracking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, place = write_study(tmp_path), tmp_path / "place.toml"
+    place.write_text("[ranks]\ncount = 3\n")
+    assert main(["study", str(path), "--place", str(place), "--dry-run"]) == 2
+    assert "ranks.count = 3 must divide" in capsys.readouterr().err
+    path = write_study(tmp_path, ("tokens = 100", 'tokens = 100\nset = ["tracking.uri=databricks"]'))
+    assert main(["study", str(path), "--dry-run"]) == 2
+    assert "on Databricks an experiment is an absolute path" in capsys.readouterr().err
+
+
+def test_a_finished_study_fits_every_machine(tmp_path: Path) -> None:
+    study = load(write_study(tmp_path))
+    unfit = Place.model_validate({"ranks": {"count": 3}})
+    with pytest.raises(ConfigError, match=r"ranks\.count = 3 must divide"):
+        check_study_place(study, unfit)
+    run_study(study, Runner(), QUIET)
+    check_study_place(study, unfit)
 
 
 def test_what_is_fixed_cannot_change(tmp_path: Path) -> None:

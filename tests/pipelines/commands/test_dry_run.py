@@ -132,6 +132,18 @@ def test_a_run_for_a_gpu_is_planned_without_one_and_refused(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
+def test_a_run_for_a_gpu_is_refused_before_its_stages_are_set_aside(runs: Runs) -> None:
+    store, needs_gpu = RunStore.open(runs.root, "whole"), config(runs, "model.device=cuda")
+    check_given_place(needs_gpu, None, store)
+    check_given_place(needs_gpu, None, store, "report")
+    for stage in ("update", "evaluate"):
+        with pytest.raises(ConfigError, match="PyTorch sees no CUDA device"):
+            check_given_place(needs_gpu, None, store, stage)
+    elsewhere = Place.model_validate({"address": "head:6379", "samplers": {"count": 1}, "ranks": {"count": 1}})
+    check_given_place(needs_gpu, elsewhere, store, "update")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
 def test_a_loss_in_triton_is_refused_on_a_cpu_before_anything_is_sampled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
+from magrpo.run.steps import steps
 from pipelines import cli
 from pipelines.arguments import locate_config
-from pipelines.commands.inputs import check_inputs
+from pipelines.commands.inputs import check_inputs, check_repeated_inputs
 from tests.servers import answering
 
 GOOD = {
@@ -95,6 +96,7 @@ def test_a_broken_file_is_refused_before_anything_starts(
     ("run", "message"),
     [
         ("no_such_module:play", "module no_such_module is not found from "),
+        ("pipelines.examples.coop:plai", "module pipelines.examples.coop defines no 'plai'"),
         ("python no_such_script.py {problem_file}", "no_such_script.py is not found from "),
         ("./no_such_program", "there is no program './no_such_program', neither on PATH nor from "),
     ],
@@ -106,6 +108,25 @@ def test_a_program_that_is_not_found_is_refused_before_anything_starts(
     assert cli.main(["train", "embedded_program", f"env.run={run}", f"root={root}", *flags]) == 2
     assert f"env.run = {run!r}: {message}" in capsys.readouterr().err
     assert not root.exists()
+
+
+def test_inputs_that_are_gone_are_missed_only_by_the_stages_that_read_them() -> None:
+    config = load_config(locate_config("embedded"), ["agents.main.start_from=/nowhere"])
+    every = steps(config)
+    first = next(number for number, step in enumerate(every) if step.stage == "start")
+    check_repeated_inputs(every[first + 1 :], config)
+    for repeated in (every, every[first:]):
+        with pytest.raises(ConfigError, match="agent 'main': start_from = /nowhere: no such folder"):
+            check_repeated_inputs(repeated, config)
+
+
+def test_an_unusable_response_template_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "template.json"
+    path.write_text('{"fields": ')
+    with pytest.raises(
+        ConfigError, match=r"template\.json': JSONDecodeError.*; correct the file, or leave the key out"
+    ):
+        check_inputs(load_config(locate_config("embedded_program"), [f"env.response_template={path}"]))
 
 
 # The command line where the libraries that a mistake need not wait for cannot be imported.
@@ -131,6 +152,17 @@ def test_folders_that_hold_no_model_or_no_weights(tmp_path: Path) -> None:
         check_inputs(load_config(locate_config("embedded"), [f"agents.0.model={tmp_path}"]))
     with pytest.raises(ConfigError, match="agent 'main': start_from = /nowhere: no such folder"):
         check_inputs(load_config(locate_config("embedded"), ["agents.main.start_from=/nowhere"]))
+    with pytest.raises(ConfigError, match=r"agent 'main': start_from = /.*: no model, it has no config.json"):
+        check_inputs(
+            load_config(locate_config("embedded"), [f"agents.main.start_from={tmp_path}", "agents.main.weights=full"])
+        )
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(
+        ConfigError, match='holds an adapter, but the agent has weights = "full": give the folder of a w'
+    ):
+        check_inputs(
+            load_config(locate_config("embedded"), [f"agents.main.start_from={tmp_path}", "agents.main.weights=full"])
+        )
     with pytest.raises(ConfigError, match=r"'coopcode-bas': did you mean 'coopcode-base'\? no such folder, no such mo"):
         check_inputs(load_config(locate_config("embedded"), ["agents.0.model=coopcode-bas"]))
 
