@@ -25,7 +25,7 @@ from magrpo.planning.place_check import check_device, check_place
 from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
 from magrpo.run.comparability import pass_alike, score_alike
 from magrpo.run.config_diff import flatten_config, flatten_tree
-from magrpo.run.files import is_finished
+from magrpo.run.files import is_finished, read_place
 from magrpo.run.manifest import digest
 from magrpo.run.store import RunStore, check_run_name, name_after, read_json
 
@@ -265,11 +265,15 @@ def _show(values: dict[str, object], key: str) -> str:
 
 
 def check_study_place(study: Study, place: Place | None, *, for_plan: bool = False) -> None:
-    """Raise ConfigError if a run of the study that is left cannot run at ``place``; a plan requires no GPU here."""
+    """Raise ConfigError if a run of the study that is left cannot run at ``place`` (None: the study's last place).
+
+    A plan requires no GPU here.
+    """
+    place = place or read_place(study.folder_store)
     unfinished = {run.arm for run in study.list_unfinished()}
     for run in study.list_samples():
         if run.arm in unfinished:
             config = study.configure_run(run)
-            check_place(config, place or Place())
+            check_place(config, place)
             if not for_plan:
-                check_device(config, place or Place())
+                check_device(config, place)

@@ -33,15 +33,16 @@ from pipelines.flows.timetable import Timetable
 def check_given_place(
     config: RunConfig, place: Place | None, store: RunStore | None = None, from_stage: str | None = None
 ) -> None:
-    """Check that the run fits this machine and a place given on the command line, and that MLflow can use its store.
+    """Check that the run fits this machine and ``place``, its last one if None, and that MLflow can use its store.
 
     ``store`` and ``from_stage`` are those of a run to resume. Raises ConfigError before anything is created.
     """
+    place = place or (read_place(store) if store else Place())
     check_tracking(config.tracking, config.root)
-    check_place(config, place or Place(), store, from_stage)
+    check_place(config, place, store, from_stage)
     remaining = [step.spec for step in list_remaining_steps(config, store, from_stage)]
     if any(spec.shows_prompts or spec.writes_checkpoint for spec in remaining):  # these need the models
-        check_device(config, place or (read_place(store) if store else Place()))
+        check_device(config, place)
 
 
 def start_run(config: RunConfig, name: str | None, place: Place | None, *, local: bool) -> int:

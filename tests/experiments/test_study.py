@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import torch
 from mlflow import MlflowClient
 from rich.console import Console
 
@@ -28,7 +29,7 @@ from magrpo.process.children import list_family
 from magrpo.process.signals import EndedBySignal
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.study import StudiedRun, StudyReport
-from magrpo.run.files import is_finished
+from magrpo.run.files import is_finished, keep_place
 from magrpo.run.store import RunStore
 from magrpo.tracking.outbox import find_folder_id
 from magrpo.types import ExecutionReport
@@ -215,6 +216,18 @@ def test_a_plan_of_a_study_checks_its_place_and_tracking(tmp_path: Path, capsys:
     path = write_study(tmp_path, ("tokens = 100", 'tokens = 100\nset = ["tracking.uri=databricks"]'))
     assert main(["study", str(path), "--dry-run"]) == 2
     assert "on Databricks an experiment is an absolute path" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
+def test_a_study_whose_last_place_has_the_gpus_needs_none_here(tmp_path: Path) -> None:
+    study = load(write_study(tmp_path, ("tokens = 100", 'tokens = 100\nset = ["model.device=cuda"]')))
+    with pytest.raises(ConfigError, match="PyTorch sees no CUDA device"):
+        check_study_place(study, None)
+    check_study_place(study, None, for_plan=True)
+    study.folder.mkdir(parents=True)
+    elsewhere = {"address": "head:6379", "samplers": {"count": 1}, "ranks": {"count": 1}}
+    keep_place(study.folder_store, Place.model_validate(elsewhere))
+    check_study_place(study, None)
 
 
 def test_a_finished_study_fits_every_machine(tmp_path: Path) -> None:
