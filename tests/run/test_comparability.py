@@ -30,7 +30,7 @@ class Generous(plugins.Reward):
         ("embedded", "reward.shift=0", "reward.shift=-1", True),
         ("embedded", "reward.local_weight=0", "reward.local_weight=0.5", True),
         ("embedded", "penalty.cut_off=0", "penalty.cut_off=0.1", False),
-        ("embedded", "reward.kind=coding", "reward={kind='returned'}", False),
+        ("embedded", "reward.kind=coding", "reward.kind=tests.plugins:Reward", False),
         ("embedded", "reward.kind=tests.plugins:Reward", "reward.kind=tests.plugins:WatchingReward", True),
         ("embedded", "reward.kind=tests.plugins:Reward", f"reward.kind={__name__}:Generous", False),
     ],
