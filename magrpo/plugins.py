@@ -117,11 +117,18 @@ def _explain_import(error: BaseException, module_name: str, class_name: str) -> 
     """Explain why a class could not be imported, with the remedy if its module was not found."""
     place = "must be in the current folder or in one on PYTHONPATH"
     if module_name.endswith(".py"):
-        module = quote_value(f"{Path(module_name).stem}:{class_name}")
+        module = quote_value(f"{name_module(module_name)}:{class_name}")
         return f"name the module, {module}, not its file; it {place}"
     if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
         return f"{quote_error(error)}; a module of your own {place}"
     return quote_error(error)
+
+
+def name_module(file: str) -> str:
+    """The name by which the module in ``file`` is imported, from the current folder or, if it is elsewhere, its own."""
+    path = Path(file)
+    is_below = not path.is_absolute() and ".." not in path.parts
+    return ".".join(path.with_suffix("").parts) if is_below else path.stem
 
 
 def build_plugin(section: str, value: Any) -> Any:

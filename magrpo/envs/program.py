@@ -16,12 +16,14 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from magrpo.errors import ConfigError
-from magrpo.plugins import Plugin
+from magrpo.plugins import Plugin, name_module
 from magrpo.types import Observation, PastTurn, Problem
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _FILE_FUNCTION = re.compile(r"(\S+\.py):([A-Za-z_]\w*)")
 """What a user may write in place of ``module:function``."""
+_DEFINING = ("*", "__getattr__", "globals", "locals", "vars", "exec", "eval", "setattr", "modules")
+"""Names in the text of a module that may give it attributes which the text does not name."""
 _SCRIPTS = (".py", ".sh", ".js")
 """Ends of the names of files that an interpreter runs."""
 
@@ -81,7 +83,7 @@ class AgentProgram(Plugin):
         if not words:
             raise ValueError('must be "module:function" or a command')
         if as_file := _FILE_FUNCTION.fullmatch(value):
-            raise ValueError(f'name the module, "{Path(as_file[1]).stem}:{as_file[2]}", not its file')
+            raise ValueError(f'name the module, "{name_module(as_file[1])}:{as_file[2]}", not its file')
         return value
 
     @property
@@ -94,7 +96,7 @@ class AgentProgram(Plugin):
 
         Raises ConfigError if the module, the script that the command names first, or the template is not found.
         """
-        paths = self._find_module() if self.is_function else [Path(name) for name in self.list_files()]
+        paths = self._find_module()[:1] if self.is_function else [Path(name) for name in self.list_files()]
         if self.response_template is not None:
             if not self.response_template.is_file():
                 raise _name_missing(f"env.response_template = {str(self.response_template)!r}")
@@ -105,8 +107,11 @@ class AgentProgram(Plugin):
         """Raise ConfigError if the program, or a file that it names, is not found from the working directory."""
         self.read_sources()
         module, _, function = self.run.partition(":")
-        if self.is_function and not all(_may_define(path, function) for path in self._find_module()):
-            raise ConfigError(f"env.run = {self.run!r}: module {module} defines no {function!r}")
+        paths = self._find_module() if self.is_function else []
+        if paths and not any(_may_define(path, function) for path in paths):
+            raise ConfigError(
+                f"env.run = {self.run!r}: {module} defines no {function!r} ({paths[0]}); name one of its functions"
+            )
         command = "" if self.is_function else shlex.split(self.run)[0]
         if command and shutil.which(command) is None:
             raise ConfigError(
@@ -115,7 +120,7 @@ class AgentProgram(Plugin):
             )
 
     def _find_module(self) -> list[Path]:
-        """The file of the module, if it has one: in the working directory, or where Python finds it."""
+        """The files that may be the module: in the working directory, and where Python finds it."""
         module = self.run.partition(":")[0]
         in_folder = module.replace(".", "/")
         names = [f"{in_folder}.py", f"{in_folder}/__init__.py"]
@@ -128,7 +133,7 @@ class AgentProgram(Plugin):
         found = [Path(name) for name in names if Path(name).is_file()]
         if not found and not is_installed:
             raise _name_missing(f"env.run = {self.run!r}: module {module}")
-        return found[:1]
+        return found
 
     def list_files(self) -> list[str]:
         """The files among the arguments of the command; none of a function.
@@ -179,7 +184,8 @@ def _may_define(path: Path, name: str) -> bool:
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     names |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
-    return not names.isdisjoint({name, "*", "__getattr__", "globals"})
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return not names.isdisjoint({name, *_DEFINING})
 
 
 def _name_missing(what: str) -> ConfigError:

@@ -89,6 +89,19 @@ def check_adapter(folder: Path, agent: AgentConfig, lora: LoraConfig) -> None:
         )
 
 
+def check_whole_model(folder: Path, agent: AgentConfig) -> None:
+    """Raise ConfigError if ``folder`` holds an adapter, or no model, although the agent has ``weights = "full"``."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise ConfigError(
+            f'{folder}: contains an adapter, but agent {agent.name!r} has weights = "full"; set its weights to "lora", '
+            "or merge the adapter into its base"
+        )
+    if not (folder / "config.json").is_file():
+        own = folder / agent.name
+        remedy = f"use {own}" if (own / "config.json").is_file() else "give the folder of a whole model"
+        raise ConfigError(f"{folder}: cannot read the weights of {agent.name!r}: no config.json; {remedy}")
+
+
 def _read_facts(folder: Path, agent: AgentConfig) -> dict[str, Any]:
     """Read the peft configuration of the adapter in ``folder``. Raises ConfigError if there is none."""
     file = folder / ADAPTER_CONFIG

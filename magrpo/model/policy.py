@@ -33,6 +33,7 @@ from magrpo.model.lora import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     check_adapter,
+    check_whole_model,
     fuse_adapters,
     list_targets,
     make_peft_config,
@@ -254,11 +255,7 @@ class Policy:
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {quote_error(error)}") from None
         else:
-            if (folder / ADAPTER_CONFIG).is_file():
-                raise ConfigError(
-                    f'{folder}: contains an adapter, but agent {agent!r} has weights = "full"; set its weights to '
-                    '"lora", or merge the adapter into its base'
-                )
+            check_whole_model(folder, config)
             model = load_base_model(config.model_copy(update={"model": str(folder.absolute())}), torch.float32)
             if difference := _compare_settings(model.config, self._agents[agent].model.config):
                 raise ConfigError(

@@ -23,12 +23,21 @@ def check_place(config: RunConfig, place: Place, store: RunStore | None = None, 
         _check_triton(config, store, from_stage)
 
 
-def check_device(config: RunConfig, place: Place) -> None:
+def check_device(config: RunConfig, place: Place, *, is_new: bool = True) -> None:
     """Raise ConfigError if this process would hold models on a GPU, but the machine has none."""
-    if config.model.device == "cuda" and not place.is_elsewhere:
-        from magrpo.model.lineup import device_of  # torch, transformers
+    if config.model.device != "cuda" or place.is_elsewhere:
+        return
+    from magrpo.model.lineup import device_of  # torch, transformers
 
+    try:
         device_of(config.model)
+    except ConfigError as error:
+        if is_new:
+            raise
+        raise ConfigError(
+            f"{error}: this needs a new run; or use a machine that has one, or a cluster file (--place) with samplers "
+            "and ranks"
+        ) from None
 
 
 def _check_triton(config: RunConfig, store: RunStore | None, from_stage: str | None) -> None:

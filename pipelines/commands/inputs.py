@@ -23,13 +23,9 @@ def check_inputs(config: RunConfig, *, for_plan: bool = False) -> None:
 
     Problem sets that are generated, or not downloaded yet, are not loaded; a plan does not require the latter.
     """
-    if isinstance(config.env, AgentProgram):
-        config.env.check_found()
-        if config.env.response_template is not None:
-            from magrpo.gateway.chat import read_response_template  # transformers
-
-            read_response_template(config.env.response_template)
+    _check_program(config)
     on_hub = _check_folders(config)
+    _check_starts(config)
     missing_data = _read_problems(config)
     if on_hub or missing_data:
         obstacle = _contact_hub(on_hub)
@@ -42,8 +38,23 @@ def check_repeated_inputs(repeated: Sequence[Step], config: RunConfig) -> None:
     stages = {step.stage for step in repeated}
     if "prepare" in stages:
         check_inputs(config)
-    elif "start" in stages:
+        return
+    if any(step.spec.shows_prompts for step in repeated):
+        _check_program(config)
+    if any(step.spec.shows_prompts or step.spec.writes_checkpoint for step in repeated):  # these need the models
         _check_folders(config)
+    if "start" in stages:
+        _check_starts(config)
+
+
+def _check_program(config: RunConfig) -> None:
+    """Check the program that asks the agents, if there is one, and its response template."""
+    if isinstance(config.env, AgentProgram):
+        config.env.check_found()
+        if config.env.response_template is not None:
+            from magrpo.gateway.chat import read_response_template  # transformers
+
+            read_response_template(config.env.response_template)
 
 
 def _read_problems(config: RunConfig) -> str:
@@ -59,7 +70,7 @@ def _read_problems(config: RunConfig) -> str:
 
 
 def _check_folders(config: RunConfig) -> list[AgentConfig]:
-    """Check the folders of models and weights; return the agents whose models are on the hub."""
+    """Check the folders of models; return the agents whose models are on the hub."""
     on_hub = []
     for agent in config.agents:
         folder = Path(locate_model(agent.model))
@@ -69,29 +80,30 @@ def _check_folders(config: RunConfig) -> list[AgentConfig]:
             on_hub.append(agent)
         elif not (folder / "config.json").is_file():
             raise ConfigError(f"agent {agent.name!r}: model = {agent.model!r}: no model, it has no config.json")
+    return on_hub
+
+
+def _check_starts(config: RunConfig) -> None:
+    """Check the folders of weights that agents start from."""
     for agent in config.agents:
         if agent.start_from is not None:
             _check_start(agent, agent.start_from, config.lora)
-    return on_hub
 
 
 def _check_start(agent: AgentConfig, folder: Path, lora: LoraConfig) -> None:
     if not folder.is_dir():
         raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no such folder")
-    if agent.weights == "full":
-        if (folder / "adapter_config.json").is_file():
-            raise ConfigError(
-                f'agent {agent.name!r}: start_from = {folder}: holds an adapter, but the agent has weights = "full": '
-                "give the folder of a whole model, or leave weights out"
-            )
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no model, it has no config.json")
-        return
-    from magrpo.model.lora import check_adapter  # peft
+    from magrpo.model.lora import ADAPTER_WEIGHTS, check_adapter, check_whole_model  # peft
 
+    if agent.weights == "full":
+        check_whole_model(folder, agent)
+        return
     check_adapter(folder, agent, lora)
-    if not (folder / "adapter_model.safetensors").is_file():
-        raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no adapter_model.safetensors in it")
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ConfigError(
+            f"agent {agent.name!r}: start_from = {folder}: no {ADAPTER_WEIGHTS}; save the adapter again with peft's "
+            "save_pretrained, which writes it"
+        )
 
 
 def _contact_hub(agents: Sequence[AgentConfig]) -> str:

@@ -42,7 +42,7 @@ def check_given_place(
     check_place(config, place, store, from_stage)
     remaining = [step.spec for step in list_remaining_steps(config, store, from_stage)]
     if any(spec.shows_prompts or spec.writes_checkpoint for spec in remaining):  # these need the models
-        check_device(config, place)
+        check_device(config, place, is_new=store is None)
 
 
 def start_run(config: RunConfig, name: str | None, place: Place | None, *, local: bool) -> int:

@@ -181,7 +181,7 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("reward.kind=returned", "kind .returned. is for programs, which return their own rewards: choose another, or"),
         (
             "env.kind=my/envs.py:Mine",
-            "env: cannot load kind 'my/envs.py:Mine': name the module, 'envs:Mine', not its file; it must be in the "
+            "env: cannot load kind 'my/envs.py:Mine': name the module, 'my.envs:Mine', not its file; it must be in the "
             "current folder or in one on PYTHONPATH",
         ),
         (

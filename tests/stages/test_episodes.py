@@ -380,7 +380,8 @@ def test_a_program_that_returns_its_own_reward_needs_two_lines() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["env.run=my/program.py:play"], 'env.run: .*name the module, "program:play", not its file'),
+        (["env.run=my/program.py:play"], 'env.run: .*name the module, "my.program:play", not its file'),
+        (["env.run=../program.py:play"], 'env.run: .*name the module, "program:play", not its file'),
         (["env.run=''"], 'env.run: .*must be "module:function" or a command'),
         (['env.run="echo \'x"'], "env.run: .*cannot be read as a command"),
         (["env.writes=[]"], "env.writes: name the roles whose texts the reward prices"),

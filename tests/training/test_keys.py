@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -222,6 +223,30 @@ def test_a_run_of_a_program_stays_as_it_is_in_a_folder_without_the_program(
     monkeypatch.chdir(folder)
     set_aside_stale(store, config)
     assert not (store.path / "set-aside").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("def plai(): ...\n", True),
+        ("def play(): ...\n", False),
+        ("from elsewhere import play\n", False),
+        ("import sys\nsetattr(sys.modules[__name__], 'play', print)\n", False),
+        ("exec(open('other.py').read())\n", False),
+        ("def play(:\n", False),
+    ],
+)
+def test_a_function_is_missed_only_where_its_module_cannot_define_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_refused: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_module.py").write_text(text)
+    program = AgentProgram(run="my_module:play")
+    with pytest.raises(ConfigError, match="my_module defines no 'play'") if is_refused else nullcontext():
+        program.check_found()
+    Path("my_module").mkdir()
+    Path("my_module/__init__.py").write_text("def play(): ...\n")
+    program.check_found()  # Python imports the package
 
 
 def test_an_edit_of_a_response_template_changes_the_keys_of_the_stages_that_prompt(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_broken_file_is_refused_before_anything_starts(
     ("run", "message"),
     [
         ("no_such_module:play", "module no_such_module is not found from "),
-        ("pipelines.examples.coop:plai", "module pipelines.examples.coop defines no 'plai'"),
+        ("pipelines.examples.coop:plai", "pipelines.examples.coop defines no 'plai'"),
         ("python no_such_script.py {problem_file}", "no_such_script.py is not found from "),
         ("./no_such_program", "there is no program './no_such_program', neither on PATH nor from "),
     ],
@@ -108,6 +109,28 @@ def test_a_program_that_is_not_found_is_refused_before_anything_starts(
     assert cli.main(["train", "embedded_program", f"env.run={run}", f"root={root}", *flags]) == 2
     assert f"env.run = {run!r}: {message}" in capsys.readouterr().err
     assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message", "needed_by"),
+    [
+        (
+            "embedded",
+            "agents.main.model=/nowhere",
+            "model = '/nowhere': no such folder",
+            {"rollout", "update", "evaluate"},
+        ),
+        ("embedded_program", "env.run=no_such_module:play", "no_such_module is not found", {"rollout", "evaluate"}),
+    ],
+)
+def test_a_stage_that_is_repeated_needs_its_models_and_its_program(
+    name: str, change: str, message: str, needed_by: set[str]
+) -> None:
+    config = load_config(locate_config(name), [change])
+    last = {step.stage: [step] for step in steps(config)}
+    for stage in ("rollout", "credit", "update", "evaluate", "report"):
+        with pytest.raises(ConfigError, match=message) if stage in needed_by else nullcontext():
+            check_repeated_inputs(last[stage], config)
 
 
 def test_inputs_that_are_gone_are_missed_only_by_the_stages_that_read_them() -> None:
@@ -152,19 +175,25 @@ def test_folders_that_hold_no_model_or_no_weights(tmp_path: Path) -> None:
         check_inputs(load_config(locate_config("embedded"), [f"agents.0.model={tmp_path}"]))
     with pytest.raises(ConfigError, match="agent 'main': start_from = /nowhere: no such folder"):
         check_inputs(load_config(locate_config("embedded"), ["agents.main.start_from=/nowhere"]))
-    with pytest.raises(ConfigError, match=r"agent 'main': start_from = /.*: no model, it has no config.json"):
-        check_inputs(
-            load_config(locate_config("embedded"), [f"agents.main.start_from={tmp_path}", "agents.main.weights=full"])
-        )
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(
-        ConfigError, match='holds an adapter, but the agent has weights = "full": give the folder of a w'
-    ):
-        check_inputs(
-            load_config(locate_config("embedded"), [f"agents.main.start_from={tmp_path}", "agents.main.weights=full"])
-        )
     with pytest.raises(ConfigError, match=r"'coopcode-bas': did you mean 'coopcode-base'\? no such folder, no such mo"):
         check_inputs(load_config(locate_config("embedded"), ["agents.0.model=coopcode-bas"]))
+
+
+def test_start_weights_that_are_of_another_kind(tmp_path: Path) -> None:
+    def check(*changes: str) -> None:
+        check_inputs(load_config(locate_config("embedded"), [f"agents.main.start_from={tmp_path}", *changes]))
+
+    with pytest.raises(ConfigError, match=r"of 'main': no config.json; give the folder of a whole model"):
+        check("agents.main.weights=full")
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"of 'main': no config.json; use /.*/main"):
+        check("agents.main.weights=full")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16}))
+    with pytest.raises(ConfigError, match="contains an adapter, but agent 'main' has weights = \"full\""):
+        check("agents.main.weights=full")
+    with pytest.raises(ConfigError, match=r"no adapter_model\.safetensors; save the adapter again"):
+        check("lora.rank=8", "lora.alpha=16")
 
 
 def test_a_model_that_is_neither_cached_nor_to_be_had_is_refused(tmp_path: Path) -> None:
