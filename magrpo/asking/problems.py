@@ -64,8 +64,8 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
     """Write a problem from a user's words, for agents trained on ``problems``.
 
     For a reward of programs, ``text`` is the signature of a function with a docstring, or a sentence that becomes the
-    docstring of a function. The function is named as in the tests, else by ``problems`` if they can read the sentence,
-    else ``solve``. The tests are ``tests``, the lines of ``text`` that begin with ``assert``, and the examples
+    docstring of a function. The function is named as in the tests or examples, else by ``problems`` if they can read
+    the sentence, else ``solve``. The tests are ``tests``, the asserts that begin a line of ``text``, and the examples
     (``>>>``) in the docstring; if there are none, the tests that ``problems`` make for the sentence, whose tags the
     problem then has. Tests may call the function ``candidate``.
 
@@ -84,9 +84,9 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
     lines = dedent(text).strip("\n").splitlines()
     # Behind ``def`` an indented assert belongs to the function.
     indentation = "" if any(_INDENTED_DEFINITION.match(line) for line in lines) else r"\s*"
-    is_test = re.compile(indentation + "assert ").match
-    asserts = [*filter(is_test, lines), *tests]
-    prompt = "\n".join(line for line in lines if not is_test(line)).rstrip() + "\n"
+    asserts, others = _split_asserts(lines, re.compile(indentation + r"assert[ (]"))
+    asserts += tests
+    prompt = "\n".join(others).rstrip() + "\n"
     tags: Mapping[str, str] = {}
     prompt = _DOCSTRING_BEHIND.sub(r"\1\n    \2", prompt)
     parsed = [node for test in asserts for node in _parse_test(test)]
@@ -94,7 +94,8 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
         name = names[-1]
     else:
         known, _ = _read_sentence(prompt, problems)
-        name = _find_called_name(parsed) or ("solve" if known is None else known.entry_point)
+        shown = [ast.Expr(example) for example in _list_examples(prompt)]
+        name = _find_called_name([*parsed, *shown]) or ("solve" if known is None else known.entry_point)
         if known is not None and name == known.entry_point:
             prompt = known.prompt
             if not parsed:
@@ -138,6 +139,30 @@ def _parse_test(test: str) -> list[ast.stmt]:
     return nodes
 
 
+def _split_asserts(lines: Sequence[str], begins: re.Pattern[str]) -> tuple[list[str], list[str]]:
+    """Split lines into the asserts, each with the lines that it goes on in, and all others."""
+    asserts, others = [], []
+    position = 0
+    while position < len(lines):
+        if not begins.match(lines[position]):
+            others.append(lines[position])
+            position += 1
+            continue
+        ends = range(position + 1, len(lines) + 1)
+        end = next((end for end in ends if _is_python("\n".join(lines[position:end]))), position + 1)
+        asserts.append("\n".join(lines[position:end]))
+        position = end
+    return asserts, others
+
+
+def _is_python(text: str) -> bool:
+    try:
+        parse_python(dedent(text))
+    except SyntaxError:
+        return False
+    return True
+
+
 def _find_called_name(tests: Sequence[ast.stmt]) -> str:
     """The first function that the tests call and that is not a builtin."""
     for test in tests:
@@ -168,17 +193,19 @@ def _parse_examples(prompt: str, name: str) -> list[ast.stmt]:
 
     An example is one expression of the function ``name`` and builtins, which prints nothing, and shows its value.
     """
-    found: list[ast.stmt] = []
     known = {name, *dir(builtins)} - {"print"}
-    for docstring in _list_docstrings(prompt):
-        with suppress(ValueError):  # an example that is indented inconsistently
-            for example in doctest.DocTestParser().get_examples(docstring):
-                shown, value = _parse_expression(example.source), _parse_value(example.want)
-                if shown is None or value is None or example.options.get(doctest.SKIP):
-                    continue
-                comparison = ast.Compare(shown, [ast.Eq()], [value])
-                if _list_free_names(comparison) <= known:
-                    found.append(ast.Assert(comparison))
+    examples = [example for docstring in _list_docstrings(prompt) for example in _list_examples(docstring)]
+    return [ast.Assert(example) for example in examples if _list_free_names(example) <= known]
+
+
+def _list_examples(text: str) -> list[ast.Compare]:
+    """The examples (``>>>``) of a text that are one expression and show its value, as comparisons of the two."""
+    found = []
+    with suppress(ValueError):  # an example that is indented inconsistently
+        for example in doctest.DocTestParser().get_examples(text):
+            shown, value = _parse_expression(example.source), _parse_value(example.want)
+            if shown is not None and value is not None and not example.options.get(doctest.SKIP):
+                found.append(ast.Compare(shown, [ast.Eq()], [value]))
     return found
 
 

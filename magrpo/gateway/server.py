@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, starmap
 from typing import Any
 
 import msgspec
@@ -158,7 +158,7 @@ class Gateway:
         except RecursionError:
             raise RequestRefused(400, "messages: too deeply nested") from None
 
-        def show(action: Action) -> Answered:
+        def show(seed: int, action: Action) -> Answered:
             text, was_cut = cut_text(action.text, request.stops)
             message: Mapping[str, Any] = {"content": text}
             if tools:
@@ -166,11 +166,11 @@ class Gateway:
                 parsed = self.chat.parse(agent, prompt_ids, text, tools)
                 message = parsed if _has_usable_calls(parsed) else message
             tokens = self._list_tokens(agent, action, len(text) if was_cut else None) if request.logprobs else None
-            return Answered(action, message, was_cut, tokens)
+            return Answered(seed, action, message, was_cut, tokens)
 
         async def answer() -> dict[str, Any]:
-            number, actions = await self._complete(live, agent, prompt_ids, tuple(request.messages), request)
-            return make_chat_answer(request, number, len(prompt_ids), [show(action) for action in actions])
+            number, sampled = await self._complete(live, agent, prompt_ids, tuple(request.messages), request)
+            return make_chat_answer(request, number, len(prompt_ids), list(starmap(show, sampled)))
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
@@ -187,14 +187,14 @@ class Gateway:
         messages = ({"role": "user", "content": prompt},)
 
         async def answer() -> dict[str, Any]:
-            number, actions = await self._complete(live, agent, prompt_ids, messages, request)
-            return make_text_answer(request, number, len(prompt_ids), [show(action) for action in actions])
+            number, sampled = await self._complete(live, agent, prompt_ids, messages, request)
+            return make_text_answer(request, number, len(prompt_ids), list(starmap(show, sampled)))
 
-        def show(action: Action) -> Answered:
+        def show(seed: int, action: Action) -> Answered:
             text, was_cut = cut_text(action.text, request.stops)
             length = len(text) if was_cut else None
             tokens = None if request.logprobs is None else self._list_tokens(agent, action, length, prompt_ids)
-            return Answered(action, {"content": text}, was_cut, tokens)
+            return Answered(seed, action, {"content": text}, was_cut, tokens)
 
         return await self._send(http, request, await self._answer_once(http, live, body, answer))
 
@@ -242,8 +242,8 @@ class Gateway:
         prompt_ids: tuple[int, ...],
         messages: Messages,
         request: ChatRequest | TextRequest,
-    ) -> tuple[int, list[Action]]:
-        """Sample and record the completions of a request; returns the number of the first, and all of them."""
+    ) -> tuple[int, list[tuple[int, Action]]]:
+        """Sample and record the completions of a request; returns the number of the first, and all with their seeds."""
         session = live.session
         sampling, overruled = clamp_sampling(request, session.task.sampling)
         self._check_room(live, agent, len(prompt_ids), sampling)
@@ -268,7 +268,7 @@ class Gateway:
             session.calls.append(
                 SampledCall(agent, number, batch, prompt_ids, messages, action, all_overruled, ends_early)
             )
-        return first, [action for _, action in results]
+        return first, [(seed, action) for (_, seed), (_, action) in zip(begun, results, strict=True)]
 
     def _find_agent(self, live: LiveSession, model: str) -> str:
         role = self.env.models.get(model, model)

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -36,7 +37,9 @@ _UNSUPPORTED: Mapping[str, Sequence[Any]] = {
         (
             *("guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs"),
             *("bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids", "ignore_eos"),
+            *("use_beam_search", "length_penalty", "logits_processors", "structural_tag", "thinking_token_budget"),
             *("functions", "chat_template", "chat_template_kwargs", "continue_final_message", "echo", "suffix"),
+            *("documents", "reasoning_effort", "truncate_prompt_tokens"),
         ),
         (False, 0, "", [], {}),
     ),
@@ -238,6 +241,8 @@ def clamp_sampling(request: _Options, run: SamplingParams) -> tuple[SamplingPara
 class Answered(NamedTuple):
     """One completion as its client sees it."""
 
+    seed: int
+    """The completion's seed, from which ids are made: unlike its number, no other agent's requests change it."""
     action: Action
     message: Mapping[str, Any]
     """``content`` and perhaps ``tool_calls``, whose arguments are objects."""
@@ -261,10 +266,11 @@ def cut_text(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     return (text[: min(found)], True) if found else (text, False)
 
 
-def _list_tool_calls(message: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+def _list_tool_calls(answered: Answered) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"call_{number}_{index}",
+            # Templates may show ids to the agent, and those of Mistral take nine letters and digits only.
+            "id": sha256(f"{answered.seed}/{index}".encode()).hexdigest()[:9],
             "index": index,
             "type": "function",
             "function": {
@@ -272,7 +278,7 @@ def _list_tool_calls(message: Mapping[str, Any], number: int) -> list[dict[str, 
                 "arguments": json.dumps(call["function"].get("arguments", {})),
             },
         }
-        for index, call in enumerate(message.get("tool_calls") or [])
+        for index, call in enumerate(answered.message.get("tool_calls") or [])
     ]
 
 
@@ -315,7 +321,7 @@ def make_chat_answer(
     choices = []
     for index, answered in enumerate(answers):
         content = str(answered.message.get("content") or "")
-        calls = _list_tool_calls(answered.message, number + index)
+        calls = _list_tool_calls(answered)
         message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
         if answered.message.get("reasoning_content"):
             message["reasoning_content"] = answered.message["reasoning_content"]

@@ -243,7 +243,11 @@ def _read_lines(path: Path, line_type: type[LineT], keys: Sequence[str]) -> Iter
         if missing := [key for key in keys if key not in row.values]:
             found = f"{', '.join(row.values) or 'none':.{MAX_QUOTED}}"
             raise ConfigError(f"{row.where}: has no {' and no '.join(map(repr, missing))}; its keys are {found}")
+        # As in training, further columns are ignored, a missing value may be null, and an id may be a number.
+        values = {key: value for key, value in row.values.items() if value is not None and key != "tags"}
+        if isinstance(values.get("task_id"), int):
+            values["task_id"] = str(values["task_id"])
         try:
-            yield row.where, msgspec.convert(row.values, line_type)
+            yield row.where, msgspec.convert(values, line_type)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{row.where}: {quote_error(error)}") from None

@@ -54,6 +54,19 @@ def test_a_sentence_takes_the_name_that_its_tests_call() -> None:
     assert problem.test == "def check(candidate):\n    twice = candidate\n    assert abs(twice(2)) == 4\n"
 
 
+def test_a_sentence_takes_the_name_that_its_examples_call() -> None:
+    problem = write_problem("Add one.\n\n>>> add_one(1)\n2\n", [], CODING, OTHERS)
+    assert problem.entry_point == "add_one"
+    assert "assert add_one(1) == 2" in problem.test
+
+
+@pytest.mark.parametrize("test", ["assert f([1,\n  2]) == 3", "assert(f([1, 2]) == 3)", "assert f(\n[1, 2]\n) == 3"])
+def test_an_assert_may_go_on_in_further_lines(test: str) -> None:
+    problem = write_problem(f'def f(x):\n    """Add."""\n{test}\n\n# more', [], CODING, OTHERS)
+    assert "assert f([1, 2]) == 3" in problem.test
+    assert problem.prompt == 'def f(x):\n    """Add."""\n\n# more\n'
+
+
 def test_tests_may_call_the_candidate() -> None:
     problem = write_problem("Double it.", ["assert candidate(2) == 4"], CODING, OTHERS)
     assert problem.entry_point == "solve"

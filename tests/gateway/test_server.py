@@ -242,6 +242,8 @@ CONSTRAINTS: list[dict[str, Any]] = [
     {"functions": [TOOL["function"]]},
     {"function_call": {"name": "add"}},
     {"chat_template_kwargs": {"enable_thinking": False}},
+    {"documents": [{"text": "x"}]},
+    {"reasoning_effort": "low"},
     {"continue_final_message": True},
 ]
 TEXT_CONSTRAINTS: list[dict[str, Any]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,19 @@ def test_a_call_of_a_tool_and_its_result(hermes: Lineup) -> None:
         [_, reply, result] = episode.messages(1)
         assert reply["tool_calls"][0]["function"]["arguments"] == {"a": 2, "b": [3, "é"]}
         assert result == {"role": "tool", "tool_call_id": call.id, "content": "five"}
+
+
+def test_ids_of_calls_do_not_depend_on_requests_to_other_agents(hermes: Lineup) -> None:
+    """Templates may show them to the agent. Those of Mistral take nine letters and digits only."""
+    ids = []
+    for others in (0, 2):
+        with open_client(hermes, lambda prompt: write_call(a=1)) as (client, _):
+            for _ in range(others):
+                client.chat.completions.create(model="coder", messages=ASKED)
+            [choice] = client.chat.completions.create(model="planner", messages=ASKED, tools=[ADD]).choices
+            ids.append(choice.message.tool_calls[0].id)
+    assert ids[0] == ids[1]
+    assert re.fullmatch("[0-9a-z]{9}", ids[0])
 
 
 def test_several_calls_have_ids_of_their_own(hermes: Lineup) -> None:

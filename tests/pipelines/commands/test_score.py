@@ -54,6 +54,15 @@ def test_an_unusable_row_is_named(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_file_that_trains_can_be_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parquet has null for what is missing; further columns and numbers as ids are fine in training, too."""
+    arguments = write_inputs(tmp_path, {"task_id": 7, "tags": ["easy"]}, {"task_id": 7})
+    path = tmp_path / "problems.jsonl"
+    row = json.loads(path.read_text()) | {"canonical_solution": None, "hidden_test": None}
+    path.write_text(json.dumps(row))
+    assert main(["score", *arguments]) == 0, capsys.readouterr().err
+
+
 def write_inputs(folder: Path, problem: dict[str, Any], completion: dict[str, Any]) -> list[str]:
     """Write a problem and a completion with these changes (None: no such key); returns the arguments of the files."""
     for name, row in (("problems", PROBLEM | problem), ("completions", COMPLETION | completion)):
