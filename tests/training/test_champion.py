@@ -130,7 +130,7 @@ def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
         )
         assert weights
         for name, tensor in weights.items():
-            assert torch.equal(loaded[name.removesuffix(".weight") + f".{agent}.weight"], tensor)
+            assert torch.equal(loaded[name.removesuffix(".weight") + f".agent-{agent}.weight"], tensor)
     for part in ("seed 0", "the base models", "not stated", "| test | 6 |", "Held-out problems, sampled"):
         assert part in card
     page = world.client.get_model_version("card", "1").description
