@@ -276,4 +276,4 @@ def check_study_place(study: Study, place: Place | None, *, for_plan: bool = Fal
             config = study.configure_run(run)
             check_place(config, place)
             if not for_plan:
-                check_device(config, place, is_new=not (study.folder / FIXED).exists())
+                check_device(config, place, is_fixed=(study.folder / FIXED).exists())

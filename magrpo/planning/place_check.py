@@ -23,16 +23,30 @@ def check_place(config: RunConfig, place: Place, store: RunStore | None = None, 
         _check_triton(config, store, from_stage)
 
 
-def check_device(config: RunConfig, place: Place, *, is_new: bool = True) -> None:
-    """Raise ConfigError if this process would hold models on a GPU, but the machine has none."""
+def check_device(
+    config: RunConfig,
+    place: Place,
+    store: RunStore | None = None,
+    from_stage: str | None = None,
+    *,
+    is_fixed: bool = False,
+) -> None:
+    """Raise ConfigError if this process would hold models on a GPU, but the machine has none.
+
+    ``store``: a run that has begun, resumed from ``from_stage`` if given. ``is_fixed``: whether the configuration
+    cannot change any more, as that of a run in ``store`` cannot.
+    """
     if config.model.device != "cuda" or place.is_elsewhere:
+        return
+    remaining = [step.spec for step in list_remaining_steps(config, store, from_stage)]
+    if not any(spec.shows_prompts or spec.writes_checkpoint for spec in remaining):  # these need the models
         return
     from magrpo.model.lineup import device_of  # torch, transformers
 
     try:
         device_of(config.model)
     except ConfigError as error:
-        if is_new:
+        if store is None and not is_fixed:
             raise
         raise ConfigError(
             f"{error}: this needs a new run; or use a machine that has one, or a cluster file (--place) with samplers "

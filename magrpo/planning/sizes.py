@@ -80,16 +80,17 @@ class IterationSize:
 def estimate_work(config: RunConfig) -> IterationSize:
     """Count the nodes of all trees of an iteration, if no episode ends early."""
     rollout = config.rollout
-    completions, joint_actions = _count_samples(rollout, config, rollout.problems_per_iteration)
+    num_problems = rollout.problems_per_iteration
+    completions, joint_actions = (count * num_problems for count in _count_samples(rollout, config))
     scored = joint_actions
     if rollout.probe_size is not None:
         probing = rollout.model_copy(update={"group_size": rollout.probe_size})
-        spare = (rollout.max_draws - 1) * rollout.problems_per_iteration
-        spare_completions, spare_joint_actions = _count_samples(probing, config, spare)
-        completions += spare_completions
-        joint_actions += spare_joint_actions
+        probe_completions, probe_joint_actions = _count_samples(probing, config)
+        spare = (rollout.max_draws - 1) * num_problems
+        completions += spare * probe_completions
+        joint_actions += spare * probe_joint_actions
         # The programs of a probe run when it is judged, and again as part of its group.
-        scored = joint_actions + _count_samples(probing, config, rollout.problems_per_iteration)[1]
+        scored = joint_actions + num_problems * probe_joint_actions
     programs = None
     if isinstance(config.reward, HasMaxExecutions):
         has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests
@@ -97,10 +98,10 @@ def estimate_work(config: RunConfig) -> IterationSize:
     return IterationSize(completions, completions * rollout.max_new_tokens, joint_actions, programs)
 
 
-def _count_samples(rollout: RolloutConfig, config: RunConfig, num_problems: int) -> tuple[int, int]:
-    """The completions and the joint actions in the trees of some problems."""
+def _count_samples(rollout: RolloutConfig, config: RunConfig) -> tuple[int, int]:
+    """The completions and the joint actions in the tree of a problem."""
     completions, joint_actions = zip(*count_levels(rollout, config.count_acting()), strict=True)
-    return sum(completions) * num_problems, sum(joint_actions) * num_problems
+    return sum(completions), sum(joint_actions)
 
 
 @dataclass(frozen=True, slots=True)

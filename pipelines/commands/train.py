@@ -17,7 +17,7 @@ from magrpo.progress.activity import LOADING, open_console, show_activity
 from magrpo.progress.state import was_refused
 from magrpo.run.files import keep_place, read_place
 from magrpo.run.lock import hold_file, hold_run
-from magrpo.run.rewind import list_remaining_steps, steps_to_repeat
+from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.steps import Step
 from magrpo.run.store import RunStore
 from magrpo.text import format_count
@@ -40,9 +40,7 @@ def check_given_place(
     place = place or (read_place(store) if store else Place())
     check_tracking(config.tracking, config.root)
     check_place(config, place, store, from_stage)
-    remaining = [step.spec for step in list_remaining_steps(config, store, from_stage)]
-    if any(spec.shows_prompts or spec.writes_checkpoint for spec in remaining):  # these need the models
-        check_device(config, place, is_new=store is None)
+    check_device(config, place, store, from_stage)
 
 
 def start_run(config: RunConfig, name: str | None, place: Place | None, *, local: bool) -> int:
