@@ -1,4 +1,4 @@
-"""Lone surrogates, code blocks and counts in texts.
+"""Lone surrogates, code blocks, control characters and counts in texts.
 
 Lone surrogates are halves of characters that Python and JSON allow in a text, but UTF-8 does not. They are replaced
 where a text enters a run: from a data file, a plug-in (:mod:`magrpo.checks`), a user or a service. All other code can
@@ -31,6 +31,11 @@ def fence_text(text: str, language: str = "") -> str:
     longest_run = max(map(len, re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest_run + 1)
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+def make_printable(text: str) -> str:
+    """Escape the text's control characters, because a model's text must not command a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def format_count(number: int, things: str) -> str:

@@ -15,11 +15,12 @@ ANSWER_QUANTITIES = ("response_tokens", "cut_off_frac", "copied_frac", "repeated
 """Names of the quantities measured for the answers of each agent."""
 
 
-def measure_answer(action: Action, asked: str, earlier: Sequence[AgentTexts] = ()) -> AnswerStats:
+def measure_answer(action: Action, asked: str, task: str, earlier: Sequence[AgentTexts] = ()) -> AnswerStats:
     """Measure one completion.
 
-    ``asked``: its prompt, which may quote ``earlier``, the texts of earlier turns. A revision may keep its agent's own
-    words, so they do not count as copied. None of these texts shows what the prompt is about.
+    ``asked``: its prompt, which may quote ``task``, the problem's text, and ``earlier``, the texts of earlier turns. A
+    revision may keep its agent's own words, so they do not count as copied. No earlier text shows what the prompt is
+    about.
     """
     own = [texts[action.agent] for texts in earlier if action.agent in texts]
     written = [text for texts in earlier for text in texts.values()]
@@ -28,7 +29,7 @@ def measure_answer(action: Action, asked: str, earlier: Sequence[AgentTexts] = (
         cut_off=action.finish_reason == "length",
         copied_frac=marked_share(find_copied(action.text, asked, own)),
         repeated_frac=marked_share(find_repeated(action.text)),
-        prompt_words_frac=share_prompt_words(action.text, leave_out(asked, written)),
+        prompt_words_frac=share_prompt_words(action.text, leave_out(asked, written, task)),
     )
 
 
@@ -37,24 +38,30 @@ def read_prompt(prompt: Prompt) -> str:
     return "\n".join(message.content for message in prompt.observation.messages)
 
 
-def measure_calls(episode: Episode) -> dict[str, list[AnswerStats]]:
-    """Measure every completion of an episode, by agent. Earlier texts count as written by the agents, not as asked."""
+def measure_calls(episode: Episode, task: str) -> dict[str, list[AnswerStats]]:
+    """Measure every completion of an episode, by agent; ``task`` is the problem's text.
+
+    Earlier texts count as written by the agents, not as asked.
+    """
     measured: dict[str, list[AnswerStats]] = defaultdict(list)
     for number, call in enumerate(episode.calls):
         asked = "\n".join(str(message.get("content", "")) for message in episode.messages(number))
         # An agent may be asked to merge or to choose, so it may keep the texts of all agents.
         earlier = [{call.agent: before.action.text} for before in episode.calls[:number]]
-        stats = measure_answer(call.action, asked, earlier)
+        stats = measure_answer(call.action, asked, task, earlier)
         measured[call.agent].append(replace(stats, cut_off=stats.cut_off and not call.ends_early))
     return measured
 
 
-def measure_step(step: TrajectoryStep, earlier: Sequence[AgentTexts] = ()) -> dict[str, AnswerStats]:
-    """Measure the latest completion of each agent in one turn. ``earlier``: the texts of earlier turns, by agent."""
+def measure_step(step: TrajectoryStep, task: str, earlier: Sequence[AgentTexts] = ()) -> dict[str, AnswerStats]:
+    """Measure the latest completion of each agent in one turn.
+
+    ``task``: the problem's text. ``earlier``: the texts of earlier turns, by agent.
+    """
     if step.episode is not None:
-        return {agent: measured[-1] for agent, measured in measure_calls(step.episode).items()}
+        return {agent: measured[-1] for agent, measured in measure_calls(step.episode, task).items()}
     return {
-        agent: measure_answer(action, read_prompt(step.prompts[agent]), earlier)
+        agent: measure_answer(action, read_prompt(step.prompts[agent]), task, earlier)
         for agent, action in step.actions.items()
     }
 
@@ -73,13 +80,13 @@ def list_quantities(stats: AnswerStats) -> dict[str, float]:
 
 def measure_completions(group: RolloutGroup[T]) -> dict[str, list[AnswerStats]]:
     """Measure every completion of a node or of its episodes, by agent."""
-    earlier = [past.texts for past in group.history]
+    earlier, task = [past.texts for past in group.history], group.problem.prompt
     measured = {
-        agent: [measure_answer(action, read_prompt(group.prompts[agent]), earlier) for action in actions]
+        agent: [measure_answer(action, read_prompt(group.prompts[agent]), task, earlier) for action in actions]
         for agent, actions in group.actions.items()
     }
     for episode in group.episodes:
-        for agent, stats in measure_calls(episode).items():
+        for agent, stats in measure_calls(episode, task).items():
             measured.setdefault(agent, []).extend(stats)
     return measured
 

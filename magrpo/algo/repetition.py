@@ -2,9 +2,9 @@
 
 Copies and repetitions are measured in runs of words.
 
-A word is a word, a punctuation mark, or a character of a script without spaces. A run of :data:`RUN` words is so long
-that texts about one subject share almost none by chance, and longer than a function's signature, which programs must
-repeat.
+A word is a word with its combining marks, a punctuation mark, or a character of a script without spaces. A run of
+:data:`RUN` words is so long that texts about one subject share almost none by chance, and longer than a function's
+signature, which programs must repeat.
 """
 
 import re
@@ -17,7 +17,11 @@ STEM = 5
 """Number of letters by which long words are compared, so that *package* is *packages*; shorter words say little."""
 FEW_LONG = 8
 """Texts are expected to have one long word for this many words. In English prose every third word is long."""
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
+# Thai, Lao, Burmese, Khmer, Japanese and Chinese, which have no spaces, and Korean.
+_ALONE = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+# Marks that Python does not count as parts of a word: accents, vowels of Hebrew and Arabic, the scripts of India.
+_MARKS = r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
+_WORD = re.compile(rf"[{_ALONE}]|(?:[^\W{_ALONE}]|[{_MARKS}])+|[^\w\s]")
 Span = tuple[int, int]
 """Start and end of a part of a text, in characters."""
 
@@ -50,11 +54,15 @@ def find_repeated(text: str) -> list[bool]:
     return marks
 
 
-def leave_out(prompt: str, written: Iterable[str]) -> str:
-    """The prompt without one place at which it quotes each text of ``written``, if it does."""
-    for text in map(str.strip, written):
+def leave_out(prompt: str, written: Iterable[str], task: str) -> str:
+    """The prompt without one place at which it quotes each text of ``written``, if it does.
+
+    A text that is itself a copy of a passage of ``task``, the problem's text, stays where the problem has it.
+    """
+    # The longest first: a text may begin with another one, and would not be found without it.
+    for text in sorted(map(str.strip, written), key=len, reverse=True):
         # A text of a few words may stand in the prompt by chance.
-        if len(_read_words(text)) >= RUN:
+        if len(_read_words(text)) >= RUN and prompt.count(text) > task.count(text):
             prompt = prompt.replace(text, " ", 1)
     return prompt
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.config.run import RunConfig
-from magrpo.config.services import TrackingConfig
+from magrpo.config.services import TrackingConfig, hide_password
 from magrpo.config.validate import validate_config
 from magrpo.errors import ConfigError
 from magrpo.files.paths import expand_home
@@ -148,7 +148,7 @@ def _find_champion(model: str, root: Path, overrides: Sequence[str]) -> AskedTea
     try:
         version = registry.find_champion()
         if version is None:
-            raise ConfigError(f"model {model!r} has no champion in {registry.uri}")
+            raise ConfigError(f"model {model!r} has no champion in {hide_password(registry.uri)}")
         # Versions of different stores have the same numbers.
         folder = root / CHAMPIONS / model / f"{version.number}-{version.mlflow_run_id[:8]}"
         folder.parent.mkdir(parents=True, exist_ok=True)

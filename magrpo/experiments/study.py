@@ -22,6 +22,7 @@ from magrpo.config.validate import read_toml, validate_config, write_override
 from magrpo.errors import ConfigError
 from magrpo.files.writing import atomic_write
 from magrpo.planning.place_check import check_device, check_place
+from magrpo.process.environment import shorten_path
 from magrpo.reports.study import TABLE, StudiedRun, read_studied_run, read_table
 from magrpo.run.comparability import pass_alike, score_alike
 from magrpo.run.config_diff import flatten_config, flatten_tree
@@ -86,6 +87,11 @@ class Study:
         firsts = [(arm, next(iter(self.config.list_rates(arm)), None)) for arm in self.config.arms]
         return [StudyRun("", arm.name, self.config.seeds[0], rate, is_pilot=False) for arm, rate in firsts]
 
+    def list_samples_left(self) -> list[StudyRun]:
+        """List those of :meth:`list_samples` whose arm has runs left, for checks of what only a run needs."""
+        unfinished = {run.arm for run in self.list_unfinished()}
+        return [run for run in self.list_samples() if run.arm in unfinished]
+
     def choose_rates(self) -> dict[str, float | None]:
         """Choose the learning rate of each arm by its finished pilots; arms with unfinished pilots are left out."""
         rates: dict[str, float | None] = {}
@@ -131,6 +137,7 @@ class Study:
         for run in runs:
             store, known = self.find_store(run.run_id), table.get(run.run_id)
             if is_finished(store):
+                _check_rate(store, run)
                 found.append(read_studied_run(store, run))
             elif known is not None and known.rate == run.rate and not store.exists():
                 found.append(known)
@@ -171,6 +178,17 @@ class Study:
             tree = flatten_tree(read_toml(source))
             fixed |= {f"{title}: {k}": value for k, value in tree.items() if not k.startswith(_LOCATIONS)}
         return fixed
+
+
+def _check_rate(store: RunStore, run: StudyRun) -> None:
+    """Raise ConfigError if the finished run has another learning rate: its arm must not mix two."""
+    trained = store.config().optim.lr
+    if run.rate is not None and trained != run.rate:
+        raise ConfigError(
+            f"run {store.run_id} was trained with optim.lr={trained!r}, but the pilots of its arm now choose "
+            f"{run.rate!r}: restore the pilots that it was chosen by, or delete {shorten_path(store.path)} to train it "
+            "again"
+        )
 
 
 def load_study(path: Path, name: str | None, root: Path | None, locate: Callable[[str], Path]) -> Study:
@@ -270,10 +288,8 @@ def check_study_place(study: Study, place: Place | None, *, for_plan: bool = Fal
     A plan requires no GPU here.
     """
     place = place or read_place(study.folder_store)
-    unfinished = {run.arm for run in study.list_unfinished()}
-    for run in study.list_samples():
-        if run.arm in unfinished:
-            config = study.configure_run(run)
-            check_place(config, place)
-            if not for_plan:
-                check_device(config, place, is_fixed=(study.folder / FIXED).exists())
+    for run in study.list_samples_left():
+        config = study.configure_run(run)
+        check_place(config, place)
+        if not for_plan:
+            check_device(config, place, is_fixed=(study.folder / FIXED).exists())

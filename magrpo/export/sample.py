@@ -57,7 +57,7 @@ def choose_sample(team: TrainedTeam) -> ModelCardSample | None:
     remarks = {
         agent: describe_answer(stats, is_code=bool(best.problem.entry_point))
         for step in steps
-        for agent, stats in measure_step(step).items()
+        for agent, stats in measure_step(step, best.problem.prompt).items()
         if step.first_actions[agent] == step.latest_actions[agent]
     }
     texts = {agent.role: answers[agent.name] for agent in agents}

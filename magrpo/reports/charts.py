@@ -180,25 +180,31 @@ def _draw_curves(
     training: Sequence[Point] = (),
 ) -> None:
     """Draw a line and a band for each label; the legend has the last value of each."""
-    bottom = 0.0  # returns may be negative
+    bottom = min([0.0, *(value for _, value in training)])  # returns may be negative
     if training:
         style: dict[str, Any] = {"color": COLOURS[0], "linewidth": 0.8, "alpha": 0.8, "zorder": 1}
         label = f"training {training[-1][1]:.0f}"
         axes.plot(*zip(*training, strict=True), marker=_mark_alone(training), markersize=4.5, label=label, **style)
+    shown = _shorten_labels(curves)
     # There is a marker more than colours, so that lines beyond the last colour still differ.
     for (label, curve), colour, marker in zip(curves.items(), itertools.cycle(colours), itertools.cycle(MARKERS)):
         places = [place for place, _ in curve]
         mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))
         bottom = min(bottom, *low)
         axes.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
-        shown = label if len(label) <= MAX_LABEL else f"\u2026{label[1 - MAX_LABEL :]}"
-        axes.plot(
-            places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8, label=f"{shown} {mean[-1]:.0f}"
-        )
+        legend = f"{shown[label]} {mean[-1]:.0f}"
+        axes.plot(places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8, label=legend)
     axes.set(xlabel=xlabel, ylabel="percent of the maximum", ylim=(bottom, 103))
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.grid(axis="y")
     _place_legend(axes)
+
+
+def _shorten_labels(labels: Collection[str]) -> dict[str, str]:
+    """Cut long labels to their ends, which differ most often; those that would look alike stay whole."""
+    shown = {label: label if len(label) <= MAX_LABEL else f"\u2026{label[1 - MAX_LABEL :]}" for label in labels}
+    uses = Counter(shown.values())
+    return {label: short if uses[short] == 1 else label for label, short in shown.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- rows

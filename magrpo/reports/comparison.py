@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 from magrpo.algo.stats import bootstrap_difference
 from magrpo.reports import figures
@@ -79,20 +80,19 @@ def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison
             return _refuse(*labels, "The rewards differ: neither the returns nor any other quantity can be compared.")
     matched = match_budgets(second, first)
     index, first_index = matched or _AT_THE_ENDS
-    value, num_problems, pairing = compare_means(first, second, HEADLINE, quantity, (first_index, index))
-    reports = second.reports[index], first.reports[first_index]
-    ends = [report.summary[HEADLINE][quantity].mean for report in reports]
+    compared = compare_means(first, second, HEADLINE, quantity, (first_index, index))
+    reports, value = (second.reports[index], first.reports[first_index]), compared.value
     figures_text = (
-        f"held-out {figures.quantity_title(quantity)} {ends[0]:.1%} against {ends[1]:.1%}, "
+        f"held-out {figures.quantity_title(quantity)} {compared.second_mean:.1%} against {compared.first_mean:.1%}, "
         f"{figures.format_difference(value)} percentage points "
-        f"({'95 % interval; ' if value.has_width else ''}{pairing})"
+        f"({'95 % interval; ' if value.has_width else ''}{compared.pairing})"
     )
     budgets = _describe_budgets(second, first)
     iterations = reports[0].policy_version, reports[1].policy_version
     if matched is None:
         sentence = f"{second.run_id} trained {budgets}, so neither is called better: at their ends {figures_text}."
         return RunComparison(*labels, "unequal budgets", sentence, _EQUAL_TOKENS, quantity, value, iterations)
-    word = judge_gain(value, num_problems)
+    word = judge_gain(value, compared.num_problems)
     seeds = "The interval covers other problems, not other seeds of the training: magrpo study does."
     advice = seeds if word != "no reliable change" else f"{seeds} More problems or samples narrow it."
     where = "" if matched == _AT_THE_ENDS else _describe_match(second.run_id, iterations, budgets)
@@ -152,22 +152,36 @@ def _describe_relation(label: str, reference: str, word: Word) -> str:
     return f"{label} {relations.get(word, 'is neither reliably better nor worse than')} {reference}"
 
 
+class MeanDifference(NamedTuple):
+    """The mean of a quantity in a second run minus that in a first one, all as fractions."""
+
+    value: Interval
+    first_mean: float
+    second_mean: float
+    num_problems: int
+    """Problems of the smaller evaluation; those of both means if they are paired."""
+    pairing: str
+    """The pairing in words."""
+
+
 def compare_means(
     first: EvaluatedRun, second: EvaluatedRun, key: str, quantity: str, indices: tuple[int, int] = _AT_THE_ENDS
-) -> tuple[Interval, int, str]:
-    """Subtract the first run's mean of ``quantity`` from the second's, as a fraction.
+) -> MeanDifference:
+    """Subtract the first run's mean of ``quantity`` from the second's.
 
-    Returns the difference, the number of problems of the smaller evaluation, and the pairing in words. ``indices``: the
-    evaluation taken from each run, by default the last one. The difference is paired by problem if every problem of one
-    evaluation is in the other with the same text, and unpaired otherwise.
+    ``indices``: the evaluation taken from each run, by default the last one. The means are paired by problem, and leave
+    out other problems, if every problem of one evaluation is in the other with the same text.
     """
     subtrahend, minuend = (run.means[i][key][quantity] for run, i in zip((first, second), indices, strict=True))
     same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]
     paired = paired_gain(subtrahend, {t: minuend[t] for t in same}, _SEED)
     num_problems = min(len(minuend), len(subtrahend))
     if paired is not None and len(same) == num_problems:
-        return paired, num_problems, f"{format_count(len(same), 'problems')}, paired"
+        first_mean, second_mean = (fmean(run[task_id] for task_id in same) for run in (subtrahend, minuend))
+        pairing = f"{format_count(num_problems, 'problems')}, paired"
+        return MeanDifference(paired, first_mean, second_mean, num_problems, pairing)
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
     if num_problems == 1:  # its spread is unknown, whatever that of the others
         value = Interval.without_width(value.mean)
-    return value, num_problems, f"other problems, unpaired; {len(same)} in both"
+    pairing = f"other problems, unpaired; {len(same)} in both"
+    return MeanDifference(value, fmean(subtrahend.values()), fmean(minuend.values()), num_problems, pairing)

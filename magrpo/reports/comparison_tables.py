@@ -64,10 +64,10 @@ def _return_differences(first: EvaluatedRun, others: Sequence[EvaluatedRun], key
     rows = []
     for key in keys:
         for run in others:
-            value, _, pairing = compare_means(first, run, key, "return")
-            difference = figures.format_tested_difference(value)
+            compared = compare_means(first, run, key, "return")
+            difference = figures.format_tested_difference(compared.value)
             labels = f"{run.run_id} \u2212 {first.run_id}"
-            rows.append((figures.summary_title(key), labels, difference, pairing))
+            rows.append((figures.summary_title(key), labels, difference, compared.pairing))
     note = (
         "Percentage points of the maximum, bootstrap 95 % intervals over problems. They cover new problems of the same "
         f"kind, not other seeds of the training. {figures.NO_DIFFERENCE}"

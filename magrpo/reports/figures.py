@@ -20,6 +20,7 @@ from magrpo.types import PENALTY, EvalReport, Interval
 
 BEFORE = "before training"
 LOADED = "before training (start_from)"
+ONLY_LOADED = "as loaded (start_from)"
 NO_DIFFERENCE = "~: the interval holds 0, so no difference is shown."
 UNDEFINED = "-"
 _COUNTS = ("generated_tokens", "response_tokens", "seconds", "tokens_per_s")
@@ -72,8 +73,10 @@ def share_quantities(reports: Sequence[EvalReport], key: str) -> dict[str, Inter
 
 
 def start_title(config: RunConfig) -> str:
-    """Return the title of a run's agents before training."""
-    return LOADED if any(agent.start_from is not None for agent in config.agents) else BEFORE
+    """Return the title of a run's agents before training; a run that only evaluates may have trained agents."""
+    if not any(agent.start_from is not None for agent in config.agents):
+        return BEFORE
+    return LOADED if config.train.num_iterations else ONLY_LOADED
 
 
 def sort_summary_keys(keys: Iterable[str]) -> list[str]:

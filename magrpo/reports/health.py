@@ -16,7 +16,7 @@ from magrpo.reports.figures import quantity_title
 from magrpo.reports.series import StageMetrics, metric_series, metrics_by_iteration
 from magrpo.run.files import read_evaluations
 from magrpo.run.store import RunStore
-from magrpo.text import format_count
+from magrpo.text import format_count, make_printable
 from magrpo.types import HEADLINE, AnswerStats, EvalReport
 
 MAX_CUT_OFF = 0.1
@@ -257,7 +257,7 @@ def _find_opening(report: EvalReport, agent: str) -> tuple[str, float]:
     if not openings:
         return "", 0.0
     [(opening, count)] = openings.most_common(1)
-    return opening, count / len(texts)
+    return make_printable(opening), count / len(texts)
 
 
 def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:

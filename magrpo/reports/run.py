@@ -191,7 +191,9 @@ class RunReport(EvaluatedRun):
 
 def write_report(context: StageContext) -> Metrics:
     """Write the report of a training run, its last stage."""
-    store, config = context.store, context.config
+    store = context.store
+    # Stages have the planned configuration, which counts too many iterations if train.max_tokens ended the training.
+    config = store.config()
     reports = [read_evaluation(store.folder(pointer)) for pointer in context.inputs]
     RunReport(store, config, reports).write_files(context.folder)
     before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))

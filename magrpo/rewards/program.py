@@ -193,17 +193,24 @@ def _parse_statements(text: str) -> list[tuple[ast.stmt, str]]:
 
 
 def _find_blocks(text: str) -> list[str]:
-    """The fenced Python blocks of a text; the last one may lack its end."""
+    """The fenced Python blocks of a text; the last one may lack its end.
+
+    A fence ends a block unless it is indented by four columns more than the block's first one, as in CommonMark
+    (https://spec.commonmark.org/0.31.2/#fenced-code-blocks): a docstring of the block may hold fences.
+    """
     blocks: list[tuple[str, list[str]]] = []
-    inside = False
+    opened: int | None = None  # the indentation of the fence of the current block
     for line in text.split("\n"):
         start = line.lstrip(" \t")
-        if start.startswith(_FENCE):
-            inside = not inside
-            if inside:
-                language = re.split(r"\W", start.removeprefix(_FENCE).lstrip(" \t"), maxsplit=1)[0]
-                blocks.append((language.lower(), []))
-        elif inside:
+        indentation = len(line) - len(start)
+        is_fence = start.startswith(_FENCE)
+        if is_fence and opened is None:
+            opened = indentation
+            language = re.split(r"\W", start.removeprefix(_FENCE).lstrip(" \t"), maxsplit=1)[0]
+            blocks.append((language.lower(), []))
+        elif is_fence and opened is not None and indentation < opened + 4:
+            opened = None
+        elif opened is not None:
             blocks[-1][1].append(line)
     return ["\n".join(lines) for language, lines in blocks if language in _PYTHON]
 

@@ -186,7 +186,7 @@ def _measure_answers(trajectory: Trajectory) -> dict[str, AnswerStats]:
     answers: dict[str, AnswerStats] = {}
     earlier: list[AgentTexts] = []
     for step in trajectory.steps:
-        answers |= measure_step(step, earlier)
+        answers |= measure_step(step, trajectory.problem.prompt, earlier)
         earlier.append({agent: action.text for agent, action in step.actions.items()})
     return answers
 

@@ -22,7 +22,8 @@ def subtract_penalties(group: RolloutGroup[ScoredTurn], team: Team) -> RolloutGr
         return group
     if group.episodes:
         turns = [
-            _charge_episode(turn, episode, team) for turn, episode in zip(group.turns, group.episodes, strict=True)
+            _charge_episode(turn, episode, group.problem.prompt, team)
+            for turn, episode in zip(group.turns, group.episodes, strict=True)
         ]
         return group.with_scores(tuple(turns))
     costs = {
@@ -40,10 +41,11 @@ def subtract_penalties(group: RolloutGroup[ScoredTurn], team: Team) -> RolloutGr
     return group.with_scores(tuple(map(charge_turn, group.turns)))
 
 
-def _charge_episode(turn: ScoredTurn, episode: Episode, team: Team) -> ScoredTurn:
+def _charge_episode(turn: ScoredTurn, episode: Episode, task: str, team: Team) -> ScoredTurn:
     if turn.masked or episode.status != "finished":
         return turn
-    costs = [fmean(map(team.penalty.price_answer, measured)) for measured in measure_calls(episode).values()]
+    by_agent = measure_calls(episode, task)
+    costs = [fmean(map(team.penalty.price_answer, measured)) for measured in by_agent.values()]
     return replace(turn, reward=_subtract_cost(turn.reward, sum(costs), team.reward))
 
 

@@ -109,7 +109,7 @@ def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingPa
     turn = group.turns[index]
     earlier = [past.texts for past in group.history]
     answers = {
-        agent: measure_answer(group.actions[agent][i], read_prompt(group.prompts[agent]), earlier)
+        agent: measure_answer(group.actions[agent][i], read_prompt(group.prompts[agent]), group.problem.prompt, earlier)
         for agent, i in turn.picks.items()
     }
     past = PastTurn(group.texts(turn), turn.reward, turn.reports, answers)

@@ -151,3 +151,17 @@ def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
         if may_refuse and code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
             raise RecordRefused(reason) from error
         raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({reason})") from error
+
+
+@contextmanager
+def translate_store_errors() -> Iterator[None]:
+    """Translate errors that belong to neither MLflow nor Python to Unavailable: stores of artifacts have their own."""
+    from mlflow.exceptions import MlflowException  # takes seconds
+
+    try:
+        yield
+    except (MlflowException, OSError, ImportError):
+        raise
+    except Exception as error:  # of the store's own package, which this project does not know
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise Unavailable(f"the store of artifacts failed ({reason})") from error

@@ -11,15 +11,14 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from magrpo.config.services import TrackingConfig, hide_password
-from magrpo.errors import first_line
 from magrpo.tracking.connection import (
     RecordRefused,
     Unavailable,
@@ -28,6 +27,7 @@ from magrpo.tracking.connection import (
     mlflow_page,
     quieten_mlflow,
     translate_errors,
+    translate_store_errors,
 )
 from magrpo.tracking.experiment_view import missing_tags, view_link
 from magrpo.tracking.outbox import FINAL, FOLDER_TAG, Outbox, OutboxTracker, Record, find_beginning, find_folder_id
@@ -219,7 +219,7 @@ class MlflowSink:
                 log.warning("tracking: artifact %s no longer exists and is skipped", path)
                 continue
             store = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
-            with _translate_store_errors():
+            with translate_store_errors():
                 store(self.mlflow_run_id, str(path), record["folder"] or None)
 
     def _deliver_trace(self, records: Sequence[Record]) -> None:
@@ -241,20 +241,6 @@ class MlflowSink:
 def _name_param(key: str) -> str:
     """Return ``key`` as the name of a parameter: "_" replaces what MLflow refuses, such as ``../`` and most signs."""
     return re.sub(r"(^|/)(\.{0,2}/)+|[^\w/. :-]", "_", key)
-
-
-@contextmanager
-def _translate_store_errors() -> Iterator[None]:
-    """Translate errors that belong to neither MLflow nor Python to Unavailable: stores of artifacts have their own."""
-    from mlflow.exceptions import MlflowException  # takes seconds
-
-    try:
-        yield
-    except (MlflowException, OSError, ImportError):
-        raise
-    except Exception as error:  # of the store's own package, which this project does not know
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise Unavailable(f"artifacts cannot be stored ({reason})") from error
 
 
 def start_monitor(uri: str, mlflow_run_id: str) -> SystemMetricsMonitor:

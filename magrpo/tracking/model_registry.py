@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from magrpo.files.locks import lock_folder
-from magrpo.tracking.connection import make_database, quieten_mlflow, translate_errors
+from magrpo.tracking.connection import make_database, quieten_mlflow, translate_errors, translate_store_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -65,7 +65,8 @@ class ModelRegistry:
                 client.create_registered_model(self.model, description="Agents trained by magrpo.")
             known = client.search_model_versions(f"name = '{self.model}' and run_id = '{mlflow_run_id}'")
             same = [version for version in known if version.source == source]
-            client.log_artifacts(mlflow_run_id, str(weights), folder)
+            with translate_store_errors():
+                client.log_artifacts(mlflow_run_id, str(weights), folder)
             return _version(same[0] if same else client.create_model_version(self.model, source, mlflow_run_id))
 
     def describe_version(self, version: TeamVersion, folder: Path, text: str, tags: Mapping[str, str]) -> None:
@@ -76,7 +77,8 @@ class ModelRegistry:
         with self._connect() as client:
             run = client.get_run(version.mlflow_run_id)
             target = version.source.removeprefix(f"{run.info.artifact_uri}/")
-            client.log_artifacts(version.mlflow_run_id, str(folder), target)
+            with translate_store_errors():
+                client.log_artifacts(version.mlflow_run_id, str(folder), target)
             client.update_model_version(self.model, str(version.number), description=shorten_card(text))
         self.tag_version(version, tags)
 
@@ -116,7 +118,7 @@ class ModelRegistry:
     def _fetch(self, source: str, folder: Path) -> Path:
         from mlflow.artifacts import download_artifacts  # takes seconds
 
-        with translate_errors(self.uri):
+        with translate_errors(self.uri), translate_store_errors():
             inside = str(folder / "fetched")  # MLflow creates it
             return Path(download_artifacts(source, dst_path=inside, tracking_uri=self.uri, registry_uri=self.uri))
 

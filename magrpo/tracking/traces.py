@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _PREVIEW = 1000
 """Characters of a problem in MLflow's list of traces, which is where MLflow itself would cut it."""
+_MAX_DELETED = 100
+"""Largest number of traces in one request of deletion."""
 _HOPELESS = frozenset(range(400, 500)) - {401, 403, 408, 429}
 """HTTP statuses after which sending the same trace again is pointless."""
 
@@ -110,6 +112,10 @@ def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Se
         facts = (record[key] for key in ("step", "split", "mode", "task_id"))
         traces.append(("tr-" + _hash(mlflow_run_id, *facts, *record["path"]), record))
     try:
+        # Both calls below only add to a trace, which would keep what its new version lacks.
+        for start in range(0, len(traces), _MAX_DELETED):
+            chunk = [trace_id for trace_id, _ in traces[start : start + _MAX_DELETED]]
+            client.delete_traces(experiment_id, trace_ids=chunk)
         client.log_spans(experiment_id, [span for trace in traces for span in _make_spans(*trace)])
         for trace_id, record in traces:
             client.start_trace(_make_info(trace_id, record, experiment_id, mlflow_run_id))

@@ -48,6 +48,8 @@ class Promotion:
 
     def __str__(self) -> str:
         verdict = "is now the champion" if self.promoted else "is registered; the champion stays"
+        if not self.fresh:  # another run may have changed the champion since
+            verdict = "became the champion" if self.promoted else "was registered; the champion stayed"
         return f"version {self.version} of {self.model} {verdict}: {self.reason}"
 
 

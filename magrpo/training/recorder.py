@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from magrpo.config.run import RunConfig
-from magrpo.reports.figures import format_difference, format_wall_time
+from magrpo.reports.figures import UNDEFINED, format_difference, format_wall_time
 from magrpo.reports.health import list_advice, list_warnings, read_findings
 from magrpo.reports.verdict import read_verdict
 from magrpo.run import files, steps
@@ -66,6 +66,8 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         lines.append(
             f"- computed again from iteration {first_repeated} on: where a step has two values, the later one counts"
         )
+        # MLflow would keep what an evaluation that was set aside had found.
+        tags = {"verdict": UNDEFINED, "gain": UNDEFINED} | tags
     return tags | {NOTE: "\n".join(lines)}
 
 
@@ -102,8 +104,7 @@ class RunRecorder:
         elif step.stage == "start":
             self._checkpoint = pointer
         elif step.stage in ("report", "tables"):
-            if step.stage == "report":
-                tracker.metrics(store.metrics(pointer), step.iteration)
+            tracker.metrics(store.metrics(pointer), step.iteration)
             for path in sorted(folder.glob("*.*")):
                 tracker.artifact(path, "" if path.suffix == ".html" else "report")
         else:

@@ -16,7 +16,7 @@ from magrpo.asking.answers import Answer
 from magrpo.asking.problems import writes_programs
 from magrpo.interfaces import Reward
 from magrpo.reports.figures import quantity_title
-from magrpo.text import format_count
+from magrpo.text import format_count, make_printable
 from magrpo.types import PENALTY, PENDING, Action, ExecutionReport, Problem, TrajectoryStep
 
 _COLUMN = 36
@@ -148,11 +148,6 @@ def title_actions(step: TrajectoryStep) -> dict[str, Action]:
         suffix = f", call {numbers[agent]}" if asked[agent] > 1 else ""
         titled[f"{agent}{suffix}"] = action
     return titled
-
-
-def make_printable(text: str) -> str:
-    """Escape the text's control characters, because a model's text must not command a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def answer_as_json(answer: Answer, reward: Reward) -> dict[str, Any]:

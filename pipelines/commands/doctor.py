@@ -143,7 +143,11 @@ def check_servers(root: Path) -> Iterator[CheckResult]:
     yield _check_prefect()
     uri = tracking_uri(TrackingConfig(), root)
     known = f"{_find_version('mlflow')}, {hide_password(uri)}"
-    remedy = "runs continue and queue their records; start it and run magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
+    remedy = "runs continue and queue their records; "
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        remedy += "start it and run magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
+    else:
+        remedy += "restore or move the file away, then run magrpo sync RUN"
     try:
         if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
             known += " (created by the first run)"

@@ -30,11 +30,7 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
 
     Raises ConfigError before anything is written if the study cannot run, or is not the one that was fixed.
     """
-    for run in study.list_samples():
-        config = study.configure_run(run)
-        check_tracking(config.tracking, config.root)
-        check_inputs(config)
-    check_study_place(study, place)
+    _check_study(study, place)
     record = fix_study(study)
     keep_place(study.folder_store, place)
     console = open_console()
@@ -70,6 +66,16 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
     return 0
 
 
+def _check_study(study: Study, place: Place | None, *, for_plan: bool = False) -> None:
+    """Check the tracking of every arm, and models, problems and the place of the arms with runs left."""
+    for run in study.list_samples():
+        config = study.configure_run(run)
+        check_tracking(config.tracking, config.root)
+    for run in study.list_samples_left():
+        check_inputs(study.configure_run(run), for_plan=for_plan)
+    check_study_place(study, place, for_plan=for_plan)
+
+
 def _run_locally(study: Study, console: Console, workers: int) -> str:
     failures = run_study(study, partial(run_stages, local=True), console, workers)
     return "; ".join(f"{run_id}: {reason}" for run_id, reason in failures.items())
@@ -94,11 +100,7 @@ def _run_flow(study: Study, workers: int) -> str:
 
 def list_study_runs(study: Study, place: Place | None) -> int:
     """Check what a study needs; print its runs and mark the finished ones; return the exit code."""
-    for run in study.list_samples():
-        config = study.configure_run(run)
-        check_tracking(config.tracking, config.root)
-        check_inputs(config, for_plan=True)
-    check_study_place(study, place, for_plan=True)
+    _check_study(study, place, for_plan=True)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     rates = study.choose_rates()
     finished = {run.run_id for run in study.read_finished(rates)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,9 +44,12 @@ def test_words_of_the_prompt_are_those_that_begin_alike() -> None:
 
 def test_a_text_that_the_prompt_quotes_is_left_out_once() -> None:
     own = "Bread and cheese are all that anybody needs for a walk by the river."
-    assert leave_out(f"{PROMPT}\n{own}\nRevise it.", [f" {own}\n"]) == f"{PROMPT}\n \nRevise it."
-    assert leave_out(f"{own}\n{own}", [own]) == f" \n{own}", "a text that copies its prompt leaves it as it was"
-    assert leave_out(PROMPT, ["The library", ""]) == PROMPT
+    assert leave_out(f"{PROMPT}\n{own}\nRevise it.", [f" {own}\n"], PROMPT) == f"{PROMPT}\n \nRevise it."
+    assert leave_out(f"{own}\n{own}", [own], own) == f" \n{own}", "a text that copies its prompt leaves it as it was"
+    assert leave_out(own, [own], own) == own, "which quotes no answer, only its problem"
+    assert leave_out(PROMPT, ["The library", ""], PROMPT) == PROMPT
+    longer = f"{own} And it goes on."
+    assert leave_out(f"{PROMPT}\n{longer}", [own, longer], PROMPT) == f"{PROMPT}\n ", "one begins with the other"
 
 
 def test_a_run_of_fewer_words_is_no_copy() -> None:
@@ -73,6 +79,25 @@ def test_the_second_time_a_run_is_written_it_is_a_repetition() -> None:
 
 def test_scripts_without_spaces_are_read_by_character() -> None:
     assert marked_share(find_copied("図書館は古い形式のファイルを読む", "図書館は古い形式のファイルを読む。")) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9月开始在全国学校实行新的课程标准",
+        "会議は9時に始まります",
+        "हिन्दी भारत की एक प्रमुख भाषा है",
+        "தமிழ் ஒரு செம்மொழி ஆகும்",
+        unicodedata.normalize("NFD", "Tiếng Việt được nói nhiều nhất"),
+    ],
+)
+def test_a_text_in_any_script_has_the_words_of_itself(text: str) -> None:
+    assert share_prompt_words(text, f"{text}.") == 1
+
+
+def test_scripts_without_spaces_have_no_long_words() -> None:
+    assert share_prompt_words("ประเทศไทยมีประชากรหลายล้านคน", PROMPT) == 1
+    assert marked_share(find_copied("2023年开始在全国学校实行", "他们开始在全国学校实行。")) == 9 / 11
 
 
 def test_an_empty_text_has_no_share() -> None:

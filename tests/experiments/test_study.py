@@ -425,6 +425,8 @@ def test_training_ends_at_its_tokens_as_a_shorter_run_would(tmp_path: Path) -> N
     whole = ["eval.every=9"]
     store, tracker, outcome = run_locally(load_config(path, [*whole, "train.max_tokens=120"]))
     length = store.config().train.num_iterations
+    [report] = store.path.rglob("report.html")
+    assert f"{length} iterations, seed" in Page(report.read_text()).text
     assert is_finished(store)
     tokens = {budget.iteration: budget.tokens for budget in build_ledger(store.stage_metrics())}
     assert tokens[length - 1] < 120 <= tokens[length]
@@ -535,6 +537,33 @@ def test_a_finished_run_may_be_deleted(tmp_path: Path) -> None:
     assert runner.made == ["s-loo-s0"], "a run that has been started again is not finished"
     assert (there.folder / "study.csv").read_bytes() == table
     check_report(there)
+
+
+def test_a_finished_study_needs_neither_models_nor_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load(write_study(tmp_path, *FOUR_RUNS))
+    checked: list[str] = []
+    monkeypatch.setattr("pipelines.commands.study.check_inputs", lambda config, **_: checked.append(str(config.root)))
+    assert main(["study", str(study.path), "--dry-run"]) == 0
+    assert len(checked) == 2, "once for each arm"
+    fix_study(study)
+    run_study(study, Runner(), QUIET)
+    assert main(["study", str(study.path), "--dry-run"]) == 0
+    assert main(["study", str(study.path), "--local"]) == 0
+    assert len(checked) == 2, "nothing is left to run"
+
+
+def test_reported_runs_must_have_the_rate_that_the_pilots_choose(tmp_path: Path) -> None:
+    study, runner = load(write_study(tmp_path)), Runner()
+    run_study(study, runner, QUIET)
+    (study.folder / "study.csv").unlink()
+    chosen = study.choose_rates()["loo"]
+    reported = study.find_store("s-loo-s1")
+    config = reported.config()
+    reported.write_config(config.model_copy(update={"optim": config.optim.model_copy(update={"lr": 0.5})}))
+    with pytest.raises(ConfigError, match=rf"s-loo-s1 was trained with optim.lr=0.5, but .* now choose {chosen!r}"):
+        check_study_place(study, None)
 
 
 def test_an_interrupt_while_a_pilot_is_repeated_drops_no_reported_run(tmp_path: Path) -> None:

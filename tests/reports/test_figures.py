@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -13,11 +14,13 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from magrpo.reports.charts import Panel, learning_panels, render_svg, series_panel, turn_panels
-from magrpo.reports.figures import format_interval, format_tested_difference
+from magrpo.config.run import load_config
+from magrpo.reports.charts import Curve, Panel, budget_panels, learning_panels, render_svg, series_panel, turn_panels
+from magrpo.reports.figures import format_interval, format_tested_difference, start_title
 from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.rewards.returned import ReturnedReward
 from magrpo.types import EvalReport, EvalRow, Interval, Split
+from tests.pipelines.micro import write_config
 
 MAXIMA = {"structure": 1.0, "tests": 3.0}
 
@@ -79,6 +82,31 @@ def test_every_part_of_a_reward_is_drawn_however_many_there_are() -> None:
     assert read_legend(axes) == [f"{name} 50" for name in names]
     lines = {(line.get_color(), line.get_marker()) for line in axes.lines}
     assert len(lines) == len(names), "no two look alike"
+
+
+def test_training_returns_below_0_are_drawn_whole() -> None:
+    returns = [(1, -40.0), (2, -25.0), (3, 10.0)]
+    low, high = draw(learning_panels(ONE_TURN, MAXIMA, returns)[0]).get_ylim()
+    assert (low, high) == (-40, 103)
+
+
+def test_long_names_that_end_alike_stay_whole() -> None:
+    curve: Curve = [(0, Interval(0.5, 0.4, 0.6))]
+    names = ["aligned-dynamic-sampling", "crossed-dynamic-sampling", "a-name-of-more-than-20-characters"]
+    axes = draw(budget_panels("Return", dict.fromkeys(names, curve))[0])
+    assert read_legend(axes) == [f"{names[0]} 50", f"{names[1]} 50", "\u2026-than-20-characters 50"]
+
+
+def test_a_run_that_only_evaluates_is_not_titled_as_before_training(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path))
+    agents = (config.agents[0].model_copy(update={"start_from": Path("w")}), *config.agents[1:])
+    loaded = config.model_copy(update={"agents": agents})
+    only = loaded.model_copy(update={"train": config.train.model_copy(update={"num_iterations": 0})})
+    assert [start_title(one) for one in (config, loaded, only)] == [
+        "before training",
+        "before training (start_from)",
+        "as loaded (start_from)",
+    ]
 
 
 def test_a_curve_begins_where_its_split_could_be_judged() -> None:

@@ -107,6 +107,13 @@ def test_a_docstring_may_hold_a_fence() -> None:
     assert source(text) == text
 
 
+def test_a_docstring_in_a_block_may_hold_a_fence() -> None:
+    code = 'def f(x):\n    """Use:\n\n    ```\n    f(1)\n    ```\n    """\n    return x'
+    assert source(f"Here:\n```python\n{code}\n```\nDone.") == code
+    block = code.replace("\n", "\n   ")
+    assert source(f"1. In a list:\n   ```python\n   {block}\n   ```\n") == code
+
+
 def test_other_names_of_an_import_stay() -> None:
     assert source("from helper import aux, other as o\nimport math, aux\ndef f(x): return x") == (
         "from helper import other as o\n\nimport math\n\ndef f(x): return x"

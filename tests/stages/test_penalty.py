@@ -228,6 +228,18 @@ def test_a_text_that_left_its_post_costs_at_every_turn_that_keeps_it() -> None:
     assert [measured[name][0].copied_frac for name in texts] == [1.0, 0.0]
 
 
+def test_a_partner_that_copied_the_post_takes_no_words_from_it() -> None:
+    """The prompt of a later turn does not quote the partner, so only the post has the partner's words."""
+    env, shares = WritingEnv(num_turns=2), []
+    for partner in (ANYTHING, POST.prompt):
+        past = PastTurn({"summary": partner, "elaboration": ANYTHING}, JointReward(0.0, {}), {})
+        prompts = {"elaboration": Prompt(env.observe(POST, "elaboration", (past,), "elaboration"), (1,))}
+        actions = {"elaboration": (make_action("elaboration", SUMMARY),)}
+        measured = measure_completions(RolloutGroup(POST, (0,), (past,), prompts, actions, ()))
+        shares.append(measured["elaboration"][0].strayed_frac)
+    assert shares[0] == shares[1] < 0.5
+
+
 def test_masked_turns_stay_masked() -> None:
     sandbox = ScriptedSandbox(lambda _: "infra_error")
     team = Team(PROGRAMMERS, LengthEnv(), PassReward(), PenaltyConfig(cut_off=0.25))

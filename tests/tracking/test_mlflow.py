@@ -424,8 +424,11 @@ def test_any_error_of_an_artifact_store_is_reported(tmp_path: Path, uri: str, mo
         raise LookupError("no credentials")
 
     monkeypatch.setattr("mlflow.MlflowClient.log_artifact", fail)
+    monkeypatch.setattr("mlflow.MlflowClient.log_artifacts", fail)
     sink = MlflowSink(uri, "magrpo", "one", tmp_path / "artifacts", "magrpo.run_id")
     sink.connect()
     (tmp_path / "file").touch()
-    with pytest.raises(Unavailable, match=r"artifacts cannot be stored \(LookupError: no credentials\)"):
+    with pytest.raises(Unavailable, match=r"the store of artifacts failed \(LookupError: no credentials\)"):
         sink.deliver([{"kind": "artifact", "path": str(tmp_path / "file"), "folder": ""}])
+    with pytest.raises(Unavailable, match=r"the store of artifacts failed \(LookupError"):
+        ModelRegistry(uri, "team").register_team(sink.mlflow_run_id, tmp_path, "label")

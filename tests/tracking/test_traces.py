@@ -114,6 +114,13 @@ def test_a_turn_done_again_replaces_its_trace(tmp_path: Path, uri: str) -> None:
     assert len(trace.data.spans) == 7
 
 
+def test_a_trace_that_became_shorter_keeps_nothing_of_the_longer_one(tmp_path: Path, uri: str) -> None:
+    record(uri, tmp_path, [TRAJECTORY])
+    [trace] = traces(uri, record(uri, tmp_path, [replace(TRAJECTORY, steps=(step(1, 0.0, masked=True),))]))
+    assert [span.name for span in trace.data.spans] == ["set/1", "helper", "main", "score"]
+    assert trace.info.assessments == []
+
+
 def test_where_the_sandbox_failed_there_is_no_feedback(tmp_path: Path, uri: str) -> None:
     masked = replace(TRAJECTORY, path=(0,), steps=(step(1, 0.0, masked=True),))
     [trace] = traces(uri, record(uri, tmp_path, [masked]))
@@ -126,6 +133,7 @@ def test_a_server_without_traces_refuses_them_and_holds_up_nothing(monkeypatch: 
     def too_old(*_: object) -> None:
         raise NotImplementedError("log_spans is not supported")
 
+    monkeypatch.setattr("mlflow.tracing.client.TracingClient.delete_traces", lambda *_, **__: 0)
     monkeypatch.setattr("mlflow.tracing.client.TracingClient.log_spans", too_old)
     with pytest.raises(RecordRefused, match="not supported"):
         deliver_traces("http://127.0.0.1:1", "1", "run", [trace_record(TRAJECTORY, 1, INTERVAL)])

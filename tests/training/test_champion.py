@@ -152,6 +152,7 @@ def test_the_first_team_is_the_champion_and_is_registered_and_told_once(
     assert notice["reason"] == str(first)
     assert (first.promoted, first.champion, first.fresh, world.champion("once")) == (True, None, True, 1)
     assert (again.promoted, again.reason, again.fresh) == (True, first.reason, False)
+    assert str(again).startswith("version 1 of once became the champion: "), "which it need not be any more"
     assert len(world.client.search_model_versions("name = 'once'")) == 1
 
 

@@ -10,7 +10,9 @@ from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
 from magrpo.run.rewind import steps_to_repeat
 from magrpo.run.store import RunStore
+from magrpo.training.recorder import describe_run
 from pipelines.cli import main
+from tests.pipelines.micro import write_config
 from tests.training.test_resume import Runs
 
 
@@ -64,6 +66,14 @@ def test_a_stage_that_is_still_to_come(runs: Runs, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has only reached prepare"):
         steps_to_repeat(store, config, "update")
     assert steps_to_repeat(store, config, "prepare") == []
+
+
+def test_a_run_whose_evaluations_were_set_aside_has_no_verdict(tmp_path: Path) -> None:
+    store = RunStore.create(load_config(write_config(tmp_path)), "again")
+    assert not {"verdict", "gain"} & set(describe_run(store, "RUNNING"))
+    (store.path / "set-aside" / "1" / "00000").mkdir(parents=True)
+    tags = describe_run(store, "RUNNING")
+    assert (tags["verdict"], tags["gain"]) == ("-", "-"), "instead of those that MLflow has"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,10 @@ from magrpo.stages.backend import Backend, Team
 from magrpo.stages.evaluate import evaluate
 from magrpo.training.closing import print_answers, print_verdict
 from magrpo.types import (
+    HEADLINE,
     Action,
+    EvalReport,
+    EvalRow,
     Execution,
     ExecutionReport,
     JointReward,
@@ -255,6 +258,19 @@ def test_texts_that_leave_their_prompt_and_grow_alike_are_told(tmp_path: Path) -
     advice = "read the answers in the report; raise penalty.strayed (now 0) to make leaving the prompt cost reward"
     assert advice in closing
     assert re.search(r"long words that the prompt has, % +[89]\d\.\d \u2192 [12]\d\.\d", closing)
+
+
+def test_a_phrase_of_a_model_does_not_command_the_terminal(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path))
+    agent = config.agents[0].name
+
+    def report(version: int, text: str) -> EvalReport:
+        row = EvalRow("a", "test", "sampled", 0, (1.0,), ({},), (None,), {agent: text}, {}, 5)
+        return EvalReport(version, (row,) * 8, {HEADLINE: {}})
+
+    begins = "\x1b[2J\u202e hello dear reader of these words and of some more"
+    [finding] = list_findings([], [report(0, "short"), report(9, begins)], config)
+    assert 'begin with "\\x1b[2J\\u202e hello dear"' in finding.sentence
 
 
 def test_a_penalty_is_shown_beside_the_parts_of_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

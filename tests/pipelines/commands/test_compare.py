@@ -303,19 +303,32 @@ def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
 
 def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
-    paired, _, how = compare_means(one, two, "test/sampled", "return")
+    paired = compare_means(one, two, "test/sampled", "return")
     means = [report.last.summary["test/sampled"]["return"].mean for report in (one, two)]
-    assert how == "2 problems, paired"
-    assert paired.mean == pytest.approx(means[1] - means[0])
-    same, _, _ = compare_means(one, load(root, "one"), "test/sampled", "return")
+    assert paired.pairing == "2 problems, paired"
+    assert [paired.first_mean, paired.second_mean] == pytest.approx(means)
+    assert paired.value.mean == pytest.approx(means[1] - means[0])
+    same = compare_means(one, load(root, "one"), "test/sampled", "return").value
     assert (same.low, same.mean, same.high) == (0, 0, 0), "which an unpaired interval would not be"
 
     task_id = one.last.rows[0].task_id
     assert isinstance(two.problems, dict)
     two.problems[task_id] = next(problem for key, problem in two.problems.items() if key != task_id)
-    unpaired, _, how = compare_means(one, two, f"{one.last.rows[0].split}/sampled", "return")
-    assert how == "other problems, unpaired; 1 in both"
-    assert unpaired.low <= unpaired.mean <= unpaired.high
+    unpaired = compare_means(one, two, f"{one.last.rows[0].split}/sampled", "return")
+    assert unpaired.pairing == "other problems, unpaired; 1 in both"
+    assert unpaired.value.low <= unpaired.value.mean <= unpaired.value.high
+
+
+def test_means_in_a_sentence_are_those_of_the_problems_that_are_compared(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    quantity = "generated_tokens"
+    assert one.means, "read with all problems"
+    kept, left_out = two.means[-1]["test/sampled"][quantity]
+    del two.means[-1]["test/sampled"][quantity][left_out]
+    compared = compare_means(one, two, "test/sampled", quantity)
+    assert compared.pairing == "1 problem, paired"
+    assert compared.first_mean == one.means[-1]["test/sampled"][quantity][kept]
+    assert compared.second_mean - compared.first_mean == pytest.approx(compared.value.mean)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,14 @@ def test_servers_that_do_not_answer_are_named_with_a_remedy(
     assert "secret" not in text
 
 
+def test_a_database_that_is_none_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "mlflow.db").write_text("no database " * 100)
+    *_, mlflow = doctor.check_servers(tmp_path)
+    assert (mlflow.verdict, "move the file away" in mlflow.remedy) == ("note", True)
+    assert "unset" not in mlflow.remedy
+
+
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     (result,) = doctor.check_disk(tmp_path / "runs")
