@@ -5,6 +5,7 @@ the tables, or ``"package.module:Class"`` for a class outside this project. Ever
 tables hold dotted paths, so that a heavy library is loaded only if its plug-in is chosen.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -95,6 +96,14 @@ class Plugin(Section):
 
     kind: str
     """Name of the implementation, or ``package.module:Class`` of your own."""
+
+
+def check_unique(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``values`` if no two are equal; for validators of fields. Raises ValueError."""
+    twice = next((value for value, count in Counter(values).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is named more than once")
+    return values
 
 
 def import_plugin(table: Mapping[str, str], kind: str) -> type[Plugin]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import pstdev
 from typing import Literal
 
-from magrpo.algo.advantages import ESTIMATORS, EstimatorName, group_advantages
+from magrpo.algo.advantages import EstimatorName, group_advantages
 from magrpo.algo.stats import mean_or_zero
 from magrpo.types import Normalize, RolloutGroup, Sample, ScoredTurn
 
@@ -51,9 +51,8 @@ def credit_episodes(
         by_problem = [list(_list_valid(group, agent)) for group in groups]
         samples[agent] = _credit_agent(by_problem, estimator, normalize, siblings)
         valid = [episode for episodes in by_problem for episode in episodes]
-        has_baseline = ESTIMATORS[estimator].has_baseline or normalize != "none"
-        values = [{episode.value for episode in episodes} for episodes in by_problem if episodes]
-        equal = [len(of_problem) == 1 if has_baseline else of_problem == {0.0} for of_problem in values]
+        values = [[episode.value for episode in episodes] for episodes in by_problem if episodes]
+        equal = [not any(group_advantages(of_problem, estimator, normalize)) for of_problem in values]
         all_equal += equal
         metrics |= {
             f"credit/{agent}/frac_groups_equal": mean_or_zero(equal),

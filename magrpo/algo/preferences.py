@@ -29,7 +29,8 @@ class Pushes:
     loss: float
     """The mean over nodes with pairs of the mean over their pairs."""
     accuracy: float
-    """The share of pairs whose better joint action has become more likely than the worse one; ties count half."""
+    """The mean over nodes of the share of their pairs whose better joint action has become more likely than the worse
+    one; ties count half."""
 
 
 class Preferences:

@@ -7,6 +7,7 @@ import doctest
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from string import ascii_lowercase
 from textwrap import dedent
 
 from magrpo.asking.teams import AskedTeam
@@ -101,7 +102,8 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
             if not parsed:
                 parsed, tags = _list_asserts(known.test), known.tags
         else:
-            prompt = f"def {name}({_name_argument(prompt)}):\n    {_quote_docstring(prompt.strip())}\n"
+            arguments = _name_arguments(prompt, name, [*parsed, *shown])
+            prompt = f"def {name}({arguments}):\n    {_quote_docstring(prompt.strip())}\n"
     parsed += _parse_examples(prompt, name)
     called = {node.id for test in parsed for node in ast.walk(test) if isinstance(node, ast.Name)}
     if parsed and not called & {name, "candidate"}:
@@ -174,8 +176,19 @@ def _find_called_name(tests: Sequence[ast.stmt]) -> str:
     return ""
 
 
-def _name_argument(text: str) -> str:
-    """Choose a name for the argument of the described function: ``xs`` for a list, ``s`` for a text, else ``n``."""
+def _name_arguments(text: str, name: str, tests: Sequence[ast.stmt]) -> str:
+    """Choose the parameters of the described function ``name``, as many as ``tests`` pass to it.
+
+    A single one is ``xs`` for a list, ``s`` for a text, else ``n``; several are ``a``, ``b`` and so on.
+    """
+    nodes = [node for test in tests for node in ast.walk(test)]
+    names = {name, "candidate"}
+    calls = (node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names)
+    call = next(calls, None)
+    if call is not None and not any(isinstance(value, ast.Starred) for value in call.args):
+        keywords = [keyword.arg for keyword in call.keywords if keyword.arg]
+        if keywords or len(call.args) != 1:
+            return ", ".join([*ascii_lowercase[: len(call.args)], *keywords])
     found = (name for name, words in _ARGUMENTS if re.search(rf"\b(?:{words})\b", text, re.IGNORECASE))
     return next(found, "n")
 

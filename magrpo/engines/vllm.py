@@ -78,7 +78,7 @@ class VllmEngine(Plugin):
     def open(self, host: EngineHost) -> VllmClient:
         """Start the servers with the agents' base models; returns when all of them are ready."""
         lineup = host.lineup
-        if obstacle := find_vllm_obstacle(lineup.configs, lineup.model, lineup.device):
+        if obstacle := find_vllm_obstacle(lineup.configs, lineup.model, lineup.lora, lineup.device):
             raise ConfigError(f"engine.kind: {obstacle}, or use 'transformers'")
         return VllmClient(host, self)
 
@@ -131,12 +131,14 @@ class VllmClient:
         check_prompts(self._lineup, requests)
         shares = [{i: r for i, r in enumerate(requests) if r.agent in agents} for agents in self._agents]
         actions: dict[int, Action] = {}
-        with self._lock, ExitStack() as deadlines:
+        with self._lock, ExitStack() as stack:
             self._load_models(served.models)
+            # One stack for each server: one that is done must not be killed while another goes on.
+            deadlines = [stack.enter_context(ExitStack()) for _ in shares]
             for server, share in enumerate(shares):
-                self._send_requests(served.number, server, share, deadlines)
+                self._send_requests(served.number, server, share, deadlines[server])
             reading = {
-                server: self._read_completions(served.number, server, share, deadlines)
+                server: self._read_completions(served.number, server, share, deadlines[server])
                 for server, share in enumerate(shares)
             }
             while reading:
@@ -144,6 +146,7 @@ class VllmClient:
                     completions = next(reading[server], None)
                     if completions is None:
                         del reading[server]
+                        deadlines[server].close()
                         continue
                     for i, completion in completions.items():
                         actions[i] = make_action(self._lineup, requests[i], completion, served.version)
@@ -231,6 +234,7 @@ class VllmClient:
                     raise
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
                 log.warning("%s; %s are done, restarting the server for the rest", error, done)
+                deadlines.close()
                 self._start([server])
                 for calls in (*self._adapters.values(), self._models):
                     self._call({i: call for i, call in calls.items() if i == server})

@@ -6,12 +6,10 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from magrpo.errors import ConfigError
-
 if TYPE_CHECKING:
     import torch
 
-    from magrpo.config.agents import AgentConfig, ModelConfig
+    from magrpo.config.agents import AgentConfig, LoraConfig, ModelConfig
     from magrpo.model.host import EngineHost
 
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -33,24 +31,24 @@ def find_build_obstacle(device_type: str) -> str:
     )
 
 
-def find_vllm_obstacle(agents: Iterable[AgentConfig], model: ModelConfig, device: torch.device) -> str:
+def find_vllm_obstacle(
+    agents: Iterable[AgentConfig], model: ModelConfig, lora: LoraConfig, device: torch.device
+) -> str:
     """Why vLLM cannot sample from ``agents`` on ``device``, and the remedy; empty if it can."""
     if obstacle := find_build_obstacle(device.type):
         return obstacle
     if model.dtype == "mixed":
         return "vLLM has no model.dtype = 'mixed'; set 'float32'"
-    if device.type == "cuda" and model.dtype == "float32" and any(agent.weights != "full" for agent in agents):
-        return "vLLM has no float32 adapters on CUDA; set model.dtype = 'bfloat16'"
-    return ""
-
-
-def _choose_max_rank(rank: int) -> int:
-    if rank > MAX_RANKS[-1]:
-        raise ConfigError(
-            f"lora.rank = {rank}: vLLM takes adapters up to rank {MAX_RANKS[-1]}; choose a smaller one, or "
+    if all(agent.weights == "full" for agent in agents):
+        return ""
+    if lora.rank > MAX_RANKS[-1]:
+        return (
+            f"lora.rank = {lora.rank}: vLLM takes adapters up to rank {MAX_RANKS[-1]}; choose a smaller one, or "
             "engine.kind = 'transformers'"
         )
-    return next(size for size in MAX_RANKS if size >= rank)
+    if device.type == "cuda" and model.dtype == "float32":
+        return "vLLM has no float32 adapters on CUDA; set model.dtype = 'bfloat16'"
+    return ""
 
 
 def make_arguments(host: EngineHost, agents: Sequence[str], cpu_cache_gib: float) -> dict[str, object]:
@@ -75,7 +73,7 @@ def make_arguments(host: EngineHost, agents: Sequence[str], cpu_cache_gib: float
             "enable_lora": True,
             "max_loras": len(agents) * host.num_served,
             "max_cpu_loras": len(agents) * host.num_served,
-            "max_lora_rank": _choose_max_rank(lineup.lora.rank),
+            "max_lora_rank": next(rank for rank in MAX_RANKS if rank >= lineup.lora.rank),
         }
     if lineup.device.type == "cuda":
         return arguments | {"tensor_parallel_size": host.gpus, "enable_sleep_mode": not host.owns_gpus}

@@ -131,7 +131,7 @@ def count_decoded_at_once(engine: EnginePlugin) -> int | None:
 def choose_engine(config: RunConfig, device: torch.device) -> EnginePlugin:
     """The engine that will sample, where the configuration leaves the choice to ``auto``."""
     if isinstance(config.engine, AutoEngine):
-        return config.engine.choose_engine(config.agents, config.model, device)
+        return config.engine.choose_engine(config.agents, config.model, config.lora, device)
     return config.engine
 
 

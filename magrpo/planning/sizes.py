@@ -47,6 +47,8 @@ LIKE_LAYERS = (LlamaConfig, Qwen2Config, Qwen3Config)
 """Configurations of models each of whose layers keeps as much for the backward pass as every other."""
 RECORD_BYTES = 50
 """Bytes of a sampled token in the files of rollout, score and credit; measured: 28 in large batches, 110 in tiny."""
+SUPPORT_BYTES = 7
+"""Bytes of each id of a token's support (``rollout.keep_support``) in the files of rollout and credit."""
 POLICY = ("frozen parameters", "adapters", "full copies")
 """Purposes of memory of every policy; the others are those of updates and sampling."""
 ACTIVATIONS_OF = "activations of a micro-batch"
@@ -260,7 +262,8 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
     kept = len({*evaluated, *newest}) if config.train.keep_weights == "evaluated" else length + 1
     with_states = {*evaluated, length} - {0}
     weights = sum(sizes.values()) * 4
-    records = estimate_work(config).tokens * RECORD_BYTES * length
+    support = SUPPORT_BYTES * config.rollout.top_k if config.rollout.keep_support else 0
+    records = estimate_work(config).tokens * (RECORD_BYTES + support) * length
     copied = weights * len(evaluated) + records if copies else 0
     found = {
         f"weights of {kept} checkpoints": weights * kept,
@@ -279,8 +282,12 @@ def _count_cached_tokens(config: RunConfig, max_batch: int, prompt_tokens: int, 
     sampled = estimate_work(config).completions // len(config.agents)
     evaluated_each = 1 + config.eval.num_samples  # greedy and sampled
     evaluated = inf if config.eval.max_problems is None else config.eval.max_problems * evaluated_each
+    # Behind the first turn every chain, and every evaluated trajectory, has a prompt of its own.
+    has_later = config.env.num_turns > 1
+    siblings_sampled = 1 if has_later and config.rollout.tree == "chains" else config.rollout.group_size
+    siblings_evaluated = 1 if has_later else evaluated_each
     found = []
-    for completions, siblings in ((sampled, config.rollout.group_size), (evaluated, evaluated_each)):
+    for completions, siblings in ((sampled, siblings_sampled), (evaluated, siblings_evaluated)):
         rows = min(max_batch, completions)
         prompts = rows / siblings if shares else rows
         found.append(prompts * prompt_tokens + rows * config.rollout.max_new_tokens)

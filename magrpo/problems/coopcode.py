@@ -12,12 +12,12 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from magrpo.errors import ConfigError
-from magrpo.plugins import Plugin
+from magrpo.plugins import Plugin, check_unique
 from magrpo.problems.operations import (
     OPERATIONS,
     BoundOperation,
@@ -68,7 +68,7 @@ class CoopCode(Plugin):
     """Number of held-out problems whose constants differ from those in training."""
     num_ood: int = Field(96, ge=3)
     """Number of held-out problems whose combinations of operations differ from those in training."""
-    levels: tuple[Difficulty, ...] = Field(("1", "2", "3"), min_length=1)
+    levels: Annotated[tuple[Difficulty, ...], AfterValidator(check_unique)] = Field(("1", "2", "3"), min_length=1)
     """Levels of difficulty, in equal shares. 1: two easy operations; 2: two operations, at least one of them hard; 3:
     three operations."""
 

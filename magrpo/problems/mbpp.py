@@ -4,6 +4,7 @@ MBPP+ (EvalPlus, arXiv 2305.01210) adds hidden tests.
 """
 
 import ast
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -30,23 +31,26 @@ class Mbpp(FileProblems):
     def parse(self, row: DatasetRow) -> Problem:
         """Make the problem in the HumanEval form.
 
-        The entry point is the function of the reference solution that the tests call. Imports of the solution, and
-        classes that the tests name, go into the prompt above it. The other definitions of the solution go below its
-        body.
+        The entry point is the function of the reference solution that the tests call. Imports of the solution, classes
+        that the tests or their setup name, and what its signature names go into the prompt above it. The other
+        definitions of the solution go below its body.
         """
         code = row.parse_python("code", row.read_text("code"))
         tests = [node for text in row.read_texts("test_list") for node in row.parse_python("test_list", text).body]
         entry = _find_entry_point(row, code, tests)
-        tested = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
+        setup = str(row.values.get("test_setup_code") or "")
+        tested = _list_names([*tests, *row.parse_python("test_setup_code", setup).body])
+        needed = _list_names([entry.args, *entry.decorator_list, *filter(None, [entry.returns])])
         above = below = ""
         for node in code.body:
             tested_class = isinstance(node, ast.ClassDef) and node.name in tested
-            if tested_class or isinstance(node, ast.Import | ast.ImportFrom):
+            is_needed = node.lineno < entry.lineno and bool(_list_bound_names(node) & needed)
+            if tested_class or is_needed or isinstance(node, ast.Import | ast.ImportFrom):
                 above += f"{ast.unparse(node)}\n"
             elif node is not entry:
                 below += f"\n\n{ast.unparse(node)}\n"
         docstring = format_docstring(row.read_text("prompt", "text"))
-        imports = [*row.read_texts("test_imports"), *str(row.values.get("test_setup_code") or "").splitlines()]
+        imports = [*row.read_texts("test_imports"), *setup.splitlines()]
         check = "\n".join([f"{entry.name} = candidate", *map(ast.unparse, tests)])
         if above:
             above += "\n\n"
@@ -78,6 +82,18 @@ class MbppPlus(Mbpp):
     def parse(self, row: DatasetRow) -> Problem:
         """Read the row as one of MBPP, with the field ``test`` as hidden tests."""
         return replace(super().parse(row), hidden_test=select_tests(row, slice(self.max_tests)))
+
+
+def _list_names(trees: Iterable[ast.AST]) -> set[str]:
+    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _list_bound_names(node: ast.stmt) -> set[str]:
+    """The names that a definition or an assignment binds."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return _list_names(targets)
 
 
 def _find_entry_point(row: DatasetRow, code: ast.Module, tests: list[ast.stmt]) -> ast.FunctionDef:

@@ -6,12 +6,12 @@ Needs the extra ``reasoning``.
 
 import functools
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from magrpo.errors import ConfigError, quote_value
-from magrpo.plugins import Plugin
+from magrpo.plugins import Plugin, check_unique
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
@@ -26,7 +26,9 @@ _MAX_SEED = 2**31
 class ReasoningGym(Plugin):
     """Tasks of the package reasoning-gym, in equal shares. ``tags`` hold all that is needed to check an answer."""
 
-    tasks: tuple[str, ...] = Field(("chain_sum", "simple_equations", "number_sorting"), min_length=1)
+    tasks: Annotated[tuple[str, ...], AfterValidator(check_unique)] = Field(
+        ("chain_sum", "simple_equations", "number_sorting"), min_length=1
+    )
     """Names of tasks, as in the gallery of reasoning-gym."""
     num_train: int = Field(300, ge=1)
     """Number of training problems of each task."""

@@ -6,6 +6,7 @@ text; there are no tests.
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -64,7 +65,14 @@ class TextsPlugin(Plugin):
         else:
             held_out = self._read_problems(self.hub_test_split)
             trainable = [problem for content, problem in problems.items() if content not in held_out]
-            splits = {"train": trainable, "test": list(held_out.values())}
+            taken = {problem.task_id for problem in trainable}  # splits may number their texts alike
+            test = [
+                replace(problem, task_id=f"{self.hub_test_split}/{problem.task_id}")
+                if problem.task_id in taken
+                else problem
+                for problem in held_out.values()
+            ]
+            splits = {"train": trainable, "test": test}
         return {"train": splits["train"][: self.num_train], "test": splits["test"][: self.num_test]}
 
     @property
@@ -82,7 +90,8 @@ class TextsPlugin(Plugin):
             row.check_size(self.fields[0], content)
             text, tags = self.split_text(content.replace("\r\n", "\n").strip())
             if self.min_words <= len(text.split()) <= self.max_words:
-                task_id = str(row.values.get("task_id") or f"{self.name}/{derive_seed(text):016x}")
+                given = row.values.get("task_id")
+                task_id = f"{self.name}/{derive_seed(text):016x}" if given in (None, "") else str(given)
                 problems.setdefault(one_line(text), Problem(task_id, text, tags=tags))
             else:
                 num_left_out += 1

@@ -14,8 +14,9 @@ _OTHER_FOLDER = "choose a folder that you may write to, with root=FOLDER or --ro
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Error numbers of disks."""
 _SMALLER = (
-    "magrpo train --dry-run shows what uses the memory; lower rollout.max_new_tokens "
-    "or engine.max_batch, set optim.gradient_checkpointing = true, or end other processes on the GPU"
+    "magrpo train --dry-run shows what uses the memory; lower rollout.max_new_tokens, or engine.max_batch (of "
+    "engine.kind = 'transformers' or 'vllm'), set optim.gradient_checkpointing = true, or end other processes on the "
+    "GPU"
 )
 _REMEDIES = {
     errno.ENOSPC: _OTHER_DISK,

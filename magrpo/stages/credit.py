@@ -39,7 +39,9 @@ class _ValuedNode:
     turns: list[ScoredTurn]
     returns: list[float]
     weight: float
-    """Weight of each completion in the gradient; 1 at a root."""
+    """Weight of the node in the gradient; 1 at a root."""
+    completion_weight: float
+    """Weight of each completion in the gradient, which makes up for lost siblings; 1 at a root."""
     absorbed: list[float]
     """Rewards of the joint actions that ended their episode here; each is earned again at every later turn."""
     value: float
@@ -169,12 +171,10 @@ def credit(
 def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -> tuple[list[Sample], list[bool]]:
     """Compare the returns of the agent's completions within each group of siblings.
 
-    Returns the agent's samples, and for each group whether nothing can be learnt from it: all returns are equal or,
-    without siblings as baseline, all advantages are 0.
+    Returns the agent's samples, and for each group whether nothing can be learnt from it, as all advantages are 0.
     """
     estimator = rules.estimator_of(agent)
     has_critic = ESTIMATORS[estimator].critic != "none"
-    has_baseline = ESTIMATORS[estimator].has_baseline
     samples: list[Sample] = []
     groups_equal: list[bool] = []
     for number, group in enumerate(groups):
@@ -189,7 +189,7 @@ def _credit_agent(agent: str, groups: Sequence[_Siblings], rules: CreditRules) -
         # Without the advantages of episodes that ended earlier, which have no completion here to train.
         for completion, advantage in zip(completions, advantages[: len(completions)], strict=True):
             samples.append(_build_sample(agent, completion, advantage, number))
-        groups_equal.append(max(returns) == min(returns) if has_baseline else not any(advantages))
+        groups_equal.append(not any(advantages))
     return samples, groups_equal
 
 
@@ -225,10 +225,13 @@ class _Forest:
             # than its root: each then stands for several.
             size = max(len({turn.picks[agent] for turn in turns}) for agent in group.actions)
             root_size = root_sizes.setdefault(group.problem.task_id, size)
-            weight = weights[n] * root_size / size if group.path and size else 1.0
+            completion_weight = weights[n] * root_size / size if group.path and size else 1.0
             absorbed = [reward for reward in tree[n].absorbed if reward is not None]
             critic_value = None if bootstrap is None else bootstrap.values[n]
-            nodes.append(_ValuedNode(group, turns, valid_returns, weight, absorbed, critic_value or 0.0))
+            node = _ValuedNode(
+                group, turns, valid_returns, weights[n], completion_weight, absorbed, value=critic_value or 0.0
+            )
+            nodes.append(node)
         return nodes
 
     def _find_values(self, critic: str) -> list[float | None]:
@@ -295,7 +298,7 @@ def _build_sample(agent: str, completion: _Completion, advantage: float, group: 
         advantage=advantage,
         group=group,
         policy_version=action.policy_version,
-        weight=node.weight,
+        weight=node.completion_weight,
         support=action.support,
     )
 
@@ -379,7 +382,9 @@ def prefer_joint_actions(
                     found[i] = len(samples[agent])
                     completion = _Completion(node, actions[i], own_return=value, gain=value)
                     sample = _build_sample(agent, completion, pushes[i], number)
-                    samples[agent].append(replace(sample, counts=node.weight / len(set(picks))))
+                    # The loss of a node is a mean over its pairs, which needs nothing to make up for lost completions.
+                    counts = node.weight / len(set(picks))
+                    samples[agent].append(replace(sample, weight=node.weight, counts=counts))
             positions[agent] = tuple(found[pick] for pick in picks)
         comparisons.append(Comparison(tuple(returns), positions))
     metrics = _reward_metrics(groups, rules)

@@ -15,11 +15,14 @@ from magrpo.config.run import RunConfig
 from magrpo.config.sections import RolloutConfig
 from magrpo.errors import ConfigError, quote_value
 from magrpo.interfaces import Problems
-from magrpo.run.files import split_file
-from magrpo.run.store import write_records
+from magrpo.problems.rows import one_line
+from magrpo.run.files import read_problems, split_file
+from magrpo.run.steps import Step
+from magrpo.run.store import RunStore, write_records
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Splits, Team
 from magrpo.stages.context import Metrics, StageContext
+from magrpo.text import format_count
 from magrpo.types import Problem
 
 if TYPE_CHECKING:
@@ -146,6 +149,24 @@ def draw_spare_problems(
     return random.Random(derive_seed(seed, "spare", iteration)).sample(rest, count)
 
 
+def list_trained_before(config: RunConfig, splits: Splits) -> dict[str, list[str]]:
+    """List the held-out problems that are training problems of the runs the agents start from, by run.
+
+    A run may split its problems otherwise than the run before, for example after an edit of the file.
+    """
+    found: dict[str, list[str]] = {}
+    prepared = Step("prepare", 0).output
+    for start in dict.fromkeys(agent.start_from for agent in config.agents if agent.start_from is not None):
+        stores = (RunStore(folder.parent, folder.name) for folder in start.resolve().parents)
+        store = next((store for store in stores if store.is_committed(prepared)), None)
+        if store is None or store.run_id in found:
+            continue
+        trained = {one_line(problem.prompt) for problem in read_problems(store.stage_folder(prepared))["train"]}
+        held_out = (problem for split, problems in splits.items() if split != "train" for problem in problems)
+        found[store.run_id] = [problem.task_id for problem in held_out if one_line(problem.prompt) in trained]
+    return {run: names for run, names in found.items() if names}
+
+
 def write_problems(context: StageContext) -> Metrics:
     """Write the problems of every split."""
     config = context.config
@@ -154,6 +175,11 @@ def write_problems(context: StageContext) -> Metrics:
         context.console.say(f"warning: {unused}")
     room = Room.of(config, lineup)
     splits = prepare(config.problems, config.rollout.problems_per_iteration, room, config.rollout.leave_out_long)
+    for run, names in list_trained_before(config, splits).items():
+        context.console.say(
+            f"warning: {format_count(len(names), 'held-out problems')}, such as {names[0]}, also held by the training "
+            f"set of run {run}, from which agents start; give both the same problems.* keys and file"
+        )
     for split, problems in splits.items():
         write_records(context.folder / split_file(split), problems)
     return {f"problems/{split}": float(len(problems)) for split, problems in splits.items()}

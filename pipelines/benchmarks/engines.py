@@ -46,7 +46,7 @@ def compare_engines(policy: Policy, requests: Sequence[Request], weights: Mappin
             GENERATE: lambda: sum(_generate(policy, agent, requests) for agent in policy.agents),
         }
         lineup = policy.lineup
-        if obstacle := find_vllm_obstacle(lineup.configs, lineup.model, lineup.device):
+        if obstacle := find_vllm_obstacle(lineup.configs, lineup.model, lineup.lora, lineup.device):
             console.print(f"no row for vllm: {obstacle}", markup=False)
         else:
             with show_activity("starting vLLM"):

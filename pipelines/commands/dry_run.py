@@ -141,8 +141,10 @@ def _describe_engine(config: RunConfig, place: Place, device: torch.device) -> I
     if place.uses_ray:
         yield format_line("place", place.describe())
     yield format_line("engine", f"{chosen}, on {device.type} in {precision}")
-    if isinstance(engine, VllmEngine) and (obstacle := find_vllm_obstacle(config.agents, config.model, device)):
-        yield format_line("", f"{obstacle}: the run would be refused")
+    if isinstance(engine, VllmEngine):
+        obstacle = find_vllm_obstacle(config.agents, config.model, config.lora, device)
+        if obstacle:
+            yield format_line("", f"{obstacle}: the run would be refused")
     if device.type == "cuda" and not torch.cuda.is_available() and not place.is_elsewhere:
         yield format_line("", "PyTorch sees no CUDA device here: the run would be refused")
 
@@ -164,10 +166,10 @@ def _describe_memory(
     sampling = 0.0
     if KV_CACHE in sizes:
         sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, *SAMPLING))
-    where = ""
-    if place.ranks.count:  # ranks do not sample
+    where = " on each rank" if place.ranks.count else ""
+    samples_elsewhere = bool(place.ranks.count or place.samplers.count)
+    if samples_elsewhere:
         sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (*SAMPLING, SECOND_POLICY)}
-        where = " on each rank"
     most = sum_held_at_once(sizes, overlapping=config.train.lag > 0)
     yield format_line("memory", f"about {_format_bytes(most)}{where} at once, without libraries")
     for purpose, size in sizes.items():
@@ -180,7 +182,7 @@ def _describe_memory(
     if isinstance(engine, VllmEngine) and not place.samplers.count:
         on_gpu, on_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
         yield format_entry("", f"vLLM uses in addition: {on_gpu if device.type == 'cuda' else on_cpu}")
-    if place.ranks.count and sampling:
+    if samples_elsewhere and sampling:
         holder = "on each sampler" if place.samplers.count else "in the run's own process"
         yield format_entry(_format_bytes(sampling), f"{holder}: a policy for sampling, and its KV cache")
     tokens = count_micro_batch_tokens(config, longest_prompt)

@@ -54,6 +54,20 @@ def test_a_sentence_takes_the_name_that_its_tests_call() -> None:
     assert problem.test == "def check(candidate):\n    twice = candidate\n    assert abs(twice(2)) == 4\n"
 
 
+@pytest.mark.parametrize(
+    ("test", "signature"),
+    [
+        ("assert gcd2(12, 18) == 6", "def gcd2(a, b):"),
+        ("assert candidate(12, base=2) == 6", "def solve(a, base):"),
+        ("assert now() > 0", "def now():"),
+        ("assert all_of(*range(3))", "def all_of(n):"),
+    ],
+)
+def test_a_sentence_takes_as_many_parameters_as_its_test_passes(test: str, signature: str) -> None:
+    problem = write_problem("Return something.", [test], CODING, OTHERS)
+    assert problem.prompt.startswith(signature)
+
+
 def test_a_sentence_takes_the_name_that_its_examples_call() -> None:
     problem = write_problem("Add one.\n\n>>> add_one(1)\n2\n", [], CODING, OTHERS)
     assert problem.entry_point == "add_one"

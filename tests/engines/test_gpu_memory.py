@@ -133,14 +133,23 @@ def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind"), [("auto", "vllm"), ("bfloat16", "vllm"), ("float32", "transformers"), ("mixed", "transformers")]
+    ("dtype", "rank", "kind"),
+    [
+        ("auto", 512, "vllm"),
+        ("bfloat16", 8, "vllm"),
+        ("bfloat16", 513, "transformers"),
+        ("float32", 8, "transformers"),
+        ("mixed", 8, "transformers"),
+    ],
 )
-def test_auto_takes_vllm_only_where_it_has_the_precision(
-    monkeypatch: pytest.MonkeyPatch, dtype: Literal["auto", "bfloat16", "float32", "mixed"], kind: str
+def test_auto_takes_vllm_only_where_it_has_the_precision_and_the_rank(
+    monkeypatch: pytest.MonkeyPatch, dtype: Literal["auto", "bfloat16", "float32", "mixed"], rank: int, kind: str
 ) -> None:
     monkeypatch.setattr("magrpo.engines.vllm_arguments.find_build_obstacle", lambda device_type: "")
-    agents = [AgentConfig(name="main", model="base")]
-    assert AutoEngine().choose_engine(agents, ModelConfig(dtype=dtype), torch.device("cuda")).kind == kind
+    agents, model, lora = [AgentConfig(name="main", model="base")], ModelConfig(dtype=dtype), LoraConfig(rank=rank)
+    assert AutoEngine().choose_engine(agents, model, lora, torch.device("cuda")).kind == kind
+    whole = [agents[0].model_copy(update={"weights": "full"})]
+    assert AutoEngine().choose_engine(whole, ModelConfig(), lora, torch.device("cuda")).kind == "vllm"
 
 
 def test_mixed_precision_is_refused_before_a_server_starts(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from tests.tiny import EOS, tiny_policy
 
 # Appends every call to a file. Answers one item at a time with its seed, and dies after as many as the file `die-after`
 # says; each server takes one word from it. Where there is a file `hangs`, it says so and never answers. Where there is
-# a file `waits`, the server of the agent `first` waits until that of `second` has sent more than a socket holds.
+# a file `waits`, the server of the agent `first` waits for the file that it names, such as `sent`, which that of
+# `second` makes once it has sent more than a socket holds.
 SERVER = """
 import os, sys, time
 from multiprocessing.connection import Connection
@@ -51,7 +52,8 @@ while True:
         left -= 1
         length = 1
         if (folder / "waits").exists():
-            while item.agent == "first" and not (folder / "sent").exists():
+            awaited = folder / (folder / "waits").read_text()
+            while item.agent == "first" and not awaited.exists():
                 time.sleep(0.01)
             length = 100_000
         tokens = [item.seed] * length + [STOP]
@@ -114,17 +116,38 @@ def test_the_third_death_is_an_error(tmp_path: Path, policy: Policy) -> None:
     assert asked(tmp_path) == [list(range(done, 8)) for done in range(3)]
 
 
-def test_no_server_waits_until_another_is_done(tmp_path: Path, policy: Policy) -> None:
-    (tmp_path / "waits").touch()
-    base = policy.lineup.base("main")
-    agents = [AgentConfig(name=name, role=name, model=base, weights="full") for name in ("first", "second")]
+def ask_two_servers(policy: Policy) -> list[tuple[str, int]]:
+    """Ask an engine with the servers of the agents ``first`` and ``second``; returns agents and first tokens."""
+    names, base = ("first", "second"), policy.lineup.base("main")
+    agents = [AgentConfig(name=name, role=name, model=base, weights="full") for name in names]
     both = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
-    engine = VllmEngine(deadline_s=300).open(EngineHost.of(both))
+    engine = VllmEngine(deadline_s=120).open(EngineHost.of(both))
     try:
-        actions = engine.serve(0, {}).generate([replace(ASKED[0], agent=agent.name) for agent in agents])
+        actions = engine.serve(0, {}).generate([replace(ASKED[0], agent=name) for name in names])
     finally:
         engine.close()
-    assert [(action.agent, action.token_ids[0]) for action in actions] == [("first", 10), ("second", 10)]
+    return [(action.agent, action.token_ids[0]) for action in actions]
+
+
+def test_no_server_waits_until_another_is_done(tmp_path: Path, policy: Policy) -> None:
+    (tmp_path / "waits").write_text("sent")
+    assert ask_two_servers(policy) == [("first", 10), ("second", 10)]
+
+
+def test_a_server_that_is_done_has_no_deadline_while_another_goes_on(
+    tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class MarkedTimer(threading.Timer):
+        """Makes the file that the server ``first`` waits for, once that of ``second`` has sent its answers."""
+
+        def cancel(self) -> None:
+            super().cancel()
+            if (tmp_path / "sent").exists():
+                (tmp_path / "cancelled").touch()
+
+    monkeypatch.setattr(threading, "Timer", MarkedTimer)
+    (tmp_path / "waits").write_text("cancelled")
+    assert ask_two_servers(policy) == [("first", 10), ("second", 10)]
 
 
 def test_a_server_that_hangs_is_killed_and_not_asked_again(

@@ -267,7 +267,9 @@ def test_two_versions_may_be_open_at_once(tmp_path: Path) -> None:
 
 def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
     policy = tiny_policy(tmp_path)
-    assert AutoEngine().choose_engine(policy.lineup.configs, policy.lineup.model, policy.device) == TransformersEngine()
+    lineup = policy.lineup
+    chosen = AutoEngine().choose_engine(lineup.configs, lineup.model, lineup.lora, policy.device)
+    assert chosen == TransformersEngine()
     assert isinstance(AutoEngine().open(EngineHost.of(policy)), LocalEngine)
 
 

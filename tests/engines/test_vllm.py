@@ -154,4 +154,7 @@ def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match=r"vLLM is not installed; pip install 'magrpo\[vllm\]'"):
         VllmEngine().open(EngineHost.of(policy))
     lineup = policy.lineup
-    assert AutoEngine().choose_engine(lineup.configs, lineup.model, torch.device("cuda")).kind == "transformers"
+    assert (
+        AutoEngine().choose_engine(lineup.configs, lineup.model, lineup.lora, torch.device("cuda")).kind
+        == "transformers"
+    )

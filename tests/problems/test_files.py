@@ -327,6 +327,22 @@ def test_what_the_tests_need_of_the_solution_is_shown(tmp_path: Path) -> None:
     names["check"](names["hi"])
 
 
+def test_what_the_setup_and_the_signature_need_of_the_solution_is_shown(tmp_path: Path) -> None:
+    values = mbpp(
+        code="class Node: ...\nTOP = 3\nLOW = 1\ndef clip(x, top=TOP):\n    return max(min(x, top), LOW)",
+        test_setup_code="root = Node()",
+        test_list=["assert clip(7) == 3"],
+    )
+    splits = Mbpp(kind="mbpp", source=jsonl(tmp_path / "m.jsonl", [values, mbpp(1)]), test_frac=0.5).load()
+    problem = next(p for problems in splits.values() for p in problems if p.task_id == "MBPP/0")
+    assert problem.prompt.startswith("class Node:\n    ...\nTOP = 3\n\n\ndef clip(x, top=TOP):")
+    assert "TOP = 3" not in problem.canonical_solution
+    assert "LOW = 1" in problem.canonical_solution
+    names: dict[str, Any] = {}
+    exec(problem.prompt + problem.canonical_solution + problem.test, names)
+    names["check"](names["clip"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

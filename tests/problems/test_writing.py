@@ -81,6 +81,16 @@ def test_a_hub_set_has_splits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {split: len(problems) for split, problems in by_hash.items()} == {"train": 6, "test": 1}
 
 
+def test_splits_of_a_hub_set_may_number_their_texts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {
+        split: [{"abstract_text": f"{LONG} {split} {i}", "task_id": i} for i in range(2)] for split in ("train", "val")
+    }
+    monkeypatch.setattr("datasets.load_dataset", lambda name, config, split: Dataset.from_list(parts[split]))
+    splits = Arxiv(kind="arxiv").load()
+    assert [problem.task_id for problem in splits["train"]] == ["0", "1"]
+    assert [problem.task_id for problem in splits["test"]] == ["val/0", "val/1"]
+
+
 def test_one_file_of_a_hub_set_is_split_by_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"abstract": f"{LONG} {i}"} for i in range(10)])
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, name, repo_type: file)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magrpo.config.sections import AlgoConfig, RolloutConfig
+from magrpo.stages.credit import CreditRules, prefer_joint_actions
 from magrpo.stages.rollout import joint_actions
 from magrpo.types import (
     PENDING,
@@ -181,6 +182,26 @@ def test_every_turn_weighs_the_same_whatever_is_masked(
     for sample in samples["main"]:
         by_turn[sample.prompt_ids[1]] += sample.weight  # the prompt ends with the number of the turn
     assert by_turn[1] == by_turn[2] == sum(reward is not None for reward in root)
+
+
+@pytest.mark.parametrize(("root", "child"), [((1.0, 2.0, None), (1.0, 2.0, 3.0)), ((1.0, 2.0, 3.0), (1.0, None, 3.0))])
+def test_preferences_weigh_every_turn_alike_whatever_is_masked(
+    root: tuple[float | None, ...], child: tuple[float | None, ...]
+) -> None:
+    levels = [group("a", aligned(*root), size=3)]
+    levels += [group("a", aligned(*child), 3, (i,)) for i, reward in enumerate(root) if reward is not None]
+    rules = CreditRules(AlgoConfig(loss="madpo"), {}, FULL.model_copy(update={"group_size": 3}), 2)
+    samples, _, _ = prefer_joint_actions(levels, AGENTS, rules)
+    by_turn = {1: 0.0, 2: 0.0}
+    for sample in samples["main"]:
+        by_turn[sample.prompt_ids[1]] += sample.counts or 0.0
+    assert by_turn == pytest.approx({1: 1.0, 2: 1.0}), "a node is a mean over its pairs, however many there are"
+
+
+def test_returns_that_differ_by_rounding_teach_nothing_once_they_are_divided() -> None:
+    levels = [group("a", aligned(0.1 + 0.2, 0.3))]
+    _, metrics = credit_with(levels, AlgoConfig(normalize="std"), AGENTS)
+    assert metrics["reward/frac_groups_equal"] == 1
 
 
 def test_lost_futures_leave_turns_their_weight() -> None:

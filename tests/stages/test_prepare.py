@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config.agents import AgentConfig
+from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
+from magrpo.run.files import split_file
+from magrpo.run.store import RunStore, write_records
 from magrpo.stages.backend import Team
-from magrpo.stages.prepare import Room, draw_problems, prepare
+from magrpo.stages.prepare import Room, draw_problems, list_trained_before, prepare
 from magrpo.types import Observation, Problem
 from tests.fakes import LengthEnv, PassReward, render
+from tests.pipelines.micro import write_config
 
 
 class Listed:
@@ -57,6 +63,24 @@ class Sized:
 
     def load(self) -> dict[str, list[Problem]]:
         return {split: [Problem(f"of {n}", "x" * n) for n in sizes] for split, sizes in self.sizes.items()}
+
+
+def test_problems_that_agents_were_trained_on_are_found_among_the_held_out_ones(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path))
+    earlier = RunStore.create(config, "earlier")
+
+    def write(folder: Path) -> dict[str, float]:
+        write_records(folder / split_file("train"), [Problem("a", "one  text"), Problem("b", "another")])
+        return {}
+
+    earlier.commit("00000/prepare", "key", write)
+    weights = earlier.path / "agents" / "helper"
+    weights.mkdir(parents=True)
+    agents = tuple(agent.model_copy(update={"start_from": weights}) for agent in config.agents)
+    config = config.model_copy(update={"agents": agents})
+    train, asked, new = Problem("c", "another"), Problem("d", "one text"), Problem("e", "new")
+    assert list_trained_before(config, {"train": [train], "test": [asked, new]}) == {"earlier": ["d"]}
+    assert list_trained_before(config, {"train": [train], "test": [new]}) == {}
 
 
 @pytest.mark.parametrize(

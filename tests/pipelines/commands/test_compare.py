@@ -323,8 +323,10 @@ def test_means_in_a_sentence_are_those_of_the_problems_that_are_compared(root: P
     one, two = load(root, "one"), load(root, "two")
     quantity = "generated_tokens"
     assert one.means, "read with all problems"
-    kept, left_out = two.means[-1]["test/sampled"][quantity]
-    del two.means[-1]["test/sampled"][quantity][left_out]
+    values = two.means[-1]["test/sampled"][quantity]
+    assert isinstance(values, dict)
+    kept, left_out = values
+    del values[left_out]
     compared = compare_means(one, two, "test/sampled", quantity)
     assert compared.pairing == "1 problem, paired"
     assert compared.first_mean == one.means[-1]["test/sampled"][quantity][kept]

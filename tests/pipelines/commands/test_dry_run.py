@@ -20,9 +20,12 @@ from magrpo.planning.sizes import (
     ACTIVATIONS_OF,
     GRADIENTS,
     KV_CACHE,
+    RECORD_BYTES,
     SAMPLING,
     SECOND_POLICY,
+    SUPPORT_BYTES,
     UPDATING,
+    estimate_disk,
     estimate_memory,
     estimate_work,
     read_base_model,
@@ -247,6 +250,26 @@ def test_the_cache_holds_each_prompt_once_where_siblings_share_it(runs: Runs) ->
     assert in_half == of_two_agents / 2 * rows * (50 + 6), "a copy each in half precision"
     on_gpu = config(runs, *sampled, "model.device=cuda")
     assert estimate_memory(on_gpu, 4, 256, 50)[KV_CACHE] == of_two_agents / 2 * rows * (50 + 6), "a copy each"
+    two_turns = config(runs, *sampled, "env.num_turns=2")
+    rows = estimate_work(two_turns).completions // 2  # of an agent in an iteration, which is larger now
+    assert estimate_memory(two_turns, 4, 256, 50)[KV_CACHE] == of_two_agents * rows * (50 + 6), "a history each"
+
+
+def test_samplers_hold_what_the_runs_own_process_does_not(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    place = Place.model_validate({"samplers": {"count": 2}})
+    assert show_plan(config(runs, "engine.kind=transformers"), None, None, place) == 0
+    said = capsys.readouterr().out
+    assert "on each sampler: a policy for sampling, and its KV cache\n" in said
+    assert "KV cache of completions" not in said
+
+
+def test_recorded_support_takes_disk(runs: Runs) -> None:
+    plain, recorded = (
+        estimate_disk(config(runs, "rollout.top_k=20", f"rollout.keep_support={keeps}"), copies=False)
+        for keeps in ("false", "true")
+    )
+    records = "completions, rewards and samples"
+    assert recorded[records] == plain[records] * (RECORD_BYTES + 20 * SUPPORT_BYTES) / RECORD_BYTES
 
 
 def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
