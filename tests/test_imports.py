@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from magrpo.plugins import TABLES, Plugin, import_plugin
 from tests.conftest import CHECKED
 
 ROOT = Path(__file__).parents[1]
@@ -48,13 +46,6 @@ def test_light_modules_and_shipped_configurations_load_no_heavy_library() -> Non
     done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=True, cwd=ROOT)
     configs = [path.stem for path in sorted(ROOT.glob("pipelines/configs/*.toml"))]
     assert done.stdout.splitlines() == ["pipelines.cli", *LIGHT, *configs]
-
-
-@pytest.mark.parametrize(
-    ("table", "kind"), [(table, kind) for table in TABLES.values() for kind in table], ids=lambda value: str(value)[:20]
-)
-def test_every_table_entry_is_a_plugin(table: Mapping[str, str], kind: str) -> None:
-    assert issubclass(import_plugin(table, kind), Plugin)
 
 
 def test_modules_whose_shapes_are_checked_in_tests_exist() -> None:

@@ -94,12 +94,6 @@ def list_tokens(actions: list[Action]) -> Tokens:
     return [(action.agent, action.policy_version, action.token_ids) for action in actions]
 
 
-@pytest.mark.slow
-def test_one_sampler_gives_the_tokens_of_one_process(cluster: Cluster, trained: Trained, expected: Tokens) -> None:
-    with open_samplers(cluster, trained, 1) as one:
-        assert list_tokens(one.serve(3, trained.weights).generate(make_requests())) == expected
-
-
 def test_two_samplers_give_the_tokens_and_errors_of_one_process(
     cluster: Cluster, trained: Trained, expected: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

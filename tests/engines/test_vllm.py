@@ -69,19 +69,6 @@ def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> None:
-    engine = VllmEngine(deadline_s=0.05).open(EngineHost.of(open_policy(tmp_path)))
-    with pytest.raises(EngineError, match=r"server of main was killed at its deadline of 0.05 s.*log: ") as caught:
-        engine.serve(0, {}).generate(ASKED)
-    log = Path(str(caught.value).rpartition("log: ")[2])
-    with pytest.raises(EngineError, match="server of main"):
-        engine.serve(0, {}).generate(ASKED)
-    engine.close()
-    assert "vLLM" in log.read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
 def test_supports_reach_their_tokens_when_requests_are_preempted_and_resumed(tmp_path: Path) -> None:
     """32 requests grow to 4 blocks of 32 tokens each, in a cache of about 32 blocks."""
     policy = open_policy(tmp_path)
