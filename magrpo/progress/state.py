@@ -178,7 +178,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def was_refused(store: RunStore, error: BaseException) -> bool:
-    """Whether ``error`` is a mistake in the configuration, found before the run sampled anything.
+    """Whether ``error`` is a mistake in the configuration, found before the first samples were committed.
 
     False if the run directory cannot be read.
     """

@@ -230,11 +230,10 @@ class RunStore:
         return pointer
 
     def set_aside(self, outputs: Sequence[str]) -> Path:
-        """Move ``outputs`` into a new folder of the run and return it; a kill leaves the earlier ones.
+        """Move ``outputs``, in order of their steps, into a new folder of the run and return it.
 
-        Training may now end at another iteration, if ``train.max_tokens`` decides.
+        A kill leaves the earlier ones. Training may end at another iteration then, if ``train.max_tokens`` decides.
         """
-        (self.path / ENDED).unlink(missing_ok=True)
         parent = self.path / "set-aside"
         parent.mkdir(exist_ok=True)
         taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
@@ -244,6 +243,8 @@ class RunStore:
             source = self.stage_folder(output)
             target = folder / output
             target.parent.mkdir(parents=True, exist_ok=True)
+            if output == outputs[0]:  # not earlier: after a kill, the old end still tells which outputs there are
+                (self.path / ENDED).unlink(missing_ok=True)
             source.rename(target)
             sync_path(source.parent)
             sync_path(target.parent)

@@ -36,7 +36,9 @@ def make_key(config: RunConfig, step: Step, inputs: Sequence[Pointer]) -> str:
         sections["train"].pop("num_iterations", None)
         sections["train"].pop("max_tokens", None)
     changed = {name: section for name, section in sections.items() if section}
-    prompts = [read_prompts(config)] if step.spec.shows_prompts else []
+    # Which problems are left out depends on the length of their prompts.
+    reads_prompts = step.spec.shows_prompts or (step.stage == "prepare" and config.rollout.leave_out_long)
+    prompts = [read_prompts(config)] if reads_prompts else []
     return digest(Path(step.output).name, step.iteration, changed, [pointer["sha"] for pointer in inputs], *prompts)
 
 

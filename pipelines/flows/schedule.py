@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from prefect import flow
@@ -38,8 +39,10 @@ FLOW = "magrpo-scheduled"
 
 def build_schedule(timetable: Timetable) -> Schedule:
     """Convert the timetable to Prefect's schedule. Raises ConfigError if Prefect cannot use its cron expression."""
+    # Around a change of the clocks, Prefect's intervals in a zone would start some runs twice, an hour apart.
+    zone = timetable.timezone if timetable.interval is None else "UTC"
     try:
-        return Schedule(cron=timetable.cron, interval=timetable.interval, timezone=timetable.timezone)
+        return Schedule(cron=timetable.cron, interval=timetable.interval, timezone=zone)
     except ValueError as error:
         raise ConfigError(f"--cron {timetable.cron!r}: {error}") from None
 
@@ -111,12 +114,15 @@ def cancel_waiting_runs(deployments: DeploymentFilter, message: str) -> None:
         "expected_start_time": {"before_": datetime.now(UTC)},
     }
     with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(
+        read_waiting = partial(
+            client.read_flow_runs,
             flow_filter=FlowFilter.model_validate({"name": {"any_": [FLOW]}}),
             deployment_filter=deployments,
             flow_run_filter=FlowRunFilter.model_validate(waiting),
-        ):
-            client.set_flow_run_state(run.id, Cancelled(message=message), force=True)
+        )
+        while runs := read_waiting():  # the server returns 200 at once
+            for run in runs:
+                client.set_flow_run_state(run.id, Cancelled(message=message), force=True)
 
 
 def serve_flow(

@@ -34,5 +34,4 @@ class Timetable:
             raise ConfigError(message) from None
 
     def __str__(self) -> str:
-        when = f'cron "{self.cron}"' if self.cron is not None else f"every {self.interval}"
-        return f"{when} ({self.timezone})"
+        return f"every {self.interval}" if self.cron is None else f'cron "{self.cron}" ({self.timezone})'

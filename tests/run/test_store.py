@@ -16,7 +16,7 @@ from magrpo.config.run import RunConfig, load_config
 from magrpo.errors import ConfigError
 from magrpo.process.environment import shorten_path
 from magrpo.run.manifest import MANIFEST
-from magrpo.run.store import RunStore, read_records, write_records
+from magrpo.run.store import ENDED, RunStore, read_records, write_records
 from magrpo.types import (
     Action,
     Case,
@@ -239,6 +239,27 @@ def test_foreign_folders_among_the_stages_are_left_alone(store: RunStore) -> Non
     assert list(store.stage_metrics()) == [(1, "s", {"x/y": 1.5})]
     (store.path / "set-aside" / "notes").mkdir(parents=True)
     assert store.set_aside(["00001/s"]).name == "1"
+
+
+def test_the_end_of_training_is_forgotten_with_the_first_output_only(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end tells which outputs there are, so a process that is killed in the middle must leave it."""
+
+    def interrupt(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    outputs = ["00001/s", "00002/s"]
+    for output in outputs:
+        store.commit(output, "k", write_text("one"))
+    (store.path / ENDED).write_text("{}")
+    with monkeypatch.context() as killed:
+        killed.setattr("magrpo.run.store.sync_path", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.set_aside(outputs)
+    assert (store.path / ENDED).exists()
+    store.set_aside(outputs[:1])
+    assert not (store.path / ENDED).exists()
 
 
 def test_of_runs_created_at_once_with_one_name_one_wins_with_its_own_configuration(tmp_path: Path) -> None:

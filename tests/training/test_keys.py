@@ -137,6 +137,15 @@ def test_the_texts_of_the_own_environment_are_in_the_keys_of_the_stages_that_pro
     assert noticed == sections
 
 
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_prompts_decide_which_problems_are_left_out(monkeypatch: pytest.MonkeyPatch, leaves_out: bool) -> None:
+    config = load_config(CONFIG, [f"rollout.leave_out_long={str(leaves_out).lower()}"])
+    prepare = next(step for step in steps(config) if step.stage == "prepare")
+    before = make_key(config, prepare, [])
+    monkeypatch.setattr("magrpo.training.keys.read_prompts", lambda config: "longer")
+    assert (make_key(config, prepare, []) != before) == leaves_out
+
+
 def test_every_text_is_in_the_keys_of_an_environment() -> None:
     assert set(ENV_SECTIONS) == set(TABLES["env"]) - {"program"}
     assert set().union(*ENV_SECTIONS.values()) == set(PROMPTS) - {"coding_list", "coding_list_task", "paper"}

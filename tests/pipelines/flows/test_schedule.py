@@ -47,10 +47,12 @@ def test_flags_that_are_no_schedule_are_refused(flags: dict[str, Any], message: 
         build_schedule(Timetable(**flags))
 
 
-@pytest.mark.parametrize("flags", [{"cron": "0 2 * * *"}, {"interval": timedelta(hours=6)}])
-def test_the_deployment_keeps_the_time_zone(flags: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "zone"), [({"cron": "0 2 * * *"}, "Europe/Berlin"), ({"interval": timedelta(days=1)}, "UTC")]
+)
+def test_the_deployment_has_the_time_zone_of_its_cron_expression(flags: dict[str, Any], zone: str) -> None:
     schedule = build_schedule(Timetable(**flags, timezone="Europe/Berlin"))
-    assert DeploymentScheduleCreate.from_schedule(schedule).schedule.timezone == "Europe/Berlin"
+    assert DeploymentScheduleCreate.from_schedule(schedule).schedule.timezone == zone
 
 
 def test_every_field_of_a_deployments_form_is_described() -> None:
