@@ -57,6 +57,8 @@ def build_config(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> 
     ...     "problems": {"kind": "coopcode"},
     ...     "env": {"kind": "coding", "prompt": "bare"},
     ...     "reward": {"kind": "coding"},
+    ...     "sandbox": {"kind": "pool"},
+    ...     "engine": {"kind": "transformers"},
     ... }, ["train.num_iterations=2"])
     """
     return validate_config(RunConfig, _copy_tree(sections), overrides, "build_config")

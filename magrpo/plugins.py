@@ -6,13 +6,13 @@ tables hold dotted paths, so that a heavy library is loaded only if its plug-in 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationInfo, field_validator
 
 from magrpo.errors import list_choices, quote_error, quote_value
 
@@ -86,6 +86,23 @@ class Section(BaseModel):
     """A part of the configuration: immutable; rejects unknown keys and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic would read true as 1."""
+        if isinstance(value, bool):
+            types = set(_list_types(cls.model_fields[str(info.field_name)].annotation))
+            if bool not in types and types & {int, float}:
+                raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
+
+
+def _list_types(annotation: Any) -> Iterator[Any]:
+    """The types in an annotation such as ``int | None``, and those of the values of a Literal."""
+    for inner in get_args(annotation):
+        yield from _list_types(inner if isinstance(inner, type) or get_args(inner) else type(inner))
+    yield annotation
 
 
 SectionT = TypeVar("SectionT", bound=Section)

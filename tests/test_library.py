@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +29,13 @@ def test_every_name_of_the_package_is_one_of_the_library() -> None:
     assert set(magrpo.__all__) <= set(dir(magrpo))
     with pytest.raises(AttributeError, match="has no attribute 'train_runs'"):
         magrpo.train_runs  # noqa: B018
+
+
+def test_the_example_of_build_config_builds_one() -> None:
+    names: dict[str, object] = {"build_config": magrpo.build_config}
+    for example in doctest.DocTestParser().get_examples(magrpo.build_config.__doc__ or ""):
+        exec(example.source, names)
+    assert isinstance(names["config"], magrpo.RunConfig)
 
 
 def test_overrides_leave_the_dictionaries_of_the_caller_alone(config: magrpo.RunConfig) -> None:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from magrpo.config.services import hide_passwords, hide_secrets
+from magrpo.config.services import HIDDEN, hide_passwords, hide_secrets
 from magrpo.errors import MAX_QUOTED, ConfigError, PluginFailed, list_choices, quote_value
 from magrpo.plugins import TABLES, Plugin, Section, SectionT, import_plugin
 from magrpo.text import replace_surrogates
@@ -232,7 +232,10 @@ def _explain_type(error: str, where: str, value: object, section: type[Section] 
     if error == "tuple_type":
         if section is not None:
             return f"must be a list of tables: begin each of them with [[{where}]]"
-        items = quoted if isinstance(value, str) else text
+        items = text
+        if isinstance(value, str):
+            parts = ["URL"] if value == HIDDEN else [part.strip(" '\"") for part in value.strip("[] ").split(",")]
+            items = ", ".join(json.dumps(part, ensure_ascii=False) for part in parts)
         return f"must be a list: write {quote(f'[{items}]')}" if plain else "must be a list"
     if error in ("string_type", "path_type") and plain:
         return f"must be a text: write {quote(quoted)}, with quotes"

@@ -12,6 +12,7 @@ from magrpo.config.agents import AgentConfig
 from magrpo.engines.vllm_arguments import MAX_RANKS
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam
+from magrpo.interfaces import Problems
 from magrpo.model.lineup import read_stop_tokens
 from magrpo.reports.figures import tabulate_quantities
 from magrpo.reports.origin import describe_origin
@@ -25,6 +26,12 @@ CARD = "README.md"
 _FIRST_PORT = 8000
 _SOURCES = {"MAGRPO": "2508.04652", "GRPO": "2402.03300", "IAC": "2601.21972", "MAAC": "2601.21972"}
 """The arXiv number of the paper that a method comes from; cards of other methods cite none."""
+
+
+def _name_problem_file(problems: Problems) -> str:
+    """The name of the local file from which a run reads its problems; empty if it is not one."""
+    source = getattr(problems, "source", None)
+    return Path(source).name if isinstance(source, str) and Path(source).is_file() else ""
 
 
 def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
@@ -66,6 +73,10 @@ def render_model_card(team: TrainedTeam, version: int | None = None) -> str:
         config=config,
         source=_SOURCES.get(config.method),
         dtype=team.dtype,
+        merged=team.merged,
+        # Only float32 gives, by transformers, what the run's own engine gave.
+        may_differ=team.merged or config.model.dtype == "mixed" or team.dtype != "float32",
+        problem_file=_name_problem_file(config.problems),
         iteration=team.iteration,
         parent=describe_start(store),
         run_id=store.run_id,

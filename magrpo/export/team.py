@@ -93,7 +93,10 @@ class TrainedTeam:
         return "full" if self.merged else agent.weights
 
     def portable_config(self) -> RunConfig:
-        """The configuration without folders and services of the training machine, with merged agents as full models."""
+        """The configuration without services and folders of the training machine, except those of problems.
+
+        Merged agents are full models.
+        """
         agents = [
             agent.model_copy(
                 update={"start_from": None, "weights": self.weights_of(agent), "model": name_base(agent.model)}

@@ -1,6 +1,7 @@
 """``magrpo ask``: gives trained agents a problem, and compares their answer with their base models' answer."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -74,6 +75,9 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem:
         if question.tests:
             raise ConfigError("--test needs a problem: PROBLEM, or text on standard input")
         return next(iter(load_asked_problems(asked).values()))
+    override = re.fullmatch(r"(\w+)(\.\w+)+=\S*", text.strip())
+    if override and override[1] in type(asked.config).model_fields:
+        raise ConfigError(f"{text}: a value of the configuration; write --set {text}")
     return write_problem(text, question.tests, asked.config.reward, asked.config.problems)
 
 

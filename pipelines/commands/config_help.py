@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from magrpo.config.agents import AgentConfig
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
+from magrpo.config.services import HIDDEN
 from magrpo.errors import ConfigError, list_choices
 from magrpo.plugins import TABLES, Plugin, import_plugin
 from magrpo.run.config_diff import list_changed_values
@@ -87,6 +88,8 @@ def _format_values(config: RunConfig) -> Iterator[str]:
             for key, entry in table.items():
                 dotted = f"{section}.{index}.{key}" if isinstance(value, list) else f"{section}.{key}"
                 line = f"# {key}: none" if entry is None else f"{key} = {format_value(entry)}"
+                if HIDDEN in line:  # as a value it would be taken for the secret
+                    line = f"# {key}: set, but not shown"
                 remark = f"  # default: {defaults[dotted]}" if dotted in defaults else ""
                 yield line + remark
 

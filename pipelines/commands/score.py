@@ -1,6 +1,7 @@
 """``magrpo score``: scores joint completions from files, one line of the report each, without policies or training."""
 
 import gzip
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -28,6 +29,7 @@ from pipelines.arguments import HomePath, Overrides
 _ROLES = {"coding": ("helper", "main"), "solo": ("solo",)}
 """Roles whose texts a reward of programs needs, by its kind; other kinds need the roles of ``coding``."""
 _CHUNK = 512
+_STREAM = re.compile(r"/dev/(stdout|stderr|fd/\d+)|/proc/\w+/fd/\d+")
 LineT = TypeVar("LineT")
 
 
@@ -127,8 +129,9 @@ def score_files(*overrides: Overrides, problems: HomePath, completions: HomePath
 def _open_report(output: Path) -> Iterator[IO[bytes]]:
     """Open the report, compressed if its name ends with ``.gz``; an earlier report stays until this one is whole."""
     open_file = gzip.open if output.suffix == ".gz" else open
-    if output.exists() and not output.is_file():  # a pipe, such as /dev/stdout
-        with open_file(output, "wb") as file:
+    # Behind /dev/stdout there may be a file that holds more than this report.
+    if _STREAM.fullmatch(str(output.absolute())) or (output.exists() and not output.is_file()):
+        with open_file(output, "ab") as file:
             yield cast(IO[bytes], file)
         return
     target = output.resolve()  # a link stays a link

@@ -103,6 +103,16 @@ def test_shown_values_are_the_configuration(name: str, tmp_path: Path, capsys: p
     assert load_config(file) == load_config(CONFIGS / f"{name}.toml", ["train.seed=7"])
 
 
+def test_a_secret_is_shown_as_no_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that begins with what is shown would otherwise send its notices nowhere."""
+    secrets = ['notify.urls=["mailto://me:secret@example.org"]', "tracking.uri=postgresql://me:secret@host/db"]
+    assert cli.main(["config", "show", "embedded", *secrets]) == 0
+    shown = capsys.readouterr().out
+    assert "# urls: set, but not shown\n" in shown
+    assert "# uri: set, but not shown\n" in shown
+    assert "secret@" not in shown
+
+
 def test_keys_that_are_no_bare_keys_are_shown_quoted() -> None:
     models = {"gpt-4.1": "helper", "openai/gpt-4o": "main", "plain": "main"}
     assert tomllib.loads(f"models = {format_value(models)}")["models"] == models

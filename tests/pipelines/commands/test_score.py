@@ -151,6 +151,18 @@ def test_parquet_is_scored_like_its_json_lines(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out.jsonl").read_text())["status"] == "pass"
 
 
+def test_a_report_to_a_stream_is_appended_to_what_the_stream_holds(tmp_path: Path) -> None:
+    """As ``--output /dev/stdout >> all.jsonl`` does."""
+    arguments = write_inputs(tmp_path, {}, {})
+    with (tmp_path / "all.jsonl").open("ab") as file:
+        file.write(b'{"status": "old"}\n')
+        file.flush()
+        arguments[arguments.index("--output") + 1] = f"/dev/fd/{file.fileno()}"
+        assert main(["score", *arguments]) == 0
+    lines = (tmp_path / "all.jsonl").read_text().splitlines()
+    assert [json.loads(line)["status"] for line in lines] == ["old", "pass"]
+
+
 def test_a_test_that_cannot_be_run_is_not_the_sandboxs_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
