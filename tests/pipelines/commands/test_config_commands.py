@@ -108,8 +108,8 @@ def test_a_secret_is_shown_as_no_value(tmp_path: Path, capsys: pytest.CaptureFix
     secrets = ['notify.urls=["mailto://me:secret@example.org"]', "tracking.uri=postgresql://me:secret@host/db"]
     assert cli.main(["config", "show", "embedded", *secrets]) == 0
     shown = capsys.readouterr().out
-    assert "# urls: set, but not shown\n" in shown
-    assert "# uri: set, but not shown\n" in shown
+    assert "\n# urls: set, but not shown  #" in shown
+    assert "\n# uri: set, but not shown  #" in shown
     assert "secret@" not in shown
 
 
