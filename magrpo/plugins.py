@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationInfo, field_validator
 
@@ -91,18 +92,27 @@ class Section(BaseModel):
     @classmethod
     def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Pydantic would read true as 1."""
-        if isinstance(value, bool):
-            types = set(_list_types(cls.model_fields[str(info.field_name)].annotation))
-            if bool not in types and types & {int, float}:
-                raise ValueError(f"must be a number, not {str(value).lower()}")
+        types = list(_list_types(cls.model_fields[str(info.field_name)].annotation))
+        items = [value]
+        if isinstance(value, list | tuple | dict):
+            items = list(value.values() if isinstance(value, dict) else value)
+            types = [inner for outer in types for arg in get_args(outer) for inner in _list_types(arg)]
+        if bool not in types and {int, float} & set(types):
+            for item in items:
+                if isinstance(item, bool):
+                    raise ValueError(f"must be a number, not {str(item).lower()}")
         return value
 
 
 def _list_types(annotation: Any) -> Iterator[Any]:
-    """The types in an annotation such as ``int | None``, and those of the values of a Literal."""
-    for inner in get_args(annotation):
-        yield from _list_types(inner if isinstance(inner, type) or get_args(inner) else type(inner))
-    yield annotation
+    """The types that an annotation such as ``Literal[2] | list[int] | None`` allows: int, list[int] and None."""
+    if get_origin(annotation) is Literal:
+        yield from map(type, get_args(annotation))
+    elif get_origin(annotation) in (Union, UnionType, Annotated):
+        for inner in get_args(annotation):
+            yield from _list_types(inner)
+    else:
+        yield annotation
 
 
 SectionT = TypeVar("SectionT", bound=Section)

@@ -184,11 +184,12 @@ def _name_arguments(text: str, name: str, tests: Sequence[ast.stmt]) -> str:
     nodes = [node for test in tests for node in ast.walk(test)]
     names = {name, "candidate"}
     calls = (node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names)
-    call = next(calls, None)
+    call = max(calls, key=lambda call: len(call.args) + len(call.keywords), default=None)
     if call is not None and not any(isinstance(value, ast.Starred) for value in call.args):
         keywords = [keyword.arg for keyword in call.keywords if keyword.arg]
         if keywords or len(call.args) != 1:
-            return ", ".join([*ascii_lowercase[: len(call.args)], *keywords])
+            letters = [letter for letter in ascii_lowercase if letter not in keywords]
+            return ", ".join([*letters[: len(call.args)], *keywords])
     found = (name for name, words in _ARGUMENTS if re.search(rf"\b(?:{words})\b", text, re.IGNORECASE))
     return next(found, "n")
 

@@ -137,7 +137,8 @@ class Study:
         for run in runs:
             store, known = self.find_store(run.run_id), table.get(run.run_id)
             if is_finished(store):
-                _check_rate(store, run)
+                if not run.is_pilot:
+                    _check_rate(store, run)
                 found.append(read_studied_run(store, run))
             elif known is not None and known.rate == run.rate and not store.exists():
                 found.append(known)

@@ -42,13 +42,14 @@ class Mbpp(FileProblems):
         tested = _list_names([*tests, *row.parse_python("test_setup_code", setup).body])
         needed = _list_names([entry.args, *entry.decorator_list, *filter(None, [entry.returns])])
         above = below = ""
-        for node in code.body:
+        for node in reversed(code.body):  # a definition that goes above takes those that it needs along
             tested_class = isinstance(node, ast.ClassDef) and node.name in tested
             is_needed = node.lineno < entry.lineno and bool(_list_bound_names(node) & needed)
             if tested_class or is_needed or isinstance(node, ast.Import | ast.ImportFrom):
-                above += f"{ast.unparse(node)}\n"
+                above = f"{ast.unparse(node)}\n{above}"
+                needed |= _list_names([node])
             elif node is not entry:
-                below += f"\n\n{ast.unparse(node)}\n"
+                below = f"\n\n{ast.unparse(node)}\n{below}"
         docstring = format_docstring(row.read_text("prompt", "text"))
         imports = [*row.read_texts("test_imports"), *setup.splitlines()]
         check = "\n".join([f"{entry.name} = candidate", *map(ast.unparse, tests)])
@@ -92,8 +93,9 @@ def _list_bound_names(node: ast.stmt) -> set[str]:
     """The names that a definition or an assignment binds."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return _list_names(targets)
+    if isinstance(node, ast.Assign):
+        return _list_names(node.targets)
+    return _list_names([node.target]) if isinstance(node, ast.AnnAssign | ast.AugAssign) else set()
 
 
 def _find_entry_point(row: DatasetRow, code: ast.Module, tests: list[ast.stmt]) -> ast.FunctionDef:

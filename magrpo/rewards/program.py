@@ -195,20 +195,21 @@ def _parse_statements(text: str) -> list[tuple[ast.stmt, str]]:
 def _find_blocks(text: str) -> list[str]:
     """The fenced Python blocks of a text; the last one may lack its end.
 
-    A fence ends a block unless it is indented by four columns more than the block's first one, as in CommonMark
-    (https://spec.commonmark.org/0.31.2/#fenced-code-blocks): a docstring of the block may hold fences.
+    A fence that is indented by four columns more than the block's first one neither ends nor begins a block, as in
+    CommonMark (https://spec.commonmark.org/0.31.2/#fenced-code-blocks): a docstring of the block may hold fences. Any
+    other fence with a language begins a block, also if the end of the last one is missing.
     """
     blocks: list[tuple[str, list[str]]] = []
     opened: int | None = None  # the indentation of the fence of the current block
     for line in text.split("\n"):
         start = line.lstrip(" \t")
-        indentation = len(line) - len(start)
-        is_fence = start.startswith(_FENCE)
-        if is_fence and opened is None:
+        indentation = len(line[: len(line) - len(start)].expandtabs(4))
+        is_fence = start.startswith(_FENCE) and (opened is None or indentation < opened + 4)
+        language = re.split(r"\W", start.removeprefix(_FENCE).lstrip(" \t"), maxsplit=1)[0]
+        if is_fence and (opened is None or language):
             opened = indentation
-            language = re.split(r"\W", start.removeprefix(_FENCE).lstrip(" \t"), maxsplit=1)[0]
             blocks.append((language.lower(), []))
-        elif is_fence and opened is not None and indentation < opened + 4:
+        elif is_fence:
             opened = None
         elif opened is not None:
             blocks[-1][1].append(line)

@@ -232,7 +232,8 @@ class RunStore:
     def set_aside(self, outputs: Sequence[str]) -> Path:
         """Move ``outputs``, in order of their steps, into a new folder of the run and return it.
 
-        A kill leaves the earlier ones. Training may end at another iteration then, if ``train.max_tokens`` decides.
+        After a kill in between, the earlier ones are where they were. Training may end at another iteration afterwards,
+        if ``train.max_tokens`` decides.
         """
         parent = self.path / "set-aside"
         parent.mkdir(exist_ok=True)

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magrpo.checks.envs import observe_problem
@@ -16,9 +17,10 @@ from magrpo.config.sections import RolloutConfig
 from magrpo.errors import ConfigError, quote_value
 from magrpo.interfaces import Problems
 from magrpo.problems.rows import one_line
-from magrpo.run.files import read_problems, split_file
+from magrpo.process.environment import shorten_path
+from magrpo.run.files import split_file
 from magrpo.run.steps import Step
-from magrpo.run.store import RunStore, write_records
+from magrpo.run.store import RunStore, read_records, write_records
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Splits, Team
 from magrpo.stages.context import Metrics, StageContext
@@ -150,21 +152,28 @@ def draw_spare_problems(
 
 
 def list_trained_before(config: RunConfig, splits: Splits) -> dict[str, list[str]]:
-    """List the held-out problems that are training problems of the runs the agents start from, by run.
+    """List the held-out problems that are training problems of the runs whose folders hold the agents' start weights.
 
-    A run may split its problems otherwise than the run before, for example after an edit of the file.
+    They are listed by the path of the run. A run may split its problems otherwise than the run before, for example
+    after an edit of the file.
     """
-    found: dict[str, list[str]] = {}
     prepared = Step("prepare", 0).output
-    for start in dict.fromkeys(agent.start_from for agent in config.agents if agent.start_from is not None):
+    folders: dict[Path, None] = {}
+    for start in (agent.start_from for agent in config.agents if agent.start_from is not None):
         stores = (RunStore(folder.parent, folder.name) for folder in start.resolve().parents)
-        store = next((store for store in stores if store.is_committed(prepared)), None)
-        if store is None or store.run_id in found:
+        if store := next((store for store in stores if store.is_committed(prepared)), None):
+            folders[store.path] = None
+    found: dict[str, list[str]] = {}
+    for path in folders:
+        file = RunStore(path.parent, path.name).stage_folder(prepared) / split_file("train")
+        try:
+            trained = {one_line(problem.prompt) for problem in read_records(file, Problem)}
+        except ConfigError:  # a damaged file, which nothing but a warning depends on
             continue
-        trained = {one_line(problem.prompt) for problem in read_problems(store.stage_folder(prepared))["train"]}
         held_out = (problem for split, problems in splits.items() if split != "train" for problem in problems)
-        found[store.run_id] = [problem.task_id for problem in held_out if one_line(problem.prompt) in trained]
-    return {run: names for run, names in found.items() if names}
+        if names := [problem.task_id for problem in held_out if one_line(problem.prompt) in trained]:
+            found[shorten_path(path)] = names
+    return found
 
 
 def write_problems(context: StageContext) -> Metrics:
@@ -177,8 +186,9 @@ def write_problems(context: StageContext) -> Metrics:
     splits = prepare(config.problems, config.rollout.problems_per_iteration, room, config.rollout.leave_out_long)
     for run, names in list_trained_before(config, splits).items():
         context.console.say(
-            f"warning: {format_count(len(names), 'held-out problems')}, such as {names[0]}, also held by the training "
-            f"set of run {run}, from which agents start; give both the same problems.* keys and file"
+            f"warning: the training set of {run}, from which agents start, also holds "
+            f"{format_count(len(names), 'held-out problems')} of this run, such as {names[0]}; give both runs the same "
+            "problems.* keys and file"
         )
     for split, problems in splits.items():
         write_records(context.folder / split_file(split), problems)

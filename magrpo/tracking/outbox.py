@@ -54,7 +54,7 @@ class Sink(Protocol):
         """Find or create the run at the destination; returns its id there. May be called again."""
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Store records of one kind, or raise :class:`RecordRefused`; storing them twice changes nothing."""
+        """Store records of one kind, or raise :class:`RecordRefused`; twice leaves what once does."""
 
 
 # ---------------------------------------------------------------------------------------------------------- the files

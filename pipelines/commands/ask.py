@@ -77,7 +77,7 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem:
         return next(iter(load_asked_problems(asked).values()))
     override = re.fullmatch(r"(\w+)(\.\w+)+=\S*", text.strip())
     if override and override[1] in type(asked.config).model_fields:
-        raise ConfigError(f"{text}: a value of the configuration; write --set {text}")
+        raise ConfigError(f"{override[0]} is a value of the configuration: write --set {override[0]}")
     return write_problem(text, question.tests, asked.config.reward, asked.config.problems)
 
 

@@ -17,7 +17,6 @@ from pydantic.fields import FieldInfo
 from magrpo.config.agents import AgentConfig
 from magrpo.config.place import Place
 from magrpo.config.run import RunConfig, load_config
-from magrpo.config.services import HIDDEN
 from magrpo.errors import ConfigError, list_choices
 from magrpo.plugins import TABLES, Plugin, import_plugin
 from magrpo.run.config_diff import list_changed_values
@@ -78,17 +77,18 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
 def _format_values(config: RunConfig) -> Iterator[str]:
     """Format the whole configuration as TOML, marking values that differ from their default; secrets are hidden."""
     defaults = {key: default for key, _, default in list_changed_values(config) if default is not None}
-    sections = json.loads(config.resolved())
+    sections, with_secrets = json.loads(config.resolved()), json.loads(config.resolved(secrets=True))
     yield from (f"{key} = {format_value(value)}" for key, value in sections.items() if isinstance(value, str))
     for section, value in sections.items():
         if section == "baselines" or isinstance(value, str):
             continue
-        for index, table in enumerate(value if isinstance(value, list) else [value]):
+        tables, whole = ([found] if isinstance(found, dict) else found for found in (value, with_secrets[section]))
+        for index, table in enumerate(tables):
             yield f"\n[[{section}]]" if isinstance(value, list) else f"\n[{section}]"
             for key, entry in table.items():
                 dotted = f"{section}.{index}.{key}" if isinstance(value, list) else f"{section}.{key}"
                 line = f"# {key}: none" if entry is None else f"{key} = {format_value(entry)}"
-                if HIDDEN in line:  # as a value it would be taken for the secret
+                if entry != whole[index][key]:  # what is shown for a secret would be taken for it
                     line = f"# {key}: set, but not shown"
                 remark = f"  # default: {defaults[dotted]}" if dotted in defaults else ""
                 yield line + remark

@@ -147,7 +147,7 @@ def check_servers(root: Path) -> Iterator[CheckResult]:
     if os.environ.get("MLFLOW_TRACKING_URI"):
         remedy += "start it and run magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
     else:
-        remedy += "restore or move the file away, then run magrpo sync RUN"
+        remedy += "restore the file, or move it away, then run magrpo sync RUN"
     try:
         if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
             known += " (created by the first run)"

@@ -7,7 +7,7 @@ from functools import partial
 from rich.console import Console
 
 from magrpo.config.place import Place
-from magrpo.experiments.study import Study, check_study_place, fix_study
+from magrpo.experiments.study import FIXED, Study, check_study_place, fix_study
 from magrpo.experiments.study_runs import run_study
 from magrpo.process.environment import find_command, shorten_path
 from magrpo.process.signals import find_interrupt
@@ -68,6 +68,8 @@ def start_study(study: Study, place: Place | None, workers: int, *, local: bool)
 
 def _check_study(study: Study, place: Place | None, *, for_plan: bool = False) -> None:
     """Check the tracking of every arm, and models, problems and the place of the arms with runs left."""
+    if (study.folder / FIXED).exists():
+        fix_study(study)  # names an edit, which the checks below would take for another fault
     for run in study.list_samples():
         config = study.configure_run(run)
         check_tracking(config.tracking, config.root)

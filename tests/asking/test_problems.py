@@ -59,6 +59,8 @@ def test_a_sentence_takes_the_name_that_its_tests_call() -> None:
     [
         ("assert gcd2(12, 18) == 6", "def gcd2(a, b):"),
         ("assert candidate(12, base=2) == 6", "def solve(a, base):"),
+        ("assert power(5, a=2) == 25", "def power(b, a):"),
+        ("assert log(8) == log(8, 2)", "def log(a, b):"),
         ("assert now() > 0", "def now():"),
         ("assert all_of(*range(3))", "def all_of(n):"),
     ],

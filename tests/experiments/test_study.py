@@ -110,6 +110,8 @@ def test_another_reward_needs_an_outcome_that_it_shares(tmp_path: Path) -> None:
     [
         ("seeds = [7, 8]", "seeds = [7, 2]", "pilots.seeds: 2 are reported seeds; a learning rate must be chosen on"),
         ("seeds = [0, 1, 2]", "seeds = [0, 0]", "seeds: must be different numbers"),
+        ("seeds = [0, 1, 2]", "seeds = [true, 2]", "seeds: must be a number, not true"),
+        ("seeds = [0, 1, 2]", "seeds = true", "seeds: must be a list: write .true."),
         ('name = "loo"', 'name = "plain"', "arms: names must differ, got plain, plain"),
         ("algo.estimator=marloo", "optim.lr=1", "arm 'loo': optim.lr cannot be set; the pilots choose it"),
         ("algo.estimator=marloo", "train.seed=1", "arm 'loo': train.seed cannot be set; it follows from seeds"),
@@ -552,6 +554,17 @@ def test_a_finished_study_needs_neither_models_nor_problems(
     assert main(["study", str(study.path), "--dry-run"]) == 0
     assert main(["study", str(study.path), "--local"]) == 0
     assert len(checked) == 2, "nothing is left to run"
+
+
+def test_an_edit_of_a_finished_study_is_named_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = "rates = [1e-2, 2e-2]"
+    study = load(write_study(tmp_path, (rates, "rates = [1e-2]")))
+    fix_study(study)
+    run_study(study, Runner(), QUIET)
+    path = write_study(tmp_path, (rates, "rates = [2e-2]"))
+    for flag in ("--local", "--dry-run"):
+        assert main(["study", str(path), flag]) == 2
+        assert "was fixed on" in capsys.readouterr().err
 
 
 def test_reported_runs_must_have_the_rate_that_the_pilots_choose(tmp_path: Path) -> None:

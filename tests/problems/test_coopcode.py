@@ -265,12 +265,12 @@ def test_levels_can_be_chosen() -> None:
     assert {problem.tags["level"] for problems in splits.values() for problem in problems} == {"2"}
 
 
-@pytest.mark.slow
 def test_a_level_is_named_once() -> None:
     with pytest.raises(ValueError, match="'1' is named more than once"):
         CoopCode(kind="coopcode", levels=("1", "2", "1"))
 
 
+@pytest.mark.slow
 def test_too_many_problems_are_refused_with_the_number_there_is() -> None:
     with pytest.raises(
         ValueError, match=r"problems\.num_ood: there are \d+ problems of level 1 .* lower problems\.num_ood"

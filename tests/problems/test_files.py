@@ -329,14 +329,16 @@ def test_what_the_tests_need_of_the_solution_is_shown(tmp_path: Path) -> None:
 
 def test_what_the_setup_and_the_signature_need_of_the_solution_is_shown(tmp_path: Path) -> None:
     values = mbpp(
-        code="class Node: ...\nTOP = 3\nLOW = 1\ndef clip(x, top=TOP):\n    return max(min(x, top), LOW)",
+        code="class Base: ...\nclass Node(Base): ...\nTOP = 2\nTOP += 1\nLOW = 1\n"
+        "def clip(x, top=TOP):\n    return max(min(x, top), LOW)",
         test_setup_code="root = Node()",
         test_list=["assert clip(7) == 3"],
     )
     splits = Mbpp(kind="mbpp", source=jsonl(tmp_path / "m.jsonl", [values, mbpp(1)]), test_frac=0.5).load()
     problem = next(p for problems in splits.values() for p in problems if p.task_id == "MBPP/0")
-    assert problem.prompt.startswith("class Node:\n    ...\nTOP = 3\n\n\ndef clip(x, top=TOP):")
-    assert "TOP = 3" not in problem.canonical_solution
+    above = "class Base:\n    ...\nclass Node(Base):\n    ...\nTOP = 2\nTOP += 1\n\n\n"
+    assert problem.prompt.startswith(f"{above}def clip(x, top=TOP):")
+    assert "TOP" not in problem.canonical_solution.replace("top", "")
     assert "LOW = 1" in problem.canonical_solution
     names: dict[str, Any] = {}
     exec(problem.prompt + problem.canonical_solution + problem.test, names)

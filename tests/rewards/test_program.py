@@ -110,8 +110,16 @@ def test_a_docstring_may_hold_a_fence() -> None:
 def test_a_docstring_in_a_block_may_hold_a_fence() -> None:
     code = 'def f(x):\n    """Use:\n\n    ```\n    f(1)\n    ```\n    """\n    return x'
     assert source(f"Here:\n```python\n{code}\n```\nDone.") == code
+    tabbed = code.replace("    ", "\t")
+    assert source(f"Here:\n```python\n{tabbed}\n```\nDone.") == tabbed
     block = code.replace("\n", "\n   ")
     assert source(f"1. In a list:\n   ```python\n   {block}\n   ```\n") == code
+
+
+def test_a_block_may_begin_where_the_end_of_the_last_one_was_indented_too_far() -> None:
+    text = "```python\ndef g(x):\n    return x\n    ```\nSecond:\n```python\ndef f(x):\n    return g(x)\n```"
+    assert "def f(x):\n    return g(x)" in source(text)
+    assert "def g(x):\n    return x" in source(text)
 
 
 def test_other_names_of_an_import_stay() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from magrpo.config.agents import AgentConfig
 from magrpo.config.run import load_config
 from magrpo.errors import ConfigError
+from magrpo.process.environment import shorten_path
 from magrpo.run.files import split_file
 from magrpo.run.store import RunStore, write_records
 from magrpo.stages.backend import Team
@@ -79,8 +80,10 @@ def test_problems_that_agents_were_trained_on_are_found_among_the_held_out_ones(
     agents = tuple(agent.model_copy(update={"start_from": weights}) for agent in config.agents)
     config = config.model_copy(update={"agents": agents})
     train, asked, new = Problem("c", "another"), Problem("d", "one text"), Problem("e", "new")
-    assert list_trained_before(config, {"train": [train], "test": [asked, new]}) == {"earlier": ["d"]}
+    assert list_trained_before(config, {"train": [train], "test": [asked, new]}) == {shorten_path(earlier.path): ["d"]}
     assert list_trained_before(config, {"train": [train], "test": [new]}) == {}
+    (earlier.stage_folder("00000/prepare") / split_file("train")).write_bytes(b"damaged")
+    assert list_trained_before(config, {"train": [train], "test": [asked, new]}) == {}
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_mistakes_are_one_line(
         ("--problem", "nowhere"): "no problem 'nowhere'; similar ids: ",
         ("--test", "assert f(1)"): "--test needs a problem: PROBLEM, or text on standard input",
         ("x", "--checkpoint", "9"): "run run has no weights of checkpoint 9; choose one of 0 to 1",
-        ("rollout.temperature=1",): "rollout.temperature=1: a value of the configuration; write --set rollout.temp",
+        ("rollout.temperature=1",): "rollout.temperature=1 is a value of the configuration: write --set rollout.temp",
         ("x", "--set", "rollout.temperatur=1"): "rollout.temperatur: unknown key; did you mean 'temperature'",
     }
     for arguments, message in mistakes.items():

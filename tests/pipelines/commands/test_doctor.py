@@ -86,7 +86,7 @@ def test_a_database_that_is_none_is_named_with_a_remedy(tmp_path: Path, monkeypa
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "mlflow.db").write_text("no database " * 100)
     *_, mlflow = doctor.check_servers(tmp_path)
-    assert (mlflow.verdict, "move the file away" in mlflow.remedy) == ("note", True)
+    assert (mlflow.verdict, "move it away" in mlflow.remedy) == ("note", True)
     assert "unset" not in mlflow.remedy
 
 
