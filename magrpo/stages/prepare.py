@@ -159,7 +159,8 @@ def list_trained_before(config: RunConfig, splits: Splits) -> dict[str, list[str
     """
     prepared = Step("prepare", 0).output
     folders: dict[Path, None] = {}
-    for start in (agent.start_from for agent in config.agents if agent.start_from is not None):
+    agents = [*config.agents, *(agent for row in config.baselines.rows for agent in row.agents)]
+    for start in (agent.start_from for agent in agents if agent.start_from is not None):
         stores = (RunStore(folder.parent, folder.name) for folder in start.resolve().parents)
         if store := next((store for store in stores if store.is_committed(prepared)), None):
             folders[store.path] = None
