@@ -92,15 +92,16 @@ class Section(BaseModel):
     @classmethod
     def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Pydantic would read true as 1."""
-        types = list(_list_types(cls.model_fields[str(info.field_name)].annotation))
-        items = [value]
-        if isinstance(value, list | tuple | dict):
-            items = list(value.values() if isinstance(value, dict) else value)
-            types = [inner for outer in types for arg in get_args(outer) for inner in _list_types(arg)]
-        if bool not in types and {int, float} & set(types):
-            for item in items:
-                if isinstance(item, bool):
-                    raise ValueError(f"must be a number, not {str(item).lower()}")
+        is_collection = isinstance(value, list | tuple | dict)
+        items = (value.values() if isinstance(value, dict) else value) if is_collection else [value]
+        found = next((item for item in items if isinstance(item, bool)), None)
+        if found is None:
+            return value
+        types = set(_list_types(cls.model_fields[str(info.field_name)].annotation))
+        if is_collection:
+            types = {inner for outer in types for arg in get_args(outer) for inner in _list_types(arg)}
+        if bool not in types and types & {int, float}:
+            raise ValueError(f"must be a number, not {str(found).lower()}")
         return value
 
 

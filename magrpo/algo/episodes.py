@@ -49,13 +49,11 @@ def credit_episodes(
     all_equal: list[bool] = []
     for agent, estimator in estimators.items():
         by_problem = [list(_list_valid(group, agent)) for group in groups]
-        samples[agent] = _credit_agent(by_problem, estimator, normalize, siblings)
+        samples[agent], groups_equal = _credit_agent(by_problem, estimator, normalize, siblings)
         valid = [episode for episodes in by_problem for episode in episodes]
-        values = [[episode.value for episode in episodes] for episodes in by_problem if episodes]
-        equal = [not any(group_advantages(of_problem, estimator, normalize)) for of_problem in values]
-        all_equal += equal
+        all_equal += groups_equal
         metrics |= {
-            f"credit/{agent}/frac_groups_equal": mean_or_zero(equal),
+            f"credit/{agent}/frac_groups_equal": mean_or_zero(groups_equal),
             f"credit/{agent}/advantage_std": pstdev([sample.advantage for sample in samples[agent]] or [0.0]),
             f"credit/{agent}/calls": mean_or_zero([len(episode.calls) for episode in valid]),
             f"credit/{agent}/acting_frac": mean_or_zero([bool(episode.calls) for episode in valid]),
@@ -73,13 +71,17 @@ def _list_valid(group: RolloutGroup[ScoredTurn], agent: str) -> Iterator[_Acted]
 
 def _credit_agent(
     by_problem: Sequence[Sequence[_Acted]], estimator: EstimatorName, normalize: Normalize, siblings: Siblings
-) -> list[Sample]:
+) -> tuple[list[Sample], list[bool]]:
+    """The agent's samples, and for each problem with a valid episode whether all advantages of its episodes are 0."""
     num_valid = sum(map(len, by_problem))
     num_acting = sum(bool(episode.calls) for episodes in by_problem for episode in episodes)
     samples: list[Sample] = []
+    groups_equal: list[bool] = []
     num_groups = 0
     for episodes in by_problem:
         advantages = group_advantages([episode.value for episode in episodes], estimator, normalize)
+        if episodes:
+            groups_equal.append(not any(advantages))
         most_calls = max((len(episode.calls) for episode in episodes), default=0)
         for turn in range(most_calls):
             acted = [index for index, episode in enumerate(episodes) if len(episode.calls) > turn]
@@ -96,7 +98,7 @@ def _credit_agent(
                 num_groups += 1
         if siblings == "agent":
             num_groups += 1
-    return samples
+    return samples, groups_equal
 
 
 def _build_sample(acted: _Acted, turn: int, advantage: float, group: int, counts: float) -> Sample:

@@ -158,15 +158,15 @@ def list_trained_before(config: RunConfig, splits: Splits) -> dict[str, list[str
     after an edit of the file.
     """
     prepared = Step("prepare", 0).output
-    folders: dict[Path, None] = {}
+    stores: dict[Path, RunStore] = {}
     agents = [*config.agents, *(agent for row in config.baselines.rows for agent in row.agents)]
     for start in (agent.start_from for agent in agents if agent.start_from is not None):
-        stores = (RunStore(folder.parent, folder.name) for folder in start.resolve().parents)
-        if store := next((store for store in stores if store.is_committed(prepared)), None):
-            folders[store.path] = None
+        above = (RunStore(folder.parent, folder.name) for folder in start.resolve().parents)
+        if store := next((store for store in above if store.is_committed(prepared)), None):
+            stores[store.path] = store
     found: dict[str, list[str]] = {}
-    for path in folders:
-        file = RunStore(path.parent, path.name).stage_folder(prepared) / split_file("train")
+    for path, store in stores.items():
+        file = store.stage_folder(prepared) / split_file("train")
         try:
             trained = {one_line(problem.prompt) for problem in read_records(file, Problem)}
         except ConfigError:  # a damaged file, which nothing but a warning depends on
